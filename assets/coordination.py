@@ -199,9 +199,8 @@ class Watcher:
             shown = metadata.of_stage(self._stages, stage.uid)
             self._context.log_event(dg.AssetObservation(key(self._pipeline, stage.uid), metadata=shown))
         assert self._stages.newest is not None, "there is something to observe"
-        lag = backlog.lag(self._pipeline, self._settings, self._stages.newest.checkpoint)
-        for name, waiting in lag.items():
-            shown = metadata.of_source_read(self._stages, name, waiting)
+        for name, observed in backlog.observed(self._pipeline, self._settings, self._stages.newest.checkpoint).items():
+            shown = metadata.of_source_read(self._stages, name, observed)
             self._context.log_event(dg.AssetObservation(key(self._pipeline, name), metadata=shown))
         self._stages, self._stages_at = Tally(), time.monotonic()
 

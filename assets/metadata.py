@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from assets.names import input_name, key
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
@@ -27,10 +27,10 @@ from state_ops.storage.storage import Storage
 # -- when the definitions load; nothing is read
 
 
-def of_source(source: FileSource, resolved: str) -> dict[str, Any]:
+def of_source(source: Source, resolved: str) -> dict[str, Any]:
     """What a source's definition says."""
     return {
-        "files": dg.MetadataValue.path(resolved),
+        **({"files": dg.MetadataValue.path(resolved)} if isinstance(source, FileSource) else {}),
         "event time": source.event_time or "none: no watermark",
         "dagster/uri": resolved,
     }
@@ -175,15 +175,15 @@ def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
     return _table(("stage", *titles, "state bytes"), lines)
 
 
-def of_source_read(tally: Tally, name: str, waiting: int) -> dict[str, Any]:
-    """An observation of a source: how far it is read, and the columns of its files. waiting: files that no epoch has
-    read."""
+def of_source_read(tally: Tally, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
+    """An observation of a source: how far it is read, and the columns of its files.
+
+    Args:
+        observed: What `backlog.observed` says of it.
+    """
     assert tally.newest is not None, "there is nothing to observe"
     row = tally.newest.checkpoint
-    shown: dict[str, Any] = {"checkpoint": int(row.id), "files waiting": waiting}
-    position = row.offsets.get(name)
-    if position:
-        shown |= {"files read": position["files"], "last file": position["last"] or "none"}
+    shown: dict[str, Any] = {"checkpoint": int(row.id), **observed}
     if row.inputs.get(name):
         columns = [dg.TableColumn(column.name, str(column.type)) for column in schema_from_json(row.inputs[name])]
         shown["dagster/column_schema"] = dg.TableSchema(columns)
@@ -284,7 +284,7 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict
 
 
 def _input_columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> list[str]:
-    if isinstance(stage.input, FileSource):
+    if isinstance(stage.input, Source):
         recorded = head.inputs.get(stage.input.name)
         return list(schema_from_json(recorded).names) if recorded else []
     handle = _open_sink(pipeline, stage.input, storage)

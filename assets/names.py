@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from pipelines.runtime.definition import Pipeline, Source, Stage
 from state_ops.errors import PipelineError
 
 AssetJob = Any  # what dg.define_asset_job returns has no public name
@@ -39,7 +39,7 @@ def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
 
 def input_name(stage: Stage) -> str:
     """The name under which a stage's input is an asset."""
-    return stage.input.name if isinstance(stage.input, FileSource) else stage.input.uid
+    return stage.input.name if isinstance(stage.input, Source) else stage.input.uid
 
 
 def job_name(pipeline: Pipeline) -> str:

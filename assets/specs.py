@@ -10,7 +10,7 @@ from assets import metadata
 from assets.names import CHECKPOINT, input_name, key, table_key
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
 from state_ops.storage.storage import Storage
 
 
@@ -19,14 +19,23 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
     return [
         dg.AssetSpec(
             key(pipeline, source.name),
-            description=f"Files that arrive as {source.pattern}, each read exactly once.",
-            kinds={"file", "parquet"},
+            description=_arrives(source),
+            kinds={"file", "parquet"} if isinstance(source, FileSource) else {source.kind},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
-            metadata=metadata.of_source(source, settings.resolve(pipeline.name, source.pattern)),
+            metadata=metadata.of_source(source, _place(pipeline, settings, source)),
         )
         for source in pipeline.sources
     ]
+
+
+def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
+    return settings.resolve(pipeline.name, source.pattern) if isinstance(source, FileSource) else source.kind
+
+
+def _arrives(source: Source) -> str:
+    what = f"Files that arrive as {source.pattern}" if isinstance(source, FileSource) else f"Rows of {source.kind}"
+    return f"{what}, each read exactly once."
 
 
 def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:

@@ -121,16 +121,21 @@ class Settings(Section):
 
     def resolve(self, pipeline: str, template: str) -> str:
         """Fill the {placeholders} of a source pattern from the pipeline's params; relative paths become absolute."""
+        filled = self.filled(pipeline, template)
+        return filled if "://" in filled else str(_absolute(filled))
+
+    def filled(self, pipeline: str, template: str) -> str:
+        """Fill the {placeholders} of a text from the pipeline's params. Raises ConfigurationError for one without a
+        value."""
         params = self.pipelines[pipeline].params if pipeline in self.pipelines else {}
         try:
-            filled = template.format(**params)
+            return template.format(**params)
         except (KeyError, IndexError) as error:
             raise ConfigurationError(
                 f"The pattern {template!r} needs a value for {error}.",
                 where=f"pipelines.{pipeline}.params",
                 next=f"Add it to the configuration, or set WEIR_PIPELINES__{pipeline.upper()}__PARAMS.",
             ) from error
-        return filled if "://" in filled else str(_absolute(filled))
 
     def connection(self, name: str | None) -> dict[str, str]:
         """The options of a connection, as texts, with its secrets. None: none.

@@ -138,7 +138,7 @@ def files(
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
     if on_bad not in ("fail", "quarantine"):
         raise PipelineError(f"on_bad={on_bad!r} is no policy.", where=pattern, next='Say "fail" or "quarantine".')
-    return FileSource(pattern, event_time, name, below_floor, on_bad)
+    return FileSource(pattern, event_time=event_time, name=name, below_floor=below_floor, on_bad=on_bad)
 
 
 class delta:
@@ -201,7 +201,7 @@ def on_table(table: str, gate: Gate) -> Expected:
 def stage(  # as long as what is said of its arguments
     uid: str,
     *,
-    source: FileSource | Stage,
+    source: Source | Stage,
     key: str | Sequence[str],
     state: type[State],
     order_by: str | Sequence[str] = (),

@@ -10,9 +10,9 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import (
     Aggregation,
     Deduplication,
-    FileSource,
     Gate,
     SessionWindow,
+    Source,
     Stage,
     Window,
     source_of,
@@ -24,7 +24,7 @@ from state_ops.rows.aggregates import Agg
 
 def aggregate(
     uid: str,
-    source: FileSource | Stage,
+    source: Source | Stage,
     *,
     key: str | Sequence[str],
     order_by: str | Sequence[str] = (),
@@ -72,7 +72,7 @@ def aggregate(
 
 def window(  # as long as what is said of its arguments
     uid: str,
-    source: FileSource | Stage,
+    source: Source | Stage,
     *,
     key: str | Sequence[str],
     on: str,
@@ -185,7 +185,7 @@ def _sized(
 
 def deduplicate(  # as long as what is said of its arguments
     uid: str,
-    source: FileSource | Stage,
+    source: Source | Stage,
     *,
     key: str | Sequence[str],
     ttl: str | timedelta | None = None,
@@ -264,7 +264,7 @@ def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -
             )
 
 
-def _check_event_time(source: FileSource | Stage, consequence: str) -> None:
+def _check_event_time(source: Source | Stage, consequence: str) -> None:
     if source_of(source).event_time is None:
         raise PipelineError(
             f"{consequence}: its source has no event time.",

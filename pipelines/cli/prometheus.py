@@ -24,7 +24,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import hold_causes
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import unpublished
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import Checkpoint
@@ -132,7 +132,7 @@ class Watched:
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name, self._settings = name, settings
-        self._opened: tuple[Pipeline, Storage, Registry, dict[str, FilesReader]] | None = None
+        self._opened: tuple[Pipeline, Storage, Registry, dict[str, SourceReader]] | None = None
         self._beat: tuple[int, int] | None = None
         self._since, self._has_moved = 0.0, False
 

@@ -138,7 +138,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             for name, position in (head.offsets if head else {}).items()
             if position.get("set_aside")
         },
-        "sources": {name: reader.directory for name, reader in sources.items()},
+        "sources": {name: reader.location for name, reader in sources.items()},
         "unapplied": dict(backlog.unapplied(head)),
         "watermarks": {
             uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from pipelines.runtime.connectors.delta_sink import DeltaSink
 from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.connectors.source import FAIL
+from pipelines.runtime.connectors.source import Source as Source
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.ttl import Ttl
@@ -21,26 +23,29 @@ from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.branches import BRANCHES, Branch
 
+PARQUET = "parquet"
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
 
 
 @dataclass(frozen=True, slots=True)
-class FileSource:
-    """Parquet files that arrive in a directory, taken in name order.
+class FileSource(Source):
+    """Files that arrive in a directory, taken in name order.
 
     Attributes:
         pattern: Directory and file name pattern, with {placeholders} from the configuration.
-        event_time: The timestamp column that drives the watermark.
-        name: By which checkpoints record how far it has been read.
+        format: What the files are: "parquet" or what is decoded: "csv", "json", "avro".
         below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
-        on_bad: What to do about a file that cannot be read as it is: "fail" or "quarantine".
+        on_bad: As of every source; of Parquet, a file that cannot be read is set aside as a whole.
     """
 
     pattern: str
-    event_time: str | None = None
-    name: str = "files"
-    below_floor: str = "fail"
-    on_bad: str = "fail"
+    name: str = field(default="files", kw_only=True)
+    below_floor: str = field(default=FAIL, kw_only=True)
+    format: str = field(default=PARQUET, kw_only=True)
+
+    @property
+    def decodes(self) -> bool:
+        return self.format != PARQUET
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
@@ -214,7 +219,7 @@ class Stage:
     """
 
     uid: str
-    input: FileSource | Stage
+    input: Source | Stage
     key: tuple[str, ...]
     function: Callable[..., Any] | None = None
     state: type[State] | None = None
@@ -289,9 +294,14 @@ class Stage:
         return any(gate.on_failure == QUARANTINE for gate in self.gates)
 
     @property
+    def takes_bad_rows(self) -> bool:
+        """Whether rows of its source that cannot be decoded are set aside."""
+        return isinstance(self.input, Source) and self.input.on_bad == QUARANTINE and self.input.decodes
+
+    @property
     def quarantine(self) -> DeltaSink | None:
-        """Where rows of its source go that a gate has set aside."""
-        return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines else None
+        """Where rows of its source go that a gate has set aside, or that could not be decoded."""
+        return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines or self.takes_bad_rows else None
 
     @property
     def late(self) -> Sink | None:
@@ -341,8 +351,9 @@ class Pipeline:
         object.__setattr__(self, "stages", _topological(self.name, tuple(self.stages)))
         _refuse_doubles("stage", [stage.uid for stage in self.stages], self.name)
         _refuse_doubles("sink", [sink.name for stage in self.stages for sink in stage.sinks], self.name)
-        names: dict[str, FileSource] = {}
+        names: dict[str, Source] = {}
         for source in self.sources:
+            source.check()
             if names.setdefault(source.name, source) != source:
                 raise PipelineError(
                     f"Two different sources of {self.name} are named {source.name!r}.", next="Give one another name=..."
@@ -372,8 +383,8 @@ class Pipeline:
                 )
 
     @property
-    def sources(self) -> tuple[FileSource, ...]:
-        return tuple(dict.fromkeys(stage.input for stage in self.stages if isinstance(stage.input, FileSource)))
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(dict.fromkeys(stage.input for stage in self.stages if isinstance(stage.input, Source)))
 
     @property
     def timed(self) -> frozenset[str]:
@@ -443,7 +454,7 @@ class Pipeline:
         )
 
 
-def source_of(input: FileSource | Stage) -> FileSource:
+def source_of(input: Source | Stage) -> Source:
     """The source at the far end of a stage's inputs."""
     while isinstance(input, Stage):
         input = input.input
@@ -456,7 +467,7 @@ def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     placed: list[Stage] = []
     waiting = list(stages)
     while waiting:
-        ready = [stage for stage in waiting if isinstance(stage.input, FileSource) or stage.input in placed]
+        ready = [stage for stage in waiting if isinstance(stage.input, Source) or stage.input in placed]
         if not ready:
             lost = waiting[0]
             assert isinstance(lost.input, Stage)

@@ -34,7 +34,7 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.opening import Sinks
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.runtime.task.staged_output import Target
 from pipelines.testing import instances
@@ -105,7 +105,7 @@ class Epochs:
             *open_storage(pipeline, settings),
             Generation(1),
             _Executor(batch_rows, state),
-            cast(Mapping[str, FilesReader], self._sources),
+            cast(Mapping[str, SourceReader], self._sources),
         )
         self.context.sinks = _NoSystems(pipeline, settings, self.context.storage)
         self.progress = {stage.uid: StageProgress() for stage in pipeline.stages}

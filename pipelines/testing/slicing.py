@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import MAX_PARALLELISM, FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.definition import MAX_PARALLELISM, Pipeline, Source, Stage, source_of
 from pipelines.runtime.operators import EPOCH, LATE, MAIN
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs
@@ -108,7 +108,7 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
     stages = (target,) if isinstance(target, Stage) else target.stages
     readers: dict[str, list[Stage]] = {}
     for stage in stages:
-        if len(stages) == 1 or isinstance(stage.input, FileSource):
+        if len(stages) == 1 or isinstance(stage.input, Source):
             readers.setdefault(source_of(stage).name, []).append(stage)
     by_source = rows if isinstance(rows, Mapping) else {next(iter(readers)): rows}
     fixed = canonical(schema)

@@ -17,9 +17,10 @@ WITH_WAITING = 2  # rows wait in front of a stage: whoever does not know that wo
 WITH_PARTS = 3  # a snapshot has several databases: whoever does not know that would not find them
 WITH_PROMOTION = 4  # rows come and others go at once: whoever does not know that would only append
 WITH_SINKS = 5  # rows are staged for sinks that are no tables: whoever does not know that would look for tables
-NEWEST_FORMAT = WITH_SINKS
+WITH_ARCHIVE = 6  # input is kept: whoever does not know that would delete it
+NEWEST_FORMAT = WITH_ARCHIVE
 
-STATE, OUTPUT, CHANNEL = "state", "output", "channel"
+STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
 TABLES = "tables/"  # the directory of sinks' Delta tables
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
 FORK, PROMOTION = "fork", "promotion"
@@ -53,7 +54,8 @@ def from_micros(micros: int) -> datetime:
 class StateFile:
     """One immutable object that a checkpoint names.
 
-    kind: state (part of a snapshot), output (staged rows for a sink), channel (rows for the next stage only).
+    kind: state (part of a snapshot), output (staged rows for a sink), channel (rows for the next stage only),
+    input (of a source that is archived; `operator` is the source).
     name: the file's name in the local snapshot; path: in the pipeline's storage. digest: sha256.
     attempt: which attempt created the object. new: uploaded by this checkpoint, else re-referenced.
     snapshot: the attempt whose local directory holds the snapshot that this file is listed for (state only).

@@ -5,6 +5,7 @@
     positions>.parquet
     outputs/<sink>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
+    landed/<source>/<uuid>.parquet                                              for an epoch in flight
     registry/<table>/...                                                        Delta; data files of Weir's names
     coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json, restoring/<digest>.json
     promotes.json, backfill.json                                                of a branch
@@ -43,6 +44,7 @@ _STAGED = re.compile(
     rf"|outputs/[^/]+/(?P<output>g\d+-e\d+)/{_ATTEMPT}\.parquet"
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
+_LANDED = re.compile(r"landed/[^/]+/[0-9a-f]{32}\.(?:parquet|json)")
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
 _BY_ANYBODY = (f"{HOLDS}/", "coordinator/requests/", f"{restore_progress.DIRECTORY}/")
 _NOTES = re.compile(
@@ -139,6 +141,9 @@ def superfluous(
                     ours.setdefault(staged["table"], []).append(file)
             elif seen.readable and _is_fenced(seen, staged["state"] or staged["channel"] or staged["output"]):
                 yield found(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
+        elif _LANDED.fullmatch(path):
+            if not seen.alive:  # else an epoch may be reading it
+                yield found(Kind.ORPHAN_OBJECT, "Rows that were landed for an epoch that has ended.", path, bytes=size)
         elif (entry := _LOG.fullmatch(path)) is not None and (
             entry["table"] in TABLES or entry["table"].removeprefix("tables/") in tables
         ):

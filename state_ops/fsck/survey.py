@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
 from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Registry
 from state_ops.delta.fenced_table import open_table
@@ -190,7 +190,7 @@ def unreadable_parquet(data: bytes) -> str | None:
 # -- what does not fit
 
 
-_TOP = {STATE: ("state/",), CHANNEL: ("channels/",), OUTPUT: ("tables/", "outputs/")}
+_TOP = {STATE: ("state/",), CHANNEL: ("channels/",), OUTPUT: ("tables/", "outputs/"), INPUT: ("landed/",)}
 
 
 def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: bool) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -129,12 +129,14 @@ class _Generator:
             )
         return _position(available)
 
-    def plan(self, position: Position, limits: Limits, upto: Position | None = None) -> Planned:
+    def plan(
+        self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
+    ) -> Planned:
         begin = end = _next(position)
         available = self._available()
         bounds = [bound for bound in (available, None if upto is None else _next(upto)) if bound is not None]
         behind = min(bounds, default=None)
-        most = max(1, min(limits.rows, limits.bytes // _ROW_BYTES))
+        most = 0 if _PARTITION in hold else max(1, min(limits.rows, limits.bytes // _ROW_BYTES))
         parts: list[Part] = []
         while len(parts) < max(1, limits.parts) and end - begin < most and (behind is None or end < behind):
             rows = min(_PART_ROWS, most - (end - begin), *([] if behind is None else [behind - end]))

@@ -10,18 +10,22 @@ parties write both classes with what `pipelines.api` exports, and test them with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from state_ops.durations import micros
+from state_ops.errors import PipelineError
 
 Json = Mapping[str, Any]
 Position = Mapping[str, Any]
 """How far a source has been read, as JSON. Its connector alone knows what is in it; it must not grow without bound."""
 
 FAIL, QUARANTINE, SKIP = "fail", "quarantine", "skip"
+FIX, ADD = "fix", "add"
 EARLIEST, LATEST = "earliest", "latest"
 
 
@@ -149,13 +153,16 @@ class Connector(Protocol):
         """
         ...
 
-    def plan(self, position: Position, limits: Limits, upto: Position | None = None) -> Planned:
+    def plan(
+        self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
+    ) -> Planned:
         """The next parts behind a position; none if nothing has come.
 
         Args:
             position: As `begin` or an earlier plan says.
             limits: How much may come at most; one part may exceed them where it cannot be cut.
             upto: A position that must not be passed: a branch reads no further than its pipeline.
+            hold: Partitions of which nothing is to be read now: their event time is too far ahead.
         """
         ...
 
@@ -214,10 +221,10 @@ class Source:
         on_bad: A row that cannot be decoded fails the epoch ("fail") or goes to the stage's quarantine table
             ("quarantine").
         on_lost: Data that are gone before they were read fail the run ("fail") or are left out and recorded ("skip").
-        idle_after: Microseconds of processing time after which a partition whose end is reached holds nothing back.
-        max_ahead: Microseconds of event time that a partition may be read before the slowest one. None: any.
-        max_future: Microseconds that an event time may lie ahead of processing time; a later one is a bad row. None:
-            any.
+        idle_after: For how long ("5m") a partition whose end is reached has been quiet before it holds event time back
+            no more. None: never.
+        max_ahead: How much event time ("1h") a partition may be read before the slowest one. None: any.
+        max_future: How far ("1d") an event time may lie ahead of processing time; a later one is a bad row. None: any.
         connection: The name below `connections` of the configuration.
         archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
         evolve: New columns are read from where they first appear ("add"), or counted and reported ("fix").
@@ -228,12 +235,12 @@ class Source:
     start: str | datetime | tuple[tuple[str, Any], ...] = EARLIEST
     on_bad: str = FAIL
     on_lost: str = FAIL
-    idle_after: int | None = None
-    max_ahead: int | None = None
-    max_future: int | None = None
+    idle_after: str | timedelta | None = "5m"
+    max_ahead: str | timedelta | None = None
+    max_future: str | timedelta | None = None
     connection: str | None = None
     archive: bool = False
-    evolve: str = "fix"
+    evolve: str = FIX
 
     @property
     def kind(self) -> str:
@@ -241,9 +248,38 @@ class Source:
         return type(self).__name__.removesuffix("Source").lower()
 
     @property
+    def decodes(self) -> bool:
+        """Whether single rows may turn out to be bad."""
+        return True
+
+    @property
     def replayable(self) -> bool:
         """Whether a part can be read again after a crash, so that exactly once can hold."""
         return True
+
+    def length(self, name: str) -> int | None:
+        """One of its durations in microseconds. Raises PipelineError for what is none."""
+        value = getattr(self, name)
+        return None if value is None else micros(value, f"source {self.name}", name)
+
+    def check(self) -> None:
+        """Raises PipelineError for what makes no sense in any source."""
+        policies = {"on_bad": (FAIL, QUARANTINE), "on_lost": (FAIL, SKIP), "evolve": (FIX, ADD)}
+        for name, choices in policies.items():
+            if getattr(self, name) not in choices:
+                raise PipelineError(
+                    f"{name}={getattr(self, name)!r} is no policy.",
+                    where=f"source {self.name}",
+                    next=f"Say {' or '.join(map(repr, choices))}.".replace("'", '"'),
+                )
+        for name in ("idle_after", "max_ahead", "max_future"):
+            self.length(name)
+            if getattr(self, name) is not None and self.event_time is None and name != "idle_after":
+                raise PipelineError(
+                    f"{name} goes by event time, and the source {self.name} has none.",
+                    where=f"source {self.name}",
+                    next="Name its column: event_time=...",
+                )
 
     def open(self, opening: Opening) -> Connector:
         """The connector of this source."""

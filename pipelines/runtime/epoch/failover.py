@@ -32,7 +32,7 @@ from pipelines.runtime.ownership import hold_causes
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.fencing import discard, raise_if_fenced
-from state_ops.checkpoints.checkpoint import CHANNEL, StateFile
+from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, StateFile
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import FailureReason
 from state_ops.coordination.lease import Heartbeat
@@ -278,5 +278,5 @@ class Failover:
 
 
 def channels_of(files: Iterable[StateFile]) -> dict[str, StateFile]:
-    """The files of rows in a checkpoint's listing, by path."""
-    return {file.path: file for file in files if file.kind == CHANNEL}
+    """What a checkpoint's listing has of rows: those that wait, and archived input; by path."""
+    return {file.path: file for file in files if file.kind in (CHANNEL, INPUT)}

@@ -19,7 +19,7 @@ from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import Slice
 from state_ops.arrow.frames import schema_from_json
 from state_ops.checkpoints.checkpoint import (
@@ -63,11 +63,11 @@ class SourceOffsets:
         expected = {name: schema_from_json(raw) for name, raw in head.inputs.items()}
         return cls(head.offsets, expected, head.epoch_now)
 
-    def after(self, slices: Mapping[str, Slice], readers: Mapping[str, FilesReader], at: datetime) -> SourceOffsets:
+    def after(self, slices: Mapping[str, Slice], readers: Mapping[str, SourceReader], at: datetime) -> SourceOffsets:
         """The offsets of the epoch that reads these slices. at: the time of its trigger."""
         offsets, expected = dict(self.offsets), dict(self.expected)
         for name, planned in slices.items():
-            offsets[name] = readers[name].advance(offsets.get(name), planned.files, planned.newest, planned.set_aside)
+            offsets[name] = readers[name].advance(offsets.get(name), planned)
             if planned.schema is not None:
                 expected[name] = planned.schema
         return SourceOffsets(offsets, expected, at if self.now is None else max(at, self.now))

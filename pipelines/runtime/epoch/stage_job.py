@@ -13,7 +13,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Stage, source_of
+from pipelines.runtime.definition import QUARANTINE, ROW, Source, Stage, source_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from pipelines.runtime.execution.executor import Channel, Landed
@@ -58,7 +58,7 @@ log = structlog.get_logger("weir.epoch")
 def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
     """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has
     acked."""
-    if isinstance(stage.input, FileSource):
+    if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         newest = planned.newest if planned else None
         return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None))
@@ -84,10 +84,12 @@ def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Call
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are
     asked by `judge`. job: `run_job` of this stage."""
     result = job()
-    if not stage.quarantines or any(ack.error is not None for ack in result.acks):
+    if stage.quarantine is None or any(ack.error is not None for ack in result.acks):
         return result
     clock, ms = time.perf_counter(), dict(result.ms)
     acks = _with_quarantine(context, epoch, stage, list(result.acks))
+    if not stage.quarantines:
+        return replace(result, acks=tuple(acks))
     verdicts: list[Verdict] = []
     again: EpochPlan | None = None
     files = _judged(stage, acks)
@@ -169,10 +171,10 @@ def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
 
 def _with_quarantine(context: RunContext, epoch: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
     """The acks, with the rows that the stage's gates have set aside before this replay."""
-    if not isinstance(stage.input, FileSource) or not stage.quarantines:
+    if not isinstance(stage.input, Source):
         return acks
     planned = epoch.plan.slices.get(stage.input.name)
-    if planned is None or not planned.left_out:
+    if planned is None or not (planned.left_out or planned.bad_rows):
         return acks
     return quarantine.with_rows(
         context.storage, context.readers[stage.input.name], planned, stage, acks, work_dir(context)
@@ -188,7 +190,7 @@ def _without_failed(
     looked_at: pa.Table,
 ) -> EpochPlan:
     """The epoch's plan without the rows that a quarantining gate refuses. Raises GateError where these are too many."""
-    assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
+    assert isinstance(stage.input, Source), "only such a stage may quarantine"
     name, before = stage.input.name, epoch.plan
     positions = quarantine.positions_of(context.storage, acks)
     more = quarantine.decided(stage, before.slices[name], before.rounds, verdicts, looked_at, positions)
@@ -220,7 +222,7 @@ def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
 
 def _input(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
     """What the stage reads in this epoch; None if that is nothing."""
-    if isinstance(stage.input, FileSource):
+    if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         if planned is None or not planned.files:
             return None
@@ -288,7 +290,7 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
         return context.shapes[stage.uid]
     if seen is not None:
         raw: pa.Schema | None = seen
-    elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
+    elif isinstance(stage.input, Source):  # no rows, but the schema may be known: from the files read before,
         known_files = epoch.source_offsets.expected.get(stage.input.name)
         raw = None if known_files is None else source_schema(stage, known_files)
     else:  # or from the stage before
@@ -309,11 +311,11 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
 def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
     """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set
     rows aside."""
-    if not stage.quarantines:
+    if stage.quarantine is None:
         return files
-    assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
+    assert isinstance(stage.input, Source), "only such a stage may quarantine"
     quarantine.refuse_own_column(stage.input, files)
-    return pa.schema([*files, pa.field(ROW, pa.int64())])
+    return files if not stage.quarantines else pa.schema([*files, pa.field(ROW, pa.int64())])
 
 
 def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
@@ -322,17 +324,17 @@ def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
 
     Raises PipelineError where they do not fit.
     """
-    if not stage.quarantines:
+    if stage.quarantine is None:
         return shapes(stage, seen)
     where = f"stage {stage.uid}"
-    if ROW not in seen.names:
+    if stage.quarantines and ROW not in seen.names:
         raise PipelineError(
             f"A gate of {stage.uid} is to quarantine rows of the source, but the transform drops {ROW!r}, by which they"
             " are known.",
             where=where,
             next="Let the transform keep that column.",
         )
-    kept = quarantine.table_schema(pa.schema([field for field in read if field.name != ROW]))
+    kept = quarantine.table_schema(stage, pa.schema([field for field in read if field.name != ROW]))
     check_storable(kept, f"{where}, the table of what it quarantines", "Cast it in what writes the files")
     refuse_same_names(kept, f"{where}, the table of what it quarantines")
     fixed = shapes(stage, seen)
@@ -485,7 +487,7 @@ def note_progress(
 
 
 def _rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
-    if isinstance(stage.input, FileSource):
+    if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         return planned.rows - len(planned.left_out) if planned else 0
     first = epoch.work[stage.uid].first

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 from deltalake.exceptions import DeltaError
 
-from pipelines.runtime.definition import FileSource, Stage
+from pipelines.runtime.definition import FileSource, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
 from pipelines.runtime.epoch.stage_job import sinks_of
 from pipelines.runtime.execution import spark_errors
@@ -36,6 +36,7 @@ from pipelines.runtime.ownership.leftovers import delete_staged
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sinks import delta
+from pipelines.runtime.sources import archive
 from pipelines.runtime.timings import record_ms
 from state_ops.arrow.frames import schema_to_json
 from state_ops.backends import composite
@@ -43,8 +44,10 @@ from state_ops.checkpoints.checkpoint import (
     CHANNEL,
     EDITED,
     FORMAT_VERSION,
+    INPUT,
     OUTPUT,
     STATE,
+    WITH_ARCHIVE,
     WITH_PARTS,
     WITH_WAITING,
     Ack,
@@ -137,6 +140,9 @@ def finish(
         delete_staged(context, name)
     context.discarded.clear()
     stage_upload.clear(done_with)
+    for name, planned in epoch.plan.slices.items():
+        context.readers[name].release(planned)
+        context.readers[name].committed(checkpoint.offsets[name])
     for request in epoch.plan.requests:
         as_owner(context, partial(_answer, context, checkpoint, request))
     record_ms(ms, "prune", clock)
@@ -211,6 +217,7 @@ def completed(
     pending = epoch.pending
     files = pending.files()
     files += _carried(epoch, files, channels)
+    files += _archived(context, epoch, channels)
     schemas = {(uid, name): schema for uid, fixed in epoch.shapes.items() for name, schema in fixed.outputs.items()}
     written = [
         output
@@ -303,7 +310,7 @@ def _row(
         bytes_new=added["bytes_new"],
         run_id=context.run_id,
         lineage=spans_with(parent, context.generation, pending.id),
-        format_version=format_with(_format(epoch, state), sinks),
+        format_version=format_with(_format(epoch, state, any(file.kind == INPUT for file in files)), sinks),
     )
 
 
@@ -317,11 +324,13 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
         past = parent.offsets.get(name) if parent else None
         newest, untold = [past.get("newest") if past else None, position.get("newest")], is_untold(past)
         planned = epoch.plan.slices.get(name)
-        if planned is not None and planned.rows and planned.newest is None and context.readers[name].source.event_time:
+        source = context.readers[name].source if planned is not None else None
+        is_told = not isinstance(source, FileSource) or source.event_time is None
+        if not is_told and planned is not None and planned.rows and planned.newest is None:
             readers = [
                 stage
                 for stage in context.pipeline.stages
-                if isinstance(stage.input, FileSource) and stage.input.name == name
+                if isinstance(stage.input, Source) and stage.input.name == name
             ]
             acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage in readers}
             newest += [ack.max_event_time for seen in acks.values() for ack in seen]
@@ -337,8 +346,10 @@ def _sees_all(epoch: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
     return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 
 
-def _format(epoch: InFlightEpoch, state: Sequence[StateFile]) -> int:
+def _format(epoch: InFlightEpoch, state: Sequence[StateFile], archives: bool) -> int:
     """The oldest format that tells whoever reads the checkpoint all that is to be known of it."""
+    if archives:
+        return WITH_ARCHIVE
     if any(composite.is_part(file.name) for file in state):
         return WITH_PARTS
     return WITH_WAITING if any(epoch.waiting.values()) else FORMAT_VERSION
@@ -358,6 +369,21 @@ def _carried(
             next="The epoch was declined. If it happens again, report it: it must not.",
         )
     return tuple(replace(channels[path], new=False) for path in sorted(waiting))
+
+
+def _archived(context: RunContext, epoch: InFlightEpoch, channels: Mapping[str, StateFile]) -> tuple[StateFile, ...]:
+    """Input that is kept: this epoch's, and what somebody may read again from a checkpoint that is retained."""
+    id = epoch.pending.id
+    now = [
+        file
+        for name, planned in epoch.plan.slices.items()
+        if planned.archived and planned.begin is not None
+        for file in archive.named(planned.archived, name, planned.begin, id)
+    ]
+    retained = context.registry.checkpoints(own=True)
+    before = archive.needed(channels.values(), min((row.id for row in retained), default=id))
+    again = {file.path for file in now}
+    return (*now, *(replace(file, new=False) for file in before if file.path not in again))
 
 
 def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: OperatorStats) -> OperatorStats:
@@ -425,9 +451,9 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
 
 
 def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
-    """Rows of the slice that the stage has not got to see, whichever stage's gate has set them aside."""
-    planned = epoch.plan.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
-    return len(planned.left_out) if planned is not None else 0
+    """Rows of the slice that the stage has not got to see: bad ones, and those that some stage's gate has set aside."""
+    planned = epoch.plan.slices.get(stage.input.name) if isinstance(stage.input, Source) else None
+    return len(planned.left_out) + len(planned.bad_rows) if planned is not None else 0
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:

@@ -47,7 +47,7 @@ def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int
         return False
     if isinstance(rows, Channel):
         return sum(file.bytes for file in rows.files) <= most_bytes
-    if not rows.reader.landing.opens_in_workers(len(rows.files)):
+    if not rows.reader.open_in_workers(rows.files):
         return False
     return sum(file.size for file in rows.files) <= most_bytes
 

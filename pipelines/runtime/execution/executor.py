@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import SourceFile
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
@@ -28,7 +28,7 @@ class Landed:
     needs to know where its rows come from. left_out: positions that nobody gets to see, ascending."""
 
     schema: pa.Schema
-    reader: FilesReader
+    reader: SourceReader
     files: tuple[SourceFile, ...]
     left_out: tuple[int, ...] = ()
     as_seen: ClassVar[bool] = False

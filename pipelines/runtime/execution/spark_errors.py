@@ -147,7 +147,7 @@ def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | None
         text = _without_path(text, _SCHEME.sub("", spelling))
     error = _of_reading(stage, text, why, place)
     if isinstance(error, InputError) and isinstance(rows, Landed):
-        blamed = (rows.reader.blamed(file) for file in rows.files if _same_place(rows.reader.uri(file), place))
+        blamed = (rows.reader.blamed(file) for file in rows.files if _same_place(rows.reader.stored_uri(file), place))
         error.files = next(blamed, {})
     if type(error) is InputError and isinstance(rows, Channel):
         staged = (file for file in rows.files if _same_place(uri(rows.storage, file), place))

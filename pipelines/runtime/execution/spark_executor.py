@@ -188,7 +188,7 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
     columns = pa.schema([field for field in rows.schema if field.name != ROW])
     for nanos in sorted({file.nanos for file in files}):
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
-        part = _read(session, stored, [rows.reader.landing.spark_path(file) for file in files if file.nanos == nanos])
+        part = _read(session, stored, [rows.reader.spark_path(file) for file in files if file.nanos == nanos])
         if numbered:
             # The name comes as it stands in a URI; a plus sign stands for itself there.
             name_of = F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
@@ -205,7 +205,7 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame) -> DataFra
     """The rows of a slice with their positions, if they are asked for, without those that are left out."""
     from pyspark.sql import functions as F
 
-    names = [(file.name, position(number, 0)) for number, file in enumerate(rows.files)]
+    names = [(file.stored, position(number, 0)) for number, file in enumerate(rows.files)]
     firsts = F.broadcast(session.createDataFrame(names, f"{_FILE}_known string, {_FIRST} bigint"))
     frame = landed.join(firsts, F.col(_FILE) == F.col(f"{_FILE}_known"), "left")
     lost = F.raise_error(F.lit("a row of a slice comes from none of its files"))

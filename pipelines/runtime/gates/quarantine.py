@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Gate, Stage
+from pipelines.runtime.definition import QUARANTINE, ROW, Gate, Source, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.gates.evaluation import Verdict, columns_of, plain, refusal
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut, Slice
 from pipelines.runtime.task.staged_output import POSITIONS
 from state_ops.arrow import frames
@@ -38,11 +39,14 @@ _REASON = 200  # characters
 
 _TOLD = (("_weir_stage", pa.string()), ("_weir_gate", pa.string()), ("_weir_epoch", pa.int64()),
          ("_weir_file", pa.string()), (ROW, pa.int64()), ("_weir_reason", pa.string()))  # fmt: skip
+_RAW = (("_weir_raw", pa.string()),)
 
 
-def table_schema(source: pa.Schema) -> pa.Schema:
-    """The columns of a quarantine table: those of the source's files, and why each row is there."""
-    return pa.schema([*source, *[pa.field(name, kind) for name, kind in _TOLD]])
+def table_schema(stage: Stage, source: pa.Schema) -> pa.Schema:
+    """The columns of a quarantine table: those of the source's files, and why each row is there; where rows may be bad,
+    also what stands there instead of a row."""
+    more = [pa.field(name, kind) for name, kind in (*_TOLD, *(_RAW if stage.takes_bad_rows else ()))]
+    return pa.schema([*source, *more])
 
 
 def decided(
@@ -119,9 +123,23 @@ def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
 # -- what is kept
 
 
-def rows_of(reader: FilesReader, planned: Slice, uid: str, epoch: CheckpointId) -> Iterator[pa.Table]:
-    """What a stage's gates have set aside of a slice, file by file, as its quarantine table has it."""
+def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: CheckpointId) -> Iterator[pa.Table]:
+    """What has been set aside of a slice, as a stage's quarantine table has it: by its gates, file by file, and what
+    could not be decoded."""
     assert planned.schema is not None
+    uid, schema = stage.uid, table_schema(stage, planned.schema)
+    if stage.takes_bad_rows and planned.bad_rows:
+        bad = planned.bad_rows
+        told: dict[str, list[Any]] = {
+            "_weir_stage": [uid] * len(bad), "_weir_gate": ["on_bad"] * len(bad),
+            "_weir_epoch": [int(epoch)] * len(bad),
+            "_weir_file": [row.file for row in bad], ROW: [row.row for row in bad],
+            "_weir_reason": [row.reason for row in bad], "_weir_raw": [row.raw for row in bad],
+        }  # fmt: skip
+        yield pa.table(
+            [pa.array(told[f.name], f.type) if f.name in told else pa.nulls(len(bad), f.type) for f in schema],
+            schema=schema,
+        )
     by_file: dict[str, list[LeftOut]] = {}
     for row in planned.left_out:
         if row.stage == uid:
@@ -137,16 +155,18 @@ def rows_of(reader: FilesReader, planned: Slice, uid: str, epoch: CheckpointId) 
             ]  # fmt: skip
             for (name, kind), values in zip(_TOLD, columns, strict=True):
                 rows = rows.append_column(name, pa.array(values, kind))
+            if stage.takes_bad_rows:
+                rows = rows.append_column("_weir_raw", pa.nulls(len(left_out), pa.string()))
             yield rows
 
 
 def with_rows(
-    storage: Storage, reader: FilesReader, planned: Slice, stage: Stage, acks: Sequence[Ack], work_dir: Path
+    storage: Storage, reader: SourceReader, planned: Slice, stage: Stage, acks: Sequence[Ack], work_dir: Path
 ) -> list[Ack]:
     """The acks of a stage's subtasks, the first of them with the rows that its gates have set aside, staged like rows
     that are late."""
     first, *others = sorted(acks, key=lambda ack: ack.subtask)
-    tables = list(rows_of(reader, planned, stage.uid, first.epoch))
+    tables = list(rows_of(reader, planned, stage, first.epoch))
     if not tables:
         return list(acks)
     assert stage.quarantine is not None
@@ -173,9 +193,9 @@ def _beside(storage: Storage, ack: Ack, local: Path, path: str, sink: str, rows:
     return replace(ack, files=(*ack.files, StateFile(ack.operator, ack.subtask, *fields)))
 
 
-def refuse_own_column(source: FileSource, schema: pa.Schema) -> None:
+def refuse_own_column(source: Source, schema: pa.Schema) -> None:
     """Raises InputError where files have columns of the names that a quarantine table gives to its own."""
-    taken = sorted({name for name, _ in _TOLD} & set(schema.names))
+    taken = sorted({name for name, _ in (*_TOLD, *_RAW)} & set(schema.names))
     if taken:
         raise InputError(
             f"The files of the source {source.name} have a column {taken[0]!r}, which a quarantine needs for itself.",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.settings import Settings
-from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from pipelines.runtime.definition import Pipeline, Source, Stage
 from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, sinks_of, source_schema
 from pipelines.runtime.execution import spark_plan
 from pipelines.runtime.execution.executor import Executor
@@ -222,7 +222,7 @@ class PlanBuilder:
                         f"{named(again)} were delivered again after they were read, and are not read again",
                         DELIVERED_AGAIN,
                     )
-                planned = reader.plan(position, self._settings.epoch, expected)
+                planned = reader.preview(position, self._settings.epoch, expected)
                 self.sources[name] = planned.schema
                 if planned.unread:
                     self._allow(
@@ -234,8 +234,8 @@ class PlanBuilder:
                     )
                 for aside in planned.set_aside:
                     self._allow("source", name, "files", f"{aside.file.name} is set aside: {aside.reason}")
-                if not reader.landing.exists():
-                    what = f"its directory does not exist: {reader.directory}"
+                if not reader.exists():
+                    what = f"its directory does not exist: {reader.location}"
                     advice = "Correct the source's pattern, or make the directory; a run waits for it."
                     self._allow("source", name, "files", what, advice)
             except WeirError as error:
@@ -244,7 +244,7 @@ class PlanBuilder:
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """What the stage's function sees; None if nothing has ever arrived."""
-        if isinstance(stage.input, FileSource):
+        if isinstance(stage.input, Source):
             files = self.sources[stage.input.name]
             raw = None if files is None else source_schema(stage, files)
         else:
@@ -257,7 +257,7 @@ class PlanBuilder:
 
     def _files(self, stage: Stage) -> pa.Schema | None:
         """The columns of the files that it reads."""
-        return self.sources[stage.input.name] if isinstance(stage.input, FileSource) else None
+        return self.sources[stage.input.name] if isinstance(stage.input, Source) else None
 
     # -- stages
 

@@ -16,7 +16,7 @@ and nothing is abandoned."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operations.forks import behind, branched, range_of
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import Ownership, claimed
-from pipelines.runtime.ownership.pipeline_storage import open_storage, storage_errors
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.restore.derived_checkpoint import begin, commit, copied, copy, lasting, pointed, unchanged
@@ -45,7 +45,7 @@ from pipelines.runtime.sinks import delta, replace_where, restore_version
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
 from pipelines.runtime.sinks.table_commit import file_path, table_path
-from pipelines.runtime.sources.positions import has_read
+from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import (
     EDIT,
     EDITED,
@@ -215,7 +215,7 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     only, waiting = range_of(source, tip), behind(here, settings, tip)
     if only is not None:
         if not any(waiting.values()):  # else it catches up first, and is looked at again
-            _check_range(here, head, tip)
+            _check_range(here, head, tip, readers(pipeline, settings))
         written = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
         with_sink = [table for table in tables if table.table in written]
         tables = tuple(_ranged(pipeline, storage, source, table, only, settings.work_dir) for table in with_sink)
@@ -330,7 +330,7 @@ def _changed(storage: Storage, table: TablePromotion, promoted: Promoted, only: 
         return True
 
 
-def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
+def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint, sources: Mapping[str, SourceReader]) -> None:
     """Whether rows of a range may be exchanged while state and positions stay: both sides have applied the very same
     rows."""
     why = None
@@ -339,10 +339,9 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
     if any(stats.waiting for row in (head, tip) for stats in row.operators.values()):
         why = "rows wait in front of a stage (unaligned checkpoints); `weir savepoint` lets stages apply them"
     for name, position in tip.offsets.items():
-        read = has_read(head.offsets.get(name))
-        more = [file for file in position["seen"] if not read(file)]
-        if more:
-            why = f"it has read files that the pipeline has not, e.g. {more[0]} of {name}; perhaps that was rewound"
+        more = sources[name].beyond(head.offsets.get(name), position) if name in sources else None
+        if more is not None:
+            why = f"it has read files that the pipeline has not, e.g. {more} of {name}; perhaps that was rewound"
     if why is not None:
         raise WeirError(
             f"{here.title} cannot replace rows of a range alone: {why}.",
@@ -601,26 +600,11 @@ def _range(
             "end": only.end,
             "branch": here.branch.id,
         }
-    offsets = {name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()}
+    offsets = dict(head.offsets)
+    for name, reader in owner.context.readers.items():
+        if name in offsets:
+            offsets[name] = reader.as_read_by(offsets[name], decided.tip.offsets.get(name))
     return replace(head, offsets=offsets, sinks=sinks), files
-
-
-def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict[str, Any]:
-    """A position with the times of change that the branch has seen: of files that were corrected these are not what
-    they were."""
-    if by_branch is None or "seen_ns" not in position:
-        return position
-    newest_times = [
-        time for time in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if time is not None
-    ]
-    changed: dict[str, Any] = {
-        "below_newest_ns": max(newest_times) if position.get("below_newest_ns") is not None else None
-    }
-    for of in ("seen_ns", "seen_bytes"):
-        if of in position:
-            branch = dict(zip(by_branch["seen"], by_branch.get(of) or (), strict=False))
-            changed[of] = [branch.get(name) or was for name, was in zip(position["seen"], position[of], strict=True)]
-    return {**position, **changed}
 
 
 def _brought(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import readers
-from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.positions import Arrivals
+from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import Checkpoint
 
 
@@ -28,11 +29,22 @@ def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapp
     return {name: len(arrived.fresh) for name, arrived in arrivals(pipeline, settings, head).items()}
 
 
-def missing(sources: Mapping[str, FilesReader], waiting: Mapping[str, int]) -> dict[str, str]:
+def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[str, dict[str, Any]]:
+    """What people are shown of each source beside a checkpoint: what waits, and how far it is read."""
+    shown = {}
+    for name, reader in readers(pipeline, settings).items():
+        position, lag = head.offsets.get(name), reader.lag(head.offsets.get(name))
+        estimate = " (estimated)" if lag.is_estimate else ""
+        known = {"rows waiting": lag.rows, "bytes waiting": lag.bytes}
+        shown[name] = {
+            "files waiting": len(reader.backlog(position)),
+            **{title + estimate: number for title, number in known.items() if number is not None},
+            **(reader.described(position) if position else {}),
+        }
+    return shown
+
+
+def missing(sources: Mapping[str, SourceReader], waiting: Mapping[str, int]) -> dict[str, str]:
     """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is
     there alone has any."""
-    return {
-        name: reader.directory
-        for name, reader in sources.items()
-        if not waiting.get(name) and not reader.landing.exists()
-    }
+    return {name: reader.location for name, reader in sources.items() if not waiting.get(name) and not reader.exists()}

@@ -13,7 +13,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.sinks.opening import Sinks
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import (
     Checkpoint,
 )
@@ -42,7 +42,7 @@ class RunContext:
     registry: Registry
     generation: Generation
     executor: Executor
-    readers: Mapping[str, FilesReader]
+    readers: Mapping[str, SourceReader]
     run_id: str | None = None
     head: Checkpoint | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import structlog
 
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import gate_hold
 from state_ops.coordination.gate_hold import GateHold
@@ -91,7 +91,7 @@ def note_slice(error: HoldingError, epoch: CheckpointId, plan: EpochPlan) -> Non
 
 
 def without_bad_file(
-    readers: Mapping[str, FilesReader], plan: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
+    readers: Mapping[str, SourceReader], plan: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
 ) -> EpochPlan | None:
     """The plan to take instead of an epoch's in which one file could not be read, if its source sets such files aside;
     else None.
@@ -116,7 +116,7 @@ def without_bad_file(
     return replace(plan, slices={**plan.slices, source: left})
 
 
-def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> GateHold | None:
+def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, SourceReader]) -> GateHold | None:
     """What holds the pipeline, if its cause is as it was when that was noted. It lists or asks for the few files that
     the note names.
 
@@ -136,7 +136,7 @@ def is_since(noted: GateHold, holder: Lease | None) -> bool:
     return noted.generation is not None and holder is not None and noted.generation >= holder.generation
 
 
-def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader], noted: GateHold) -> bool:
+def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, SourceReader], noted: GateHold) -> bool:
     for source, files in noted.read.items():
         if source not in readers or not readers[source].are_as_read(files):
             return False
@@ -147,7 +147,7 @@ def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, Fil
     return all(_stamp(storage, path) == stamp for path, stamp in noted.objects.items())
 
 
-def _can_be_read(head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> bool:
+def _can_be_read(head: Checkpoint | None, readers: Mapping[str, SourceReader]) -> bool:
     """Whether all sources can be read on from where the newest checkpoint stands."""
     try:
         for name, reader in readers.items():

@@ -20,8 +20,9 @@ from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
+from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import TABLES, Checkpoint, is_abandoned
+from state_ops.checkpoints.checkpoint import INPUT, TABLES, Checkpoint, is_abandoned
 from state_ops.checkpoints.coordinator import next_id
 from state_ops.checkpoints.reader_holds import HeldCommits
 from state_ops.checkpoints.registry import BRANCH
@@ -117,9 +118,11 @@ def remove_leftovers(context: RunContext) -> int:
         context.storage.delete_tree(f"{BRANCHES}/{left}")
     context.registry.drop_listings(context.generation, [stray for stray in strays if stray.commit_id not in held])
     context.registry.remove_unnamed(context.generation)  # with what those listings were in
-    for path in (*(orphan.path for orphan in gone), *unpublishable):
+    archived = {file.path for listing in listings for file in listing if file.kind == INPUT}
+    landed = [file.path for file in context.storage.list(LANDED, unfinished=True) if file.path not in archived]
+    for path in (*(orphan.path for orphan in gone), *unpublishable, *landed):
         context.storage.delete(path)
-    return len(gone) + len(unpublishable)
+    return len(gone) + len(unpublishable) + len(landed)
 
 
 def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:

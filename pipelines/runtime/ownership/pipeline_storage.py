@@ -13,9 +13,14 @@ from deltalake.exceptions import DeltaError
 
 from configs.redaction import scrubbing
 from configs.settings import Settings
-from pipelines.runtime.definition import FileSource, Pipeline
+from pipelines.runtime.connectors.source import Opening, Position
+from pipelines.runtime.definition import FileSource, Pipeline, Source
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.landed import LANDED, LandedFiles
+from pipelines.runtime.sources.parts import PartsReader
 from pipelines.runtime.sources.positions import has_read
+from pipelines.runtime.sources.reader import SourceReader
+from state_ops.checkpoints.checkpoint import INPUT, StateFile
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
 from state_ops.storage import disks
@@ -28,23 +33,52 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
     return storage, Registry(storage, pipeline.app_id)
 
 
-def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
+def readers(pipeline: Pipeline, settings: Settings) -> dict[str, SourceReader]:
     """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
     read, and no more."""
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
 
-    def reader(source: FileSource) -> FilesReader:
-        pattern = settings.resolve(pipeline.name, source.pattern)
-        only = partial(_read_by, trunk, source.name) if trunk is not None else None
-        return FilesReader(source, pattern, settings.storage.s3, only)
+    root, s3 = settings.storage_uri(pipeline.directory), settings.storage.s3
+
+    def reader(source: Source) -> SourceReader:
+        landed = LandedFiles(root, source.name, s3, settings.work_dir / LANDED)
+        if isinstance(source, FileSource):
+            pattern = settings.resolve(pipeline.name, source.pattern)
+            only = partial(_read_by, trunk, source.name) if trunk is not None else None
+            return FilesReader(source, pattern, s3, only, landed)
+        resolve = partial(settings.filled, pipeline.name)
+        opening = Opening(pipeline.title, resolve, settings.connection(source.connection), s3)
+        upto = partial(_at, trunk, source.name) if trunk is not None else None
+        return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, settings))
 
     return {source.name: reader(source) for source in pipeline.sources}
 
 
-def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
-    """Which files of a source, by name, a pipeline has read up to its newest checkpoint."""
+def _archives(pipeline: Pipeline, settings: Settings) -> list[tuple[Storage, list[StateFile]]]:
+    """Where input is kept that may be read again: here, and for a branch in its pipeline's storage."""
+    found = []
+    for place in (pipeline, *([replace(pipeline, branch=None)] if pipeline.branch is not None else [])):
+        storage, registry = open_storage(place, settings)
+        head = registry.head()
+        found.append((storage, [file for file in registry.files(head) if file.kind == INPUT] if head else []))
+    return found
+
+
+def _position(trunk: Registry, source: str) -> Position | None:
+    """How far a pipeline has read a source, by its newest checkpoint."""
     head = trunk.head()
-    return has_read(head.offsets.get(source) if head else None)
+    return head.offsets.get(source) if head else None
+
+
+def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
+    """Which files of a source, by name, a pipeline has read."""
+    return has_read(_position(trunk, source))
+
+
+def _at(trunk: Registry, source: str) -> Position | None:
+    """The same of a connector, as it says it."""
+    position = _position(trunk, source)
+    return position["at"] if position is not None else None
 
 
 @contextmanager

@@ -25,7 +25,17 @@ from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sources.slices import nothing_read
-from state_ops.checkpoints.checkpoint import START, STATE, Checkpoint, StateFile, began, format_with, spans_with
+from state_ops.checkpoints.checkpoint import (
+    INPUT,
+    START,
+    STATE,
+    WITH_ARCHIVE,
+    Checkpoint,
+    StateFile,
+    began,
+    format_with,
+    spans_with,
+)
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.storage.branches import is_inherited, own_of_parent
@@ -79,6 +89,10 @@ def commit(
         FencedError: A newer owner took over.
     """
     now = datetime.now(UTC)
+    if head is not None and not any(file.kind == INPUT for file in files):  # input of later epochs may be read again
+        kept = [file for file in context.registry.files(head) if file.kind == INPUT]
+        files = [*files, *(replace(file, new=False) for file in kept)]
+        base = replace(base, format_version=max(base.format_version, WITH_ARCHIVE)) if kept else base
     sums = {name: value for name, value in base.totals.items() if name not in began(base)}
     row = replace(
         base,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.runtime.definition import FileSource
+from pipelines.runtime.connectors.source import Source
 from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.parquet_files import retyped
@@ -25,24 +25,27 @@ class FileCheck:
     """One file with its footer.
 
     Attributes:
+        landing: Where its Parquet file lies.
+        where: Its place as people know it.
         stored: The columns as Arrow stores them.
         columns: The same in canonical types.
     """
 
-    source: FileSource
+    source: Source
     landing: LandingDirectory
     file: SourceFile
     footer: pq.FileMetaData
     stored: pa.Schema
     columns: pa.Schema
+    where: str
 
     @classmethod
-    def opened(cls, source: FileSource, landing: LandingDirectory, file: SourceFile) -> FileCheck:
+    def opened(cls, source: Source, landing: LandingDirectory, file: SourceFile, where: str) -> FileCheck:
         """Read a file's footer. Raises InputError for a name that Spark cannot take, and where there is no footer."""
         landing.check_name(file)
         footer, stored = landing.parquet.footer(file)
         columns = frames.canonical_schema(retyped(stored, enums(footer, stored)))
-        return cls(source, landing, file, footer, stored, columns)
+        return cls(source, landing, file, footer, stored, columns, where)
 
     @property
     def rows(self) -> int:
@@ -116,16 +119,22 @@ class FileCheck:
             raise InputError(
                 f"The event time column {column!r} of the source {self.source.name} "
                 + (f"is {kind}, not a timestamp." if kind else "is not in the file."),
-                where=self.landing.uri(self.file),
-                next=f"Repair the file, move it out of {self.landing.directory}, or correct event_time= of the source.",
+                where=self.where,
+                next=f"{self._advice}, or correct event_time= of the source.",
             )
 
     def _unfit(self, what: str) -> InputError:
         return InputError(
             what,
-            where=self.landing.uri(self.file),
-            next=f"Repair it, or move it out of {self.landing.directory}; nothing of this epoch was applied.",
+            where=self.where,
+            next=f"{self._advice}; nothing of this epoch was applied.",
         )
+
+    @property
+    def _advice(self) -> str:
+        if self.file.part is not None:
+            return "Correct what fills the source, or declare its schema="
+        return f"Repair it, or move it out of {self.where.rpartition('/')[0]}"
 
 
 def greatest(moments: pa.ChunkedArray) -> int | None:

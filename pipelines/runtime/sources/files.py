@@ -7,21 +7,24 @@ file_check   whether a file can be read as the next one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import structlog
 
 from configs.settings import EpochSettings, S3Settings
+from pipelines.runtime.connectors.source import Lag
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
-from pipelines.runtime.sources.file_check import FileCheck, greatest
+from pipelines.runtime.sources.file_check import FileCheck
+from pipelines.runtime.sources.gathering import Gathered
+from pipelines.runtime.sources.landed import LandedFiles
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals, Position
+from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
 from state_ops.errors import InputError, VanishedError
 
@@ -40,14 +43,17 @@ def named(files: Sequence[SourceFile], most: int = 3) -> str:
     return f"{len(files)} {'file' if len(files) == 1 else 'files'}: {names}"
 
 
-class FilesReader:
+class FilesReader(SourceReader):
     """One `FileSource` with its pattern resolved.
 
     Args:
         pattern: An absolute directory or URI, then a file name pattern.
         s3: How s3:// is reached.
         only: Asked at each listing for what says which names may be read. None: all.
+        landed: Where files that are no Parquet are written as such.
     """
+
+    source: FileSource
 
     def __init__(
         self,
@@ -55,19 +61,29 @@ class FilesReader:
         pattern: str,
         s3: S3Settings | None = None,
         only: Callable[[], Callable[[str], bool]] | None = None,
+        landed: LandedFiles | None = None,
     ) -> None:
-        self.source, self.pattern, self._s3, self._only = source, pattern, s3, only
+        super().__init__(source, landed)
+        self.pattern, self._s3, self._only = pattern, s3, only
         self.landing = LandingDirectory(pattern, f"source {source.name}", s3)
         self.directory = self.landing.directory
-        self._warned: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without secrets, as S3Settings name them, and without `only`: elsewhere it reads files that were planned here.
-        return FilesReader, (self.source, self.pattern, self._s3)
+        return FilesReader, (self.source, self.pattern, self._s3, None, self.landed)
+
+    @property
+    def location(self) -> str:
+        return self.directory
+
+    def exists(self) -> bool:
+        return self.landing.exists()
 
     def uri(self, file: SourceFile) -> str:
-        """The file's place as people read it."""
-        return self.landing.uri(file)
+        return f"{self.directory}/{file.name}"
+
+    def _directory_of(self, file: SourceFile) -> LandingDirectory:
+        return self.landing if file.landed is None else super()._directory_of(file)
 
     def check(self, position: Position | None) -> Arrivals:
         """Whether reading may go on from `position`, and what has arrived: call it when a run begins and whenever it
@@ -104,18 +120,19 @@ class FilesReader:
         allowed = self._only() if self._only is not None else None
         return positions.arrivals(position, self.landing.files(), allowed)
 
-    def backlog(self, position: Position | None) -> list[SourceFile]:
-        """The files that have not been read, in name order; as `look`."""
-        return list(self.look(position).fresh)
+    def lag(self, position: Position | None) -> Lag:
+        fresh = self.look(position).fresh
+        newest = max((file.mtime_ns // 1000 for file in fresh), default=None)
+        return Lag(bytes=sum(file.size for file in fresh), newest=newest)
 
-    def plan(self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
-        """The next slice after `position`: fresh files in name order up to a limit. Opens the files' footers.
-
-        expected: schema of what was read before; without it the first file sets it. Raises InputError that names the
-        file, also for what `check` raises it, and TransientError if storage fails. A file beyond a limit is not opened,
-        so it can do no harm to the slice before it.
-        """
-        return self._planned(self.check(position).fresh, limits, expected)
+    def plan(
+        self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None, now: int | None = None
+    ) -> Slice:
+        """Fresh files in name order up to a limit; opens their footers. A file beyond a limit is not opened, so it can
+        do no harm to the slice before it. The rest is as of every source."""
+        return self._planned(
+            self.check(position).fresh, limits, expected, time.time_ns() // 1000 if now is None else now
+        )
 
     def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
         """The slice of an epoch that was, as `Slice.to_dict` recorded it. Of rows that gates had set aside it knows
@@ -136,38 +153,41 @@ class FilesReader:
         planned = self._planned([there[file["name"]] for file in files], None, expected)
         return replace(planned, left_out=tuple(left_out))
 
-    def _planned(self, fresh: Sequence[SourceFile], limits: EpochSettings | None, expected: pa.Schema | None) -> Slice:
-        """The first of these files, up to a limit. limits: None takes all."""
-        chosen: list[SourceFile] = []
+    def _planned(
+        self,
+        fresh: Sequence[SourceFile],
+        limits: EpochSettings | None,
+        expected: pa.Schema | None,
+        now: int | None = None,
+    ) -> Slice:
+        """The first of these files, up to a limit.
+
+        Args:
+            limits: None takes all.
+            now: By which event times are too far ahead; None: by nothing.
+        """
+        future = self.source.length("max_future")
+        gathered = Gathered(self.source, expected, None if now is None or future is None else now + future)
         set_aside: list[SetAside] = []
-        rows = size = 0
-        newest: int | None = None
-        schema, limited = expected, False
-        unread = dict[str, str]()
+        limited = False
         for file in fresh:
-            taken = len(chosen) + len(set_aside)
-            is_full = limits is not None and (taken >= limits.max_files or rows >= limits.max_rows)
-            if taken and limits is not None and (is_full or size + file.size > limits.max_bytes):
+            taken = len(gathered.files) + len(set_aside)
+            is_full = limits is not None and (taken >= limits.max_files or gathered.rows >= limits.max_rows)
+            if taken and limits is not None and (is_full or gathered.size + file.size > limits.max_bytes):
                 limited = True
                 break
             try:
                 with self._about(file):
-                    opened = FileCheck.opened(self.source, self.landing, file)
-                    if chosen and limits is not None and rows + opened.rows > limits.max_rows:
+                    opened = FileCheck.opened(self.source, self.landing, file, self.uri(file))
+                    if gathered.files and limits is not None and gathered.rows + opened.rows > limits.max_rows:
                         limited = True
                         break
-                    common, last = opened.schema(schema), opened.newest()
+                    gathered.add(opened, file.size)
             except InputError as error:
                 if limits is None or not self.sets_aside(file):
                     raise
                 set_aside.append(self._set_aside(file, error))
-                continue
-            schema = common
-            unread = {name: file.name for name in opened.columns.names if name not in schema.names} | unread
-            chosen.append(opened.planned(schema.names))
-            rows, size = rows + opened.rows, size + file.size
-            if last is not None:
-                newest = last if newest is None else max(newest, last)
+        unread = gathered.unread
         new_columns = [name for name in unread if self._first_time("unread", name)]
         if new_columns:
             log.warning(
@@ -175,7 +195,10 @@ class FilesReader:
                 source=self.source.name,
                 file=unread[new_columns[0]],
             )
-        return Slice(tuple(chosen), limited, newest, schema, unread=tuple(unread), set_aside=tuple(set_aside))
+        planned = Slice(
+            tuple(gathered.files), limited, None, gathered.schema, unread=tuple(unread), set_aside=tuple(set_aside)
+        )
+        return self._with_times(planned, gathered.newest)
 
     def sets_aside(self, file: SourceFile) -> bool:
         """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen.
@@ -197,15 +220,19 @@ class FilesReader:
             set_aside=(*planned.set_aside, self._set_aside(file, error)),
         )
 
-    def advance(
-        self,
-        position: Position | None,
-        files: tuple[SourceFile, ...],
-        newest: int | None = None,
-        set_aside: tuple[SetAside, ...] = (),
-    ) -> dict[str, Any]:
-        """The position after reading `files`, as `positions.advanced` says."""
-        return positions.advanced(position, self.landing.place, files, newest, set_aside)
+    def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
+        """As `positions.advanced` says."""
+        return positions.advanced(position, self.landing.place, planned.files, planned.newest, planned.set_aside)
+
+    def beyond(self, position: Position | None, other: Position | None) -> str | None:
+        read = positions.has_read(position)
+        return next((name for name in (other or {}).get("seen", ()) if not read(name)), None)
+
+    def as_read_by(self, position: dict[str, Any], other: Position | None) -> dict[str, Any]:
+        return positions.as_read_by(position, other)
+
+    def described(self, position: Position) -> dict[str, Any]:
+        return {"files read": position["files"], "last file": position["last"] or "none"}
 
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
         """What was read between two positions: the files that are there as they were, and the names of those that are
@@ -219,37 +246,6 @@ class FilesReader:
         """By name, what is there now of the files that were read between two positions and are gone (None) or not what
         they were, as far as the later position remembers names."""
         return positions.compared(then, now, self.landing.files()).others
-
-    def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
-        """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
-        files."""
-        left_out, newest = (*planned.left_out, *more), planned.newest
-        column = self.source.event_time
-        if newest is not None and column is not None:
-            newest = None
-            for file in planned.files:
-                times = self.table(file, [column]).column(column)
-                kept = np.ones(len(times), dtype=bool)
-                kept[[row.row for row in left_out if row.file == file.name]] = False
-                last = greatest(times.filter(pa.array(kept)))
-                if last is not None:
-                    newest = last if newest is None else max(newest, last)
-        return replace(planned, left_out=left_out, newest=newest)
-
-    def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs
-        one file alone. Raises as `batches`."""
-        with self._about(file):
-            return pa.concat_tables(self.landing.parquet.tables(file, columns, max(file.rows, 1)))
-
-    def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
-        """One file's columns, so many rows at a time; its bytes are whole in memory. columns: as the slice was planned.
-
-        Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
-        """
-        with self._about(file):
-            for table in self.landing.parquet.tables(file, columns.names, rows):
-                yield table.cast(columns)
 
     def verify(self, planned: Slice) -> None:
         """InputError if a file of the slice is gone or is not the file that was planned."""
@@ -272,19 +268,6 @@ class FilesReader:
         1970."""
         now = {file.name: [file.size, file.mtime_ns] for file in self.landing.stat(list(files))}
         return now == {name: list(figures) for name, figures in files.items()}
-
-    @contextmanager
-    def _about(self, file: SourceFile) -> Iterator[None]:
-        """Whatever is raised for input is about this file, as it was when it was listed."""
-        try:
-            yield
-        except InputError as error:
-            error.files = self.blamed(file)
-            raise
-
-    def blamed(self, file: SourceFile) -> dict[str, dict[str, tuple[int, int]]]:
-        """The `files` of an error whose cause is this file alone."""
-        return {self.source.name: {file.name: (file.size, file.mtime_ns)}}
 
     def _check_directory(self, position: Position | None) -> None:
         if position and position["files"]:
@@ -321,11 +304,6 @@ class FilesReader:
             now=self.landing.place,
         )
         return True
-
-    def _first_time(self, *what: Any) -> bool:
-        new = what not in self._warned
-        self._warned.add(what)
-        return new
 
     def _complain(self, position: Position, message: str) -> None:
         """Warn of files that arrived below the floor, or raise InputError, as the source wants."""

@@ -112,7 +112,7 @@ class LandingDirectory:
         """Raises InputError for a name that Spark cannot take."""
         # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped
         # path.
-        if ":" in file.name and (self._fs.type_name not in _OBJECT_STORES or self.spark_path(file) != self.uri(file)):
+        if ":" in file.stored and (self._fs.type_name not in _OBJECT_STORES or self.spark_path(file) != self.uri(file)):
             raise InputError(
                 f"The input file {file.name} has a colon in its name, so Spark cannot read it.",
                 where=self.uri(file),

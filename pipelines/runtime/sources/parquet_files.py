@@ -34,7 +34,7 @@ class ParquetFiles:
         self._fs, self._path, self._directory = fs, path, directory
 
     def uri(self, file: SourceFile) -> str:
-        return f"{self._directory}/{file.name}"
+        return f"{self._directory}/{file.stored}"
 
     def footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
         """A file's footer, and its columns as Arrow stores them; `enums` says which of them are text nevertheless."""
@@ -78,7 +78,7 @@ class ParquetFiles:
                 raise
 
     def _open(self, file: SourceFile) -> Any:
-        return self._fs.open_input_file(f"{self._path}/{file.name}")
+        return self._fs.open_input_file(f"{self._path}/{file.stored}")
 
     def _canonical(self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
         with pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:

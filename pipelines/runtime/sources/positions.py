@@ -171,6 +171,24 @@ def advanced(
     }
 
 
+def as_read_by(position: dict[str, Any], by_branch: Position | None) -> dict[str, Any]:
+    """A position with the times of change that the branch has seen: of files that were corrected these are not what
+    they were."""
+    if by_branch is None or "seen_ns" not in position:
+        return position
+    newest_times = [
+        time for time in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if time is not None
+    ]
+    changed: dict[str, Any] = {
+        "below_newest_ns": max(newest_times) if position.get("below_newest_ns") is not None else None
+    }
+    for of in ("seen_ns", "seen_bytes"):
+        if of in position:
+            branch = dict(zip(by_branch["seen"], by_branch.get(of) or (), strict=False))
+            changed[of] = [branch.get(name) or was for name, was in zip(position["seen"], position[of], strict=True)]
+    return {**position, **changed}
+
+
 def _all_set_aside(before: Mapping[str, Any] | None, more: Sequence[SetAside]) -> dict[str, Any]:
     """How many files have been set aside so far, and the last of them; nothing for a source of which none was."""
     if more:

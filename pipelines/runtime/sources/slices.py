@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
+
+from pipelines.runtime.connectors.source import Lost, Part, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class SourceFile:
         nanos: Timestamp columns that it stores in nanoseconds.
         by_arrow: It stores something that Spark cannot read, or reads as other values: unsigned numbers of 64 bits,
             nested nanoseconds, times of day and what Arrow alone has, as `footers.by_arrow` tells.
+        landed: Where its rows were written as Parquet, below the pipeline's `landed/<source>/`. None: it is Parquet.
+        part: What a connector reads again for it. None: it is a file of a directory.
     """
 
     name: str
@@ -27,6 +32,13 @@ class SourceFile:
     rows: int = 0
     nanos: tuple[str, ...] = ()
     by_arrow: bool = False
+    landed: str | None = None
+    part: Part | None = None
+
+    @property
+    def stored(self) -> str:
+        """The name of the Parquet file that has its rows."""
+        return self.landed or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,52 @@ class LeftOut:
     file: str
     row: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not be decoded and that the source sets aside (`on_bad`), as `connectors.source.Rejected`.
+
+    Attributes:
+        file: The file or part that has the row.
+        row: The line in the file, or the offset in the partition.
+    """
+
+    file: str
+    row: int
+    reason: str
+    raw: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """A file of a slice that its checkpoint names.
+
+    Attributes:
+        path: Below the pipeline's storage.
+        digest: sha256.
+        rows: None for the note of what the slice was.
+        new: This slice has put it there, and no earlier checkpoint.
+    """
+
+    path: str
+    bytes: int
+    digest: str
+    rows: int | None
+    new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTime:
+    """Where the event time of one partition of a source stands.
+
+    Attributes:
+        newest: The newest event time in microseconds; None: it has had no rows.
+        quiet_since: The processing time in microseconds since which its end has been reached; None: there is more.
+    """
+
+    newest: int | None = None
+    quiet_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +143,14 @@ class Slice:
         left_out: Rows of the files that nobody gets to see.
         unread: Columns that some of the files have beside those, which nobody reads.
         set_aside: Files that are not among `files`, because they cannot be read.
+        bad_rows: Rows that are in no file, because they could not be decoded.
+        position: Of a connector, behind the slice; None: the source is a directory of files.
+        partitions: By name, where each partition's event time stands before the rows of the slice.
+        seen: By partition, the newest event time of its rows here.
+        now: The processing time by which it was planned, in microseconds.
+        lost: What was left out because it is gone.
+        begin: Of a connector, where the slice begins.
+        archived: The files that the epoch's checkpoint is to name, since the source is archived.
     """
 
     files: tuple[SourceFile, ...]
@@ -94,6 +160,14 @@ class Slice:
     left_out: tuple[LeftOut, ...] = ()
     unread: tuple[str, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
+    bad_rows: tuple[BadRow, ...] = ()
+    position: Position | None = None
+    partitions: Mapping[str, PartitionTime] = field(default_factory=dict)
+    seen: Mapping[str, int] = field(default_factory=dict)
+    now: int | None = None
+    lost: tuple[Lost, ...] = ()
+    begin: Position | None = None
+    archived: tuple[ArchivedFile, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -109,15 +183,18 @@ class Slice:
         return sorted(position(number[row.file], row.row) for row in self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
-        files = [
-            {
-                name: list(value) if name == "nanos" else value
-                for name, value in asdict(file).items()
-                if name != "by_arrow"
-            }
-            for file in self.files
-        ]  # as JSON gives it back
-        raw: dict[str, Any] = {"files": files, "rows": self.rows, "limited": self.limited}
+        raw: dict[str, Any] = {
+            "files": [_file_to_dict(file) for file in self.files],
+            "rows": self.rows,
+            "limited": self.limited,
+        }
+        if self.position is not None:
+            raw["newest"] = self.newest
+            raw["now"] = self.now
+        if self.bad_rows:
+            raw["bad_rows"] = len(self.bad_rows)
+        if self.lost:
+            raw["lost"] = [asdict(lost) for lost in self.lost]
         if self.left_out:
             raw["excluded"] = {
                 name: sorted(entry.row for entry in self.left_out if entry.file == name)
@@ -126,6 +203,15 @@ class Slice:
         if self.set_aside:
             raw["set_aside"] = [entry.to_dict() for entry in self.set_aside]
         return raw
+
+
+def _file_to_dict(file: SourceFile) -> dict[str, Any]:
+    """As JSON gives it back."""
+    raw = {"name": file.name, "size": file.size, "mtime_ns": file.mtime_ns, "rows": file.rows}
+    raw["nanos"] = list(file.nanos)
+    if file.part is not None:
+        raw["part"] = {"partition": file.part.partition, "place": dict(file.part.place)}
+    return raw
 
 
 def nothing_read() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pipelines.runtime.sources import landing as landing_directory
 from pipelines.runtime.sources import parquet_files, positions
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.slices import Slice
 from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
 
@@ -31,6 +32,9 @@ def landing(tmp_path) -> Path:
     made = tmp_path / "landing"
     made.mkdir()
     return made
+
+
+EMPTY_SLICE = Slice((), False, None, None)
 
 
 def reader_of(landing: Path, **options) -> FilesReader:
@@ -48,7 +52,7 @@ def put(landing: Path, name: str, *, ns: int, rows: int = 1, columns: dict | Non
 def read(reader: FilesReader, position: dict | None = None) -> dict:
     """Plan and read all that waits; the position as the registry gives it back."""
     planned = reader.plan(position, LIMITS, None)
-    return json.loads(json.dumps(reader.advance(position, planned.files)))
+    return json.loads(json.dumps(reader.advance(position, planned)))
 
 
 def names(planned) -> list[str]:
@@ -207,7 +211,7 @@ def test_a_corrupt_file_beyond_a_limit_does_not_block_the_good_ones_before_it(la
 
     assert (names(planned), planned.limited) == (["1"], True)
     with pytest.raises(InputError, match=r"2\.parquet is not a readable Parquet file"):
-        reader.plan(reader.advance(None, planned.files), limits, None)
+        reader.plan(reader.advance(None, planned), limits, None)
 
 
 def test_limits_cut_where_the_next_file_would_exceed_them(landing):
@@ -328,7 +332,7 @@ def test_a_directory_that_is_gone_is_reported_but_one_may_look(landing):
 def test_a_directory_that_is_yet_to_come_is_warned_of_once(landing, position):
     landing.rmdir()
     reader = reader_of(landing)
-    position = reader.advance(None, ()) if position else None
+    position = reader.advance(None, EMPTY_SLICE) if position else None
     with capture_logs() as logs:
         for _ in range(3):
             reader.check(position)
@@ -387,7 +391,7 @@ def test_a_directory_that_moved_as_a_whole_is_the_same(landing, tmp_path):
         planned = reader.plan(position, LIMITS, None)
     assert [line["event"] for line in logs] == ["the landing directory has moved"]
     assert names(planned) == ["3"]
-    assert reader.advance(position, planned.files)["directory"] == str(moved)
+    assert reader.advance(position, planned)["directory"] == str(moved)
 
 
 def test_a_directory_and_its_uri_are_one(landing):
@@ -395,7 +399,7 @@ def test_a_directory_and_its_uri_are_one(landing):
     position = read(reader_of(landing))
     uri = FilesReader(FileSource("x"), f"file://{landing}/*.parquet")
     uri.check(position)
-    assert uri.advance(None, ())["directory"] == str(landing)
+    assert uri.advance(None, EMPTY_SLICE)["directory"] == str(landing)
 
 
 @pytest.mark.parametrize("place", ["key:secret@bucket/landing", "bucket/landing?secret_key=secret"])

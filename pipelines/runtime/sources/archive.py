@@ -1,0 +1,121 @@
+"""What a source has read is kept, so that it can be read again when the source has lost it.
+
+Each slice of a source with `archive=True` leaves its landed files and a note of what it was, under the position that it
+began at. The epoch's checkpoint names them like files of state, and so does every later one as long as a retained
+checkpoint lies before them: a rewind, a fork or a backfill that goes on from there finds the slice under its position,
+and takes it as it was instead of asking the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from pipelines.runtime.connectors.source import Lost, Part, Planned, Position
+from pipelines.runtime.sources.slices import ArchivedFile, BadRow, SourceFile
+from state_ops.checkpoints.checkpoint import INPUT, StateFile
+from state_ops.errors import DamageError
+from state_ops.ids import AttemptId, CheckpointId
+from state_ops.storage.storage import Storage
+
+Archives = Callable[[], list[tuple[Storage, list[StateFile]]]]
+"""Where archived files lie, and what the newest checkpoint there lists: the pipeline's own first, then, for a branch,
+that of its pipeline."""
+
+
+def key(position: Position) -> str:
+    """What stands for a position in names."""
+    return hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def note(planned: Planned, files: Iterable[SourceFile], bad_rows: Iterable[BadRow]) -> bytes:
+    """What a slice was, as JSON; `noted` gives it back."""
+    raw = {
+        "position": dict(planned.position),
+        "limited": planned.limited,
+        "ends": dict(planned.ends),
+        "lost": [asdict(lost) for lost in planned.lost],
+        "files": [_file(file) for file in files],
+        "bad_rows": [asdict(row) for row in bad_rows],
+    }
+    return json.dumps(raw).encode()
+
+
+def _file(file: SourceFile) -> dict[str, Any]:
+    assert file.part is not None, "a connector has planned it"
+    return {"landed": file.landed, "size": file.size, "part": {**asdict(file.part), "place": dict(file.part.place)}}
+
+
+def noted(raw: bytes) -> tuple[Planned, list[tuple[SourceFile, list[BadRow]]]]:
+    """A slice that was: the plan, and its landed files with their bad rows."""
+    slice = json.loads(raw)
+    parts = [Part(**file["part"]) for file in slice["files"]]
+    lost = tuple(Lost(**entry) for entry in slice["lost"])
+    planned = Planned(tuple(parts), slice["position"], slice["limited"], slice["ends"], lost)
+    bad_rows = [BadRow(**row) for row in slice["bad_rows"]]
+    files = [
+        (
+            SourceFile(part.name, file["size"], 0, landed=file["landed"], part=part),
+            [row for row in bad_rows if row.file == part.name],
+        )
+        for part, file in zip(parts, slice["files"], strict=True)
+    ]
+    return planned, files
+
+
+def named(files: Iterable[ArchivedFile], source: str, begin: Position, epoch: CheckpointId) -> tuple[StateFile, ...]:
+    """Files of a slice as a checkpoint's listing has them.
+
+    Args:
+        begin: Where the slice begins.
+        epoch: The checkpoint that has read it.
+    """
+    name = f"{int(epoch)}/{key(begin)}"
+    return tuple(
+        StateFile(
+            source,
+            0,
+            INPUT,
+            f"{name}/{number}",
+            file.path,
+            file.bytes,
+            file.digest,
+            file.new,
+            AttemptId(""),
+            rows=file.rows,
+        )
+        for number, file in enumerate(files)
+    )
+
+
+def needed(listing: Iterable[StateFile], oldest: CheckpointId) -> list[StateFile]:
+    """The archived files that somebody may read again. oldest: the id of the oldest checkpoint that is retained."""
+    return [file for file in listing if file.kind == INPUT and int(file.name.split("/")[0]) > oldest]
+
+
+def found(listing: Iterable[StateFile], source: str, begin: Position) -> tuple[StateFile, ...]:
+    """The files of the slice that begins at a position, its note first; none if it is not archived."""
+    at = key(begin)
+    slices: dict[str, list[StateFile]] = {}
+    for file in listing:
+        if file.kind == INPUT and file.operator == source and file.name.split("/")[1] == at:
+            slices.setdefault(file.name.rpartition("/")[0], []).append(file)
+    if not slices:
+        return ()
+    newest = max(slices, key=lambda name: int(name.split("/")[0]))
+    return tuple(sorted(slices[newest], key=lambda file: int(file.name.rpartition("/")[2])))
+
+
+def read(storage: Storage, file: StateFile) -> bytes:
+    """An archived file's bytes. Raises DamageError if it is not what was archived."""
+    data = storage.read_bytes(file.path)
+    if data is None or hashlib.sha256(data).hexdigest() != file.digest:
+        raise DamageError(
+            f"Archived input {'is gone' if data is None else 'has changed'}.",
+            where=storage.full(file.path),
+            next="Nothing was applied. `weir fsck` says what else is damaged; put the object back.",
+        )
+    return data

@@ -1,0 +1,60 @@
+"""The files of one slice as they are gathered: their common columns, how many rows they have, how far event time is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.runtime.connectors.source import Source
+from pipelines.runtime.sources.file_check import FileCheck
+from pipelines.runtime.sources.slices import BadRow, SourceFile
+from state_ops.errors import InputError
+
+
+@dataclass
+class Gathered:
+    """What is taken so far.
+
+    Attributes:
+        source: Whose files they are.
+        schema: The columns that all have; at first those of earlier slices.
+        latest: The latest event time that a file may have in microseconds; None: any.
+        size: The bytes of the files as they were listed.
+        newest: By partition, the newest event time in microseconds.
+        unread: By column that nobody reads, a file that has it.
+    """
+
+    source: Source
+    schema: pa.Schema | None
+    latest: int | None = None
+    files: list[SourceFile] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+    newest: dict[str, int] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    bad_rows: list[BadRow] = field(default_factory=list)
+
+    def add(self, opened: FileCheck, size: int, bad_rows: tuple[BadRow, ...] = ()) -> None:
+        """Take a file. Raises InputError, and takes nothing then, if it does not fit the others."""
+        schema, last = opened.schema(self.schema), opened.newest()
+        if last is not None and self.latest is not None and last > self.latest:
+            raise InputError(
+                f"An event time of {opened.file.name} lies further ahead than max_future allows: "
+                f"{_shown(last)} in {self.source.event_time}.",
+                where=opened.where,
+                next='Repair it, or set such input aside with on_bad="quarantine"; nothing of this epoch was applied.',
+            )
+        self.schema = schema
+        name, partition = opened.file.name, opened.file.part.partition if opened.file.part is not None else ""
+        self.unread = {column: name for column in opened.columns.names if column not in schema.names} | self.unread
+        self.files.append(opened.planned(schema.names))
+        self.rows, self.size = self.rows + opened.rows, self.size + size
+        self.bad_rows += bad_rows
+        if last is not None:
+            self.newest[partition] = max(last, self.newest.get(partition, last))
+
+
+def _shown(moment: int) -> Any:
+    return pa.scalar(moment, pa.timestamp("us", "UTC")).cast(pa.string()).as_py()

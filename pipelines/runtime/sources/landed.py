@@ -1,0 +1,169 @@
+"""Where rows that are no Parquet files of their own are written as such before an epoch reads them.
+
+One file a part, below the pipeline's `landed/<source>/`, under a name that no other try has. Nothing but the slice of
+an epoch in flight names it; whoever owns the pipeline deletes it once that epoch has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from configs.settings import S3Settings
+from pipelines.runtime.connectors.source import Batch, Rejected
+from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.slices import SourceFile
+from state_ops.arrow import frames
+from state_ops.errors import InputError
+from state_ops.storage.storage import Storage
+
+LANDED = "landed"
+_MOST_REJECTED = 10_000  # rows of one part: each of them is held in memory
+_ROW_GROUP = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LandedPart:
+    """A part as Parquet.
+
+    Attributes:
+        stored: The name of its file.
+        size: Of the file, in bytes.
+        digest: Its sha256.
+        rejected: The rows that are not in it.
+    """
+
+    stored: str
+    size: int
+    digest: str
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True)
+class LandedFiles:
+    """The files of one source.
+
+    Attributes:
+        root: The pipeline's storage.
+        source: The source's name.
+        s3: How s3:// is reached.
+        scratch: A local directory for files that are being written.
+    """
+
+    root: str
+    source: str
+    s3: S3Settings | None
+    scratch: Path
+
+    @cached_property
+    def directory(self) -> LandingDirectory:
+        """Where they are read from."""
+        return LandingDirectory(f"{self.root}/{LANDED}/{self.source}/*.parquet", f"source {self.source}", self.s3)
+
+    @cached_property
+    def storage(self) -> Storage:
+        return Storage(self.root, self.s3 or S3Settings())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LandedFiles, (self.root, self.source, self.s3, self.scratch)
+
+    def land(self, batches: Iterable[Batch], event_time: str | None, latest: int | None, where: str) -> LandedPart:
+        """Write the rows of one part.
+
+        Args:
+            event_time: The source's column of that.
+            latest: The latest event time in microseconds that a row may have; None: any.
+            where: The part's place, for errors.
+
+        Raises:
+            InputError: More than 10,000 rows are bad, or the part has no columns.
+        """
+        stored, rejected = f"{uuid.uuid4().hex}.parquet", list[Rejected]()
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.scratch, suffix=".parquet") as local:
+            writer: pq.ParquetWriter | None = None
+            count = 0
+            try:
+                for batch in batches:
+                    rows, late = _not_later(frames.canonical(batch.rows), event_time, latest, count)
+                    count += batch.rows.num_rows
+                    rejected += [*batch.rejected, *late]
+                    if len(rejected) > _MOST_REJECTED:
+                        raise _too_many(where, rejected)
+                    if writer is None:
+                        writer = pq.ParquetWriter(local.name, rows.schema, compression="lz4", write_page_checksum=True)
+                    writer.write_table(rows.cast(writer.schema), _ROW_GROUP)
+            finally:
+                if writer is not None:
+                    writer.close()
+            if writer is None:
+                raise InputError(
+                    "There is nothing in it that tells its columns.",
+                    where=where,
+                    next="Let it have a row or a header, or declare the source's schema=.",
+                )
+            size, digest = self.storage.put_file(Path(local.name), self.path(stored))
+        return LandedPart(stored, size, digest, tuple(rejected))
+
+    def path(self, stored: str) -> str:
+        """Below the pipeline's storage."""
+        return f"{LANDED}/{self.source}/{stored}"
+
+    def put(self, data: bytes, ending: str) -> tuple[str, str]:
+        """Write a file as it is; returns its name, and its sha256."""
+        stored = f"{uuid.uuid4().hex}.{ending}"
+        self.storage.put_bytes(self.path(stored), data)
+        return stored, hashlib.sha256(data).hexdigest()
+
+    def delete(self, files: Iterable[SourceFile]) -> None:
+        """Remove the files of an epoch that has ended."""
+        for file in files:
+            if file.landed is not None:
+                self.storage.delete(self.path(file.landed))
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[LandedFiles]:
+        """The same source in a directory of this host, which is removed: for who looks at rows, and owns nothing."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.scratch) as root:
+            yield LandedFiles(root, self.source, None, self.scratch)
+
+
+def _not_later(
+    rows: pa.Table, event_time: str | None, latest: int | None, first: int
+) -> tuple[pa.Table, list[Rejected]]:
+    """The rows whose event time is not beyond the latest one, and what is said of the others. first: the number of rows
+    before these."""
+    if latest is None or event_time is None or event_time not in rows.column_names:
+        return rows, []
+    if not pa.types.is_timestamp(rows.schema.field(event_time).type):  # refused by name, once the file is looked at
+        return rows, []
+    is_later = pc.fill_null(pc.greater(rows.column(event_time).cast(pa.int64()), latest), False)
+    if not pc.any(is_later).as_py():
+        return rows, []
+    numbers = pc.indices_nonzero(is_later).to_pylist()
+    shown = frames.python_rows(rows.filter(is_later))
+    late = [
+        Rejected(first + number + 1, f"{event_time} lies too far ahead: {row[event_time]}", str(row)[:4096])
+        for number, row in zip(numbers, shown, strict=True)
+    ]
+    return rows.filter(pc.invert(is_later)), late
+
+
+def _too_many(where: str, rejected: list[Rejected]) -> InputError:
+    first = rejected[0]
+    return InputError(
+        f"More than {_MOST_REJECTED} rows cannot be decoded, the first at {first.number}: {first.reason}",
+        where=where,
+        next="Correct the source's format or schema; nothing of this epoch was applied.",
+    )

@@ -1,0 +1,402 @@
+"""A source behind a connector: its parts are read and written as Parquet files before an epoch reads them.
+
+    position -> connector.plan -> parts -> connector.read, in threads -> landed files -> Slice
+
+A position is a dict, as the checkpoint's row has it: `at`, which the connector alone understands; `partitions`, where
+the event time of each stands; and how much has been read so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from configs.settings import EpochSettings
+from pipelines.runtime.connectors.source import (
+    Connector,
+    Lag,
+    Limits,
+    Opening,
+    Part,
+    Planned,
+    Position,
+    Source,
+)
+from pipelines.runtime.sources import archive
+from pipelines.runtime.sources.archive import Archives
+from pipelines.runtime.sources.file_check import FileCheck
+from pipelines.runtime.sources.gathering import Gathered
+from pipelines.runtime.sources.landed import LandedFiles
+from pipelines.runtime.sources.positions import Arrivals
+from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
+from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
+from state_ops.checkpoints.checkpoint import StateFile
+from state_ops.errors import InputError, LostError
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+log = structlog.get_logger("weir.source")
+
+_THREADS = 4
+_EVERYTHING = Limits(1 << 31, 1 << 62, 1 << 62)
+_IN_SIGHT = Limits(256, 1 << 62, 1 << 62)  # a look need not count what has no end
+_PREVIEWED = Limits(4, 1_000, 16 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """A slice that was read before and is kept.
+
+    Attributes:
+        planned: What it was.
+        landed: Its files with their bad rows.
+        storage: Where it is.
+        files: As a checkpoint there lists it, the note first.
+        is_here: In this pipeline's own storage, not in that of the pipeline that a branch was forked from.
+    """
+
+    planned: Planned
+    landed: list[tuple[SourceFile, list[BadRow]]]
+    storage: Storage
+    files: tuple[StateFile, ...]
+    is_here: bool
+
+
+class PartsReader(SourceReader):
+    """One source with the connector that its definition opens.
+
+    Args:
+        opening: What the definition is opened with; elsewhere, where landed files alone are read, None.
+        upto: Asked at each plan for the position that must not be passed; None: there is none.
+        archives: Asked once for what is archived.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        opening: Opening | None,
+        landed: LandedFiles,
+        upto: Callable[[], Position | None] | None = None,
+        archives: Archives | None = None,
+    ) -> None:
+        super().__init__(source, landed)
+        self._opening, self._upto, self._archives = opening, upto, archives
+        self._idle_after = source.length("idle_after")
+        self._kept: list[tuple[Storage, list[StateFile]]] | None = None
+        self._connector: Connector | None = None
+        self._begin: Position | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without secrets: elsewhere it reads files that were landed here.
+        return PartsReader, (self.source, None, self.landed)
+
+    @property
+    def connector(self) -> Connector:
+        """Opened by the first who asks."""
+        if self._connector is None:
+            assert self._opening is not None, "it is opened where slices are planned"
+            self._connector = self.source.open(self._opening)
+        return self._connector
+
+    @property
+    def location(self) -> str:
+        return f"{self.source.kind} {self.source.name}"
+
+    def exists(self) -> bool:
+        return True
+
+    def uri(self, file: SourceFile) -> str:
+        if self._opening is None or file.part is None:
+            return f"{self.location}: {file.name}"
+        return self.connector.where(file.part)
+
+    def _at(self, position: Position | None) -> Position:
+        """Where the connector goes on. What `start` says is found once: "latest" must not move on."""
+        if position is not None:
+            at: Position = position["at"]
+            return at
+        if self._begin is None:
+            start = self.source.start
+            self._begin = self.connector.begin(dict(start) if isinstance(start, tuple) else start)
+        return self._begin
+
+    def look(self, position: Position | None) -> Arrivals:
+        at, upto = self._at(position), self._upto() if self._upto is not None else None
+        fresh = [_waiting(part) for part in self._ahead(at, upto, _IN_SIGHT)[0]]
+        if not fresh and position is not None and self._would_move(position):
+            fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
+        return Arrivals(tuple(fresh), (), ())
+
+    def lag(self, position: Position | None) -> Lag:
+        return self.connector.lag(self._at(position))
+
+    def plan(
+        self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None, now: int | None = None
+    ) -> Slice:
+        now = time.time_ns() // 1000 if now is None else now
+        bounds = Limits(limits.max_files, limits.max_rows, limits.max_bytes)
+        return self._slice(position, bounds, expected, now)
+
+    def preview(self, position: Position | None, _: EpochSettings, expected: pa.Schema | None) -> Slice:
+        assert self.landed is not None, "a connector's rows are landed"
+        with self.landed.elsewhere() as landed:
+            reader = PartsReader(self.source, self._opening, landed, self._upto)
+            reader._connector = self.connector
+            return reader._slice(position, _PREVIEWED, expected, time.time_ns() // 1000)
+
+    def _slice(self, position: Position | None, limits: Limits, expected: pa.Schema | None, now: int) -> Slice:
+        upto = self._upto() if self._upto is not None else None
+        before = _times(position)
+        begin = self._at(position)
+        kept = self._slice_at(begin)
+        if kept is not None:
+            planned = kept.planned
+            landed, archived = self._taken(kept)
+            gathered = self._gathered(landed, expected)
+        else:
+            planned = self.connector.plan(begin, limits, upto, self._too_far_ahead(before, now))
+            for lost in planned.lost:
+                log.warning("a part of the source is lost", source=self.source.name, where=lost.where, what=lost.what)
+            gathered, archived = self._landed(planned.parts, expected, now)
+            if self.source.archive:
+                archived = (self._noted(planned, gathered.files, gathered.bad_rows), *archived)
+        return self._with_times(
+            Slice(
+                tuple(gathered.files),
+                planned.limited,
+                None,
+                gathered.schema,
+                unread=tuple(gathered.unread),
+                bad_rows=tuple(gathered.bad_rows),
+                position=planned.position,
+                partitions=_quiet(before, planned, now),
+                now=now,
+                lost=planned.lost,
+                begin=begin,
+                archived=archived,
+            ),
+            gathered.newest,
+        )
+
+    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
+        parts = [
+            Part(file["name"], file["part"]["partition"], file["part"]["place"], file["rows"])
+            for file in recorded["files"]
+        ]
+        gathered, _ = self._landed(parts, expected, None)
+        for file, was in zip(gathered.files, recorded["files"], strict=True):
+            if file.rows != was["rows"]:
+                raise InputError(
+                    f"{file.name} had {was['rows']} rows when it was read, and has {file.rows} now.",
+                    where=self.uri(file),
+                    next="What was read cannot be read again as it was; a source that changes needs archive=True.",
+                )
+        left_out = [
+            LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
+        ]
+        return Slice(
+            tuple(gathered.files), False, recorded.get("newest"), gathered.schema, tuple(left_out),
+            bad_rows=tuple(gathered.bad_rows),
+        )  # fmt: skip
+
+    def _landed(
+        self, parts: Sequence[Part], expected: pa.Schema | None, now: int | None
+    ) -> tuple[Gathered, tuple[ArchivedFile, ...]]:
+        """Parts as Parquet files, and these as a checkpoint of an archived source names them. now: by which event times
+        are too far ahead."""
+        future = self.source.length("max_future")
+        latest = now + future if future is not None and now is not None else None
+        assert self.landed is not None, "a connector's rows are landed"
+        landed = together(partial(self._land, latest), parts, at_once=_THREADS)
+        try:
+            gathered = self._gathered([(file, bad_rows) for file, bad_rows, _ in landed], expected)
+        except BaseException:
+            self.landed.delete(file for file, _, _ in landed)
+            raise
+        if not self.source.archive:
+            return gathered, ()
+        return gathered, tuple(
+            ArchivedFile(self.landed.path(file.stored), file.size, digest, gathered.files[number].rows)
+            for number, (file, _, digest) in enumerate(landed)
+        )
+
+    def _gathered(self, landed: Sequence[tuple[SourceFile, list[BadRow]]], expected: pa.Schema | None) -> Gathered:
+        gathered = Gathered(self.source, expected)
+        for file, bad_rows in landed:
+            with self._about(file):
+                accepted = self._accepted(bad_rows, self.uri(file))
+                opened = FileCheck.opened(self.source, self._directory_of(file), file, self.uri(file))
+                gathered.add(opened, file.size, accepted)
+        return gathered
+
+    def _land(self, latest: int | None, part: Part, _: object) -> tuple[SourceFile, list[BadRow], str]:
+        assert self.landed is not None, "a connector's rows are landed"
+        connector, where = self.connector, self.connector.where(part)
+        landed = self.landed.land(connector.read(part), self.source.event_time, latest, where)
+        bad_rows = [BadRow(part.name, row.number, row.reason, row.raw) for row in landed.rejected]
+        return SourceFile(part.name, landed.size, 0, landed=landed.stored, part=part), bad_rows, landed.digest
+
+    # -- what is archived
+
+    def _noted(self, planned: Planned, files: Sequence[SourceFile], bad_rows: Sequence[BadRow]) -> ArchivedFile:
+        assert self.landed is not None, "a connector's rows are landed"
+        data = archive.note(planned, files, bad_rows)
+        stored, digest = self.landed.put(data, "json")
+        return ArchivedFile(self.landed.path(stored), len(data), digest, None)
+
+    def _slice_at(self, begin: Position) -> Archived | None:
+        """The archived slice that begins at a position; None: there is none."""
+        if not self.source.archive:
+            return None
+        if self._kept is None:
+            self._kept = self._archives() if self._archives is not None else []
+        for number, (storage, listing) in enumerate(self._kept):
+            files = archive.found(listing, self.source.name, begin)
+            if files:
+                planned, landed = archive.noted(archive.read(storage, files[0]))
+                return Archived(planned, landed, storage, files, is_here=number == 0)
+        return None
+
+    def _ahead(self, at: Position, end: Position | None, limits: Limits) -> tuple[list[Part], Planned]:
+        """The parts behind a position, archived ones first, and the connector's plan behind those. end: not beyond."""
+        parts: list[Part] = []
+        while at != end and (kept := self._slice_at(at)) is not None:
+            parts += kept.planned.parts
+            at = kept.planned.position
+        planned = self.connector.plan(at, limits, end) if at != end else Planned((), at)
+        return [*parts, *planned.parts], planned
+
+    def _taken(self, kept: Archived) -> tuple[list[tuple[SourceFile, list[BadRow]]], tuple[ArchivedFile, ...]]:
+        """An archived slice's files in this storage, and as the checkpoint is to name them. A branch copies those of
+        its pipeline."""
+        if kept.is_here:
+            return kept.landed, tuple(
+                ArchivedFile(file.path, file.bytes, file.digest, file.rows, new=False) for file in kept.files
+            )
+        assert self.landed is not None, "a connector's rows are landed"
+        landed, named = [], []
+        for (file, bad_rows), stored in zip(kept.landed, kept.files[1:], strict=True):
+            name, digest = self.landed.put(archive.read(kept.storage, stored), "parquet")
+            landed.append((replace(file, landed=name), bad_rows))
+            named.append(ArchivedFile(self.landed.path(name), stored.bytes, digest, stored.rows))
+        bad = [row for _, bad_rows in landed for row in bad_rows]
+        return landed, (self._noted(kept.planned, [file for file, _ in landed], bad), *named)
+
+    def release(self, planned: Slice) -> None:
+        if not self.source.archive:  # else the checkpoint names them
+            super().release(planned)
+
+    def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
+        old: Position = position or {"rows": 0, "parts": 0}
+        lost = old.get("lost", 0) + len(planned.lost)
+        return {
+            "kind": self.source.kind,
+            "at": planned.position if planned.position is not None else old.get("at"),
+            "newest": max([time for time in (old.get("newest"), planned.newest) if time is not None], default=None),
+            "partitions": times_to_dict(_merged(planned.partitions, planned.seen)) or old.get("partitions", {}),
+            "rows": old["rows"] + planned.rows,
+            "parts": old["parts"] + len(planned.files),
+            **({"lost": lost} if lost else {}),
+        }
+
+    def verify(self, planned: Slice) -> None:
+        if self.source.archive:  # what was read is kept
+            return
+        self.connector.verify([file.part for file in planned.files if file.part is not None])
+
+    def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
+        if now is None:
+            return [], []
+        try:
+            parts, planned = self._ahead(self._at(then), now["at"], _EVERYTHING)
+        except LostError as error:
+            return [], [error.what.rstrip(".")]
+        return [_waiting(part) for part in parts], [f"{lost.where}: {lost.what}" for lost in planned.lost]
+
+    def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
+        return dict.fromkeys(self.again(then, now)[1])
+
+    def beyond(self, position: Position | None, other: Position | None) -> str | None:
+        return next((file.name for file in self.again(position, other)[0]), None)
+
+    def described(self, position: Position) -> dict[str, Any]:
+        lost = {"losses": position["lost"]} if "lost" in position else {}
+        return {"rows read": position["rows"], "partitions": len(position.get("partitions", {})), **lost}
+
+    def committed(self, position: Position) -> None:
+        self.connector.committed(position["at"])
+
+    # -- event time by partition
+
+    def _with_times(self, planned: Slice, newest: Mapping[str, int]) -> Slice:
+        """The slice with the event time of the source: the least of its partitions that are not idle."""
+        if self.source.event_time is None or planned.now is None:
+            return planned
+        partitions = _merged(planned.partitions, newest)
+        return replace(planned, seen=newest, newest=self._event_time(partitions, planned.now))
+
+    def _event_time(self, partitions: Mapping[str, PartitionTime], now: int) -> int | None:
+        active = [of.newest for of in partitions.values() if not self._is_idle(of, now)]
+        if not active:  # the last one to fall silent says how far they all were
+            return max((of.newest for of in partitions.values() if of.newest is not None), default=None)
+        return None if None in active else min(time for time in active if time is not None)
+
+    def _is_idle(self, of: PartitionTime, now: int) -> bool:
+        after = self._idle_after
+        return after is not None and of.quiet_since is not None and now - of.quiet_since >= after
+
+    def _would_move(self, position: Position) -> bool:
+        """Whether event time goes on without a row, since a partition has become idle."""
+        if self.source.event_time is None:
+            return False
+        past, newest = position.get("newest"), self._event_time(_times(position), time.time_ns() // 1000)
+        return newest is not None and (past is None or newest > past)
+
+    def _too_far_ahead(self, partitions: Mapping[str, PartitionTime], now: int) -> frozenset[str]:
+        """The partitions that wait for slower ones."""
+        max_ahead = self.source.length("max_ahead")
+        if max_ahead is None:
+            return frozenset()
+        active = {name: of for name, of in partitions.items() if not self._is_idle(of, now)}
+        times = {name: of.newest for name, of in active.items() if of.newest is not None}
+        if not times:
+            return frozenset()
+        if any(of.newest is None and of.quiet_since is None for of in active.values()):  # of these nothing is known yet
+            return frozenset(times)
+        most = min(times.values()) + max_ahead
+        return frozenset(name for name, of in partitions.items() if of.newest is not None and of.newest > most)
+
+
+def _waiting(part: Part) -> SourceFile:
+    return SourceFile(part.name, part.bytes or 0, 0, part.rows or 0)
+
+
+def _times(position: Position | None) -> dict[str, PartitionTime]:
+    return times_from_dict((position or {}).get("partitions", {}))
+
+
+def _merged(partitions: Mapping[str, PartitionTime], seen: Mapping[str, int]) -> dict[str, PartitionTime]:
+    """Partitions with the newest event times of some more rows."""
+    times = {
+        name: [time for time in (of.newest, seen.get(name)) if time is not None] for name, of in partitions.items()
+    }
+    return {name: replace(of, newest=max(times[name], default=None)) for name, of in partitions.items()}
+
+
+def _quiet(before: Mapping[str, PartitionTime], planned: Planned, now: int) -> dict[str, PartitionTime]:
+    """Since when the end of each partition has been reached, behind this plan."""
+    read = {part.partition for part in planned.parts}
+    times = {}
+    for name, is_end in planned.ends.items():
+        was = before.get(name, PartitionTime())
+        quiet_since = None
+        if is_end:
+            quiet_since = now if name in read or was.quiet_since is None else was.quiet_since
+        times[name] = replace(was, quiet_since=quiet_since)
+    return times

@@ -1,0 +1,250 @@
+"""What the engine asks of a source, whatever it is: a slice of rows that lie in Parquet files.
+
+`files` reads a directory, `parts` a connector. Everything that epochs, gates, branches and commands ask is here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from configs.settings import EpochSettings
+from pipelines.runtime.connectors.source import Lag, Position, Source
+from pipelines.runtime.sources.file_check import greatest
+from pipelines.runtime.sources.landed import LandedFiles
+from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.positions import Arrivals
+from pipelines.runtime.sources.slices import BadRow, LeftOut, PartitionTime, Slice, SourceFile
+from state_ops.errors import InputError
+
+log = structlog.get_logger("weir.source")
+
+
+class SourceReader(ABC):
+    """One source, opened.
+
+    Args:
+        landed: Where its rows are written that are no Parquet files of their own.
+    """
+
+    def __init__(self, source: Source, landed: LandedFiles | None) -> None:
+        self.source, self.landed = source, landed
+        self._warned: set[tuple[Any, ...]] = set()
+
+    # -- how far it is read
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Where it is, as people know it."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is anything at its location."""
+
+    @abstractmethod
+    def look(self, position: Position | None) -> Arrivals:
+        """What has arrived behind a position; nothing is read, and nothing found amiss."""
+
+    def check(self, position: Position | None) -> Arrivals:
+        """The same, and whether reading may go on from there. Raises InputError."""
+        return self.look(position)
+
+    def backlog(self, position: Position | None) -> list[SourceFile]:
+        """What has not been read; as `look`."""
+        return list(self.look(position).fresh)
+
+    @abstractmethod
+    def lag(self, position: Position | None) -> Lag:
+        """How much waits behind a position."""
+
+    def say_again(self, arrived: Arrivals) -> None:  # noqa: B027 - most sources deliver nothing again
+        """Warn of what was delivered again and is not read, once for each delivery."""
+
+    @abstractmethod
+    def plan(
+        self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None, now: int | None = None
+    ) -> Slice:
+        """The next slice behind a position, whose rows are Parquet files from then on.
+
+        Args:
+            limits: How much it may hold.
+            expected: The columns of what was read before; without them the first file sets them.
+            now: The processing time in microseconds, by which partitions are idle and event times too far ahead; None:
+                by the clock.
+
+        Raises:
+            InputError: What is wrong, by the file's name.
+            TransientError: The source or the storage fails in a way that may pass.
+        """
+
+    def preview(self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
+        """The same for who only looks at columns: nothing stays of it."""
+        return self.plan(position, limits, expected)
+
+    @abstractmethod
+    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
+        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if it cannot be read as it
+        was."""
+
+    @abstractmethod
+    def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
+        """The position behind a slice that was planned behind `position`."""
+
+    @abstractmethod
+    def verify(self, planned: Slice) -> None:
+        """Before a commit: InputError if something of the slice is gone or is not what was read."""
+
+    @abstractmethod
+    def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
+        """What lies between two positions: what can be read again as it was, and in words what cannot."""
+
+    @abstractmethod
+    def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
+        """By name, what lies between two positions and is not what was read; None: it is gone."""
+
+    @abstractmethod
+    def beyond(self, position: Position | None, other: Position | None) -> str | None:
+        """The name of something that `other` has read and `position` has not; None: there is nothing."""
+
+    def as_read_by(
+        self,
+        position: dict[str, Any],
+        other: Position | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """A position that remembers what is there as `other` has seen it, in a branch that read corrected input."""
+        return position
+
+    @abstractmethod
+    def described(self, position: Position) -> dict[str, Any]:
+        """What people are shown of a position, by its title."""
+
+    def release(self, planned: Slice) -> None:
+        """The epoch of this slice has ended: what was written for it alone may go."""
+        if self.landed is not None:
+            self.landed.delete(planned.files)
+
+    def committed(self, position: Position) -> None:  # noqa: B027 - most sources need not be told
+        """A checkpoint with this position is committed."""
+
+    # -- bad input
+
+    def sets_aside(self, file: SourceFile) -> bool:  # noqa: ARG002
+        """Whether a file that cannot be read is left out as a whole."""
+        return False
+
+    def without_file(self, planned: Slice, file: SourceFile, error: InputError, expected: pa.Schema | None) -> Slice:
+        """The same slice without a file that cannot be read and that the source sets aside."""
+        raise NotImplementedError(f"{type(self).__name__} sets no file aside")
+
+    def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:  # noqa: ARG002
+        """Whether what an epoch could not read is there as it saw it. files: by name, size in bytes and time of change
+        in ns since 1970."""
+        return True
+
+    def blamed(self, file: SourceFile) -> dict[str, dict[str, tuple[int, int]]]:
+        """The `files` of an error whose cause is this file alone."""
+        return {self.source.name: {file.name: (file.size, file.mtime_ns)}}
+
+    @contextmanager
+    def _about(self, file: SourceFile) -> Iterator[None]:
+        """Whatever is raised for input is about this file, as it was when it was listed."""
+        try:
+            yield
+        except InputError as error:
+            error.files = self.blamed(file)
+            raise
+
+    def _first_time(self, *what: Any) -> bool:
+        new = what not in self._warned
+        self._warned.add(what)
+        return new
+
+    def _accepted(self, bad_rows: Sequence[BadRow], where: str) -> tuple[BadRow, ...]:
+        """Rows that cannot be decoded, if the source sets them aside. Raises InputError."""
+        if bad_rows and self.source.on_bad != "quarantine":
+            first = bad_rows[0]
+            raise InputError(
+                f"{len(bad_rows)} {'row' if len(bad_rows) == 1 else 'rows'} of {first.file} cannot be decoded, the "
+                f"first at {first.row}: {first.reason}",
+                where=where,
+                next='Repair it, or let the source set such rows aside with on_bad="quarantine"; nothing of this '
+                "epoch was applied.",
+            )
+        return tuple(bad_rows)
+
+    # -- rows
+
+    def _directory_of(self, file: SourceFile) -> LandingDirectory:
+        """Where the Parquet file with its rows lies."""
+        assert self.landed is not None and file.landed is not None, "it was landed"
+        return self.landed.directory
+
+    @abstractmethod
+    def uri(self, file: SourceFile) -> str:
+        """The file's place as people know it."""
+
+    def stored_uri(self, file: SourceFile) -> str:
+        """Where its Parquet file lies."""
+        return self._directory_of(file).uri(file)
+
+    def spark_path(self, file: SourceFile) -> str:
+        """The same as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+        return self._directory_of(file).spark_path(file)
+
+    def open_in_workers(self, files: Sequence[SourceFile]) -> bool:
+        """Whether files can be opened in other processes as in this one."""
+        return all(self._directory_of(file).opens_in_workers(len(files)) for file in files[:1])
+
+    def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
+        """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs
+        one file alone. Raises as `batches`."""
+        with self._about(file):
+            return pa.concat_tables(self._directory_of(file).parquet.tables(file, columns, max(file.rows, 1)))
+
+    def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
+        """One file's columns, so many rows at a time; its bytes are whole in memory. columns: as the slice was planned.
+
+        Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
+        """
+        with self._about(file):
+            for table in self._directory_of(file).parquet.tables(file, columns.names, rows):
+                yield table.cast(columns)
+
+    def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
+        """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
+        files."""
+        left_out, column = (*planned.left_out, *more), self.source.event_time
+        if planned.newest is None or column is None:
+            return replace(planned, left_out=left_out)
+        by_partition: dict[str, int] = {}
+        for file in planned.files:
+            times = self.table(file, [column]).column(column)
+            kept = np.ones(len(times), dtype=bool)
+            kept[[row.row for row in left_out if row.file == file.name]] = False
+            last = greatest(times.filter(pa.array(kept)))
+            if last is not None:
+                partition = file.part.partition if file.part is not None else ""
+                by_partition[partition] = max(last, by_partition.get(partition, last))
+        return self._with_times(replace(planned, left_out=left_out), by_partition)
+
+    def _with_times(self, planned: Slice, newest: Mapping[str, int]) -> Slice:
+        """The slice with its newest event time, from that of its rows by partition."""
+        return replace(planned, newest=max(newest.values(), default=None))
+
+
+def times_to_dict(partitions: Mapping[str, PartitionTime]) -> dict[str, Any]:
+    """As JSON has it."""
+    return {name: [time.newest, time.quiet_since] for name, time in partitions.items()}
+
+
+def times_from_dict(raw: Mapping[str, Sequence[int | None]]) -> dict[str, PartitionTime]:
+    """The inverse of `times_to_dict`."""
+    return {name: PartitionTime(*times) for name, times in raw.items()}

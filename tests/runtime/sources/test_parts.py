@@ -1,0 +1,299 @@
+"""A source behind a connector in whole runs: landed, watched by partition, replayed, set aside, lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipelines.api import Pipeline, agg, aggregate, delta, window
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import drill, forks, plan
+from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import DamageError, InputError, LostError, PipelineError, TransientError, WeirError
+from tests.recovery.harness import Site
+from tests.runtime.sources.partitions import NOON, PartitionsSource, put, row
+
+MINUTE = 60_000_000
+SOURCE = PartitionsSource(name="clicks", event_time="at", idle_after=None)
+
+
+def of(source: PartitionsSource, **options: Any) -> Pipeline:
+    """Sums of all rows, and hourly windows behind the watermark."""
+    sums = aggregate("sums", source, key="id", sink=delta.append("sums"), n=agg.count(), total=agg.sum("n"), **options)
+    hours = window(
+        "hours", source, key="id", on="at", every="1h", lateness="0s", sink=delta.append("hours"),
+        late=delta.append("late"), n=agg.count(),
+    )  # fmt: skip
+    return Pipeline("clicks", (sums, hours), max_parallelism=4)
+
+
+def site_of(root: Path, source: PartitionsSource = SOURCE, options: dict[str, str] | None = None, **more: Any) -> Site:
+    made = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **(options or {})}, of(source, **more), __name__)
+    made.landing.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def epochs(site: Site, *, drain: bool = False) -> list[Any]:
+    options = RunOptions(until_caught_up=True, drain=drain)
+    return list(run(site.pipeline, site.settings, options, executor=InMemoryExecutor()))
+
+
+def table(site: Site, name: str) -> pl.DataFrame:
+    return pl.from_pandas(site.table(name))
+
+
+def totals(site: Site) -> dict[str, tuple[int, int]]:
+    newest = table(site, "sums").sort("epoch").unique("id", keep="last")
+    return {id: (n, total) for id, n, total in newest.select("id", "n", "total").iter_rows()}
+
+
+def landed(site: Site) -> list[Path]:
+    return sorted((site.storage / "landed").rglob("*.parquet"))
+
+
+def position(site: Site) -> dict[str, Any]:
+    rows = site.registry("checkpoints").sort_values("id")
+    return json.loads(rows["offsets"].iloc[-1])["clicks"]
+
+
+def test_rows_of_a_connector_are_read_once_and_nothing_that_was_landed_stays(tmp_path):
+    site = site_of(tmp_path, options={"WEIR_EPOCH__MAX_ROWS": "7"})
+    for partition in "pqr":
+        put(site.landing, partition, *(row(f"k{n % 3}", n, n) for n in range(20)))
+    done = epochs(site)
+    assert len(done) > 5, "limits cut the slices"
+    put(site.landing, "s", row("k0", 100, 3))
+    epochs(site)
+    assert totals(site) == {"k0": (22, 3 * 63 + 100), "k1": (21, 3 * 70), "k2": (18, 3 * 57)}
+    assert landed(site) == []
+    assert position(site)["at"] == {"p": 20, "q": 20, "r": 20, "s": 1} and position(site)["rows"] == 61
+    assert json.loads((site.landing / ".committed").read_text()) == position(site)["at"], "people's tools are told"
+
+
+def test_an_epoch_that_fails_is_read_again_and_its_landed_rows_are_swept(tmp_path, monkeypatch):
+    site = site_of(tmp_path, options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(5)))
+
+    class Failing(InMemoryExecutor):
+        def run(self, *_: Any) -> Any:
+            raise TransientError("The cluster is away.")
+
+    with pytest.raises(TransientError):
+        list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=Failing()))
+    assert len(landed(site)) == 1, "what a dead epoch has landed stays until somebody owns the pipeline"
+    (orphan,) = fsck.examine(site.pipeline, site.settings).findings
+    assert orphan.path.startswith("landed/clicks/") and "an epoch that has ended" in orphan.what
+    epochs(site)
+    assert totals(site) == {"a": (5, 10)} and landed(site) == []
+
+
+def test_the_watermark_is_the_least_of_the_partitions(tmp_path):
+    site = site_of(tmp_path, options={"WEIR_EPOCH__MAX_ROWS": "4"})
+    put(site.landing, "slow", *(row("a", n, n * 10) for n in range(24)))  # four hours, read four rows an epoch
+    put(site.landing, "swift", *(row("a", n, 24 * 60 + n) for n in range(2)))  # a day ahead
+    epochs(site, drain=True)
+    assert table(site, "late").height == 0 if (site.storage / "tables/late").exists() else True
+    hours = table(site, "hours").sort("window_start")
+    assert hours["n"].to_list() == [6, 6, 6, 6, 2]
+
+
+def test_a_partition_that_has_gone_quiet_holds_nothing_back_and_windows_close_without_a_row(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, idle_after="0s"))
+    put(site.landing, "p", row("a", 1, 0))
+    put(site.landing, "q", row("a", 1, 180))
+    epochs(site)
+    assert position(site)["newest"] == micros(180)
+    assert table(site, "hours").height == 1
+
+    holding = site_of(tmp_path / "holding")
+    put(holding.landing, "p", row("a", 1, 0))
+    put(holding.landing, "q", row("a", 1, 180))
+    epochs(holding)
+    assert position(holding)["newest"] == micros(0)
+    assert table(holding, "hours").height == 0
+    waking = replace(holding, pipeline=of(replace(SOURCE, idle_after="0s")))
+    assert len(epochs(waking)) == 1, "one epoch without a row, since event time goes on"
+    assert position(waking)["newest"] == micros(180) and table(waking, "hours").height == 1
+    assert epochs(waking) == []
+
+
+def test_no_partition_is_read_further_ahead_than_max_ahead(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, max_ahead="1h"), options={"WEIR_EPOCH__MAX_ROWS": "2"})
+    put(site.landing, "p", *(row("a", n, 30 * n) for n in range(8)))
+    put(site.landing, "q", *(row("a", n, 30 * n) for n in range(8)))
+    ahead = []
+    for done in _run(site):
+        times = [newest for newest, _ in done.checkpoint.offsets["clicks"]["partitions"].values() if newest]
+        ahead.append(max(times) - min(times))
+    assert max(ahead) <= 120 * MINUTE, "an hour, and the hour that one plan reads"
+    assert totals(site) == {"a": (16, 56)}
+
+
+def test_a_row_too_far_in_the_future_is_a_bad_row(tmp_path):
+    far = 60 * 24 * 365 * 100
+    site = site_of(tmp_path, replace(SOURCE, max_future="1d", on_bad="quarantine"))
+    put(site.landing, "p", row("a", 1, 0), row("a", 2, far), row("a", 3, 1))
+    epochs(site)
+    assert totals(site) == {"a": (2, 4)} and position(site)["newest"] == micros(1)
+    (bad,) = table(site, "sums_quarantine").to_dicts()
+    assert bad["_weir_gate"] == "on_bad" and "too far ahead" in bad["_weir_reason"] and "'n': 2" in bad["_weir_raw"]
+
+    strict = site_of(tmp_path / "strict", replace(SOURCE, max_future="1d"))
+    put(strict.landing, "p", row("a", 2, far))
+    with pytest.raises(InputError, match="too far ahead"):
+        epochs(strict)
+    assert landed(strict) == []
+
+
+def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, on_bad="quarantine"))
+    put(site.landing, "p", row("a", 1, 0), "{no json", row("b", 2, 1))
+    epochs(site)
+    assert totals(site) == {"a": (1, 1), "b": (1, 2)}
+    for name in ("sums_quarantine", "hours_quarantine"):
+        (bad,) = table(site, name).to_dicts()
+        assert (bad["_weir_file"], bad["_weir_row"], bad["_weir_raw"]) == ("p-0-3", 1, "{no json")
+        assert bad["id"] is None and "property name" in bad["_weir_reason"]
+    assert json.loads(site.registry("checkpoints")["slice"].iloc[-1])["clicks"]["bad_rows"] == 1
+
+    failing = site_of(tmp_path / "failing")
+    put(failing.landing, "p", row("a", 1, 0), "{no json")
+    with pytest.raises(InputError, match=r"1 row of p-0-2 cannot be decoded, the first at 1: .*property name"):
+        epochs(failing)
+
+
+def test_what_is_lost_fails_or_is_skipped_and_recorded(tmp_path):
+    site = site_of(tmp_path)
+    put(site.landing, "p", *(row("a", n, n) for n in range(4)))
+    (site.landing / "p.gone").write_text("2")
+    with pytest.raises(LostError, match="2 rows of p are gone"):
+        epochs(site)
+    skipping = replace(site, pipeline=of(replace(SOURCE, on_lost="skip")))
+    epochs(skipping)
+    assert totals(skipping) == {"a": (2, 5)} and position(skipping)["lost"] == 1
+    recorded = json.loads(skipping.registry("checkpoints")["slice"].iloc[-1])["clicks"]
+    assert recorded["lost"] == [{"where": "p", "what": "2 rows are gone"}]
+
+
+def test_a_drill_reads_the_recorded_parts_again(tmp_path):
+    site = site_of(tmp_path, options={"WEIR_CHECKPOINTS__NUM_RETAINED": "2"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(4)))
+    epochs(site)
+    put(site.landing, "p", *(row("b", n, n) for n in range(4)))
+    epochs(site)
+    done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+    assert done.replay is not None and not done.problems, done
+
+
+def test_weir_plan_looks_at_the_columns_and_leaves_nothing(tmp_path):
+    site = site_of(tmp_path)
+    put(site.landing, "p", row("a", 1, 0))
+    found = plan.plan(site.pipeline, site.settings)
+    assert found is not None and landed(site) == []
+    assert not list((tmp_path / "work").rglob("*.parquet"))
+
+
+def test_what_makes_no_sense_in_a_source_is_refused_when_the_pipeline_is_defined():
+    for wrong, what in (
+        ({"on_bad": "skip"}, "on_bad='skip' is no policy"),
+        ({"on_lost": "quarantine"}, "on_lost='quarantine' is no policy"),
+        ({"evolve": "yes"}, "evolve='yes' is no policy"),
+        ({"idle_after": "soon"}, "idle_after='soon' is no duration"),
+        ({"max_future": "1d", "event_time": None}, "max_future goes by event time"),
+    ):
+        source = replace(SOURCE, **wrong)
+        with pytest.raises(PipelineError, match=what):
+            Pipeline("wrong", (aggregate("sums", source, key="id", n=agg.count()),))
+
+
+def micros(minutes: float) -> int:
+    return round((NOON + timedelta(minutes=minutes)).timestamp() * 1_000_000)
+
+
+def _run(site: Site) -> Iterator[Any]:
+    yield from run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor())
+
+
+# -- archived
+
+
+ARCHIVED = replace(SOURCE, archive=True)
+
+
+def lose(site: Site, partition: str, upto: int) -> None:
+    (site.landing / f"{partition}.gone").write_text(str(upto))
+
+
+def retaining(root: Path, count: int, **more: Any) -> Site:
+    options = {"WEIR_CHECKPOINTS__NUM_RETAINED": str(count), "WEIR_EPOCH__MAX_ROWS": "3"}
+    return site_of(root, ARCHIVED, options, **more)
+
+
+def test_a_rewind_reads_again_what_the_source_has_lost(tmp_path):
+    site = retaining(tmp_path, 9)
+    put(site.landing, "p", *(row(f"k{n % 2}", n, n) for n in range(12)))
+    done = epochs(site)
+    assert len(done) == 4
+    before = totals(site)
+    lose(site, "p", 12)
+    maintenance.rewind(site.pipeline, site.settings, int(done[0].checkpoint.id))
+    put(site.landing, "p", row("k0", 100, 12))
+    assert totals(site) != before
+    again = epochs(site)
+    assert [done.checkpoint.slice["clicks"]["rows"] for done in again] == [3, 3, 3, 1]
+    assert totals(site) == {"k0": (before["k0"][0] + 1, before["k0"][1] + 100), "k1": before["k1"]}
+    assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+
+def test_without_an_archive_a_rewind_says_what_would_be_missing(tmp_path):
+    site = site_of(tmp_path, SOURCE, {"WEIR_CHECKPOINTS__NUM_RETAINED": "9", "WEIR_EPOCH__MAX_ROWS": "3"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(6)))
+    first, _ = epochs(site)
+    lose(site, "p", 6)
+    with pytest.raises(WeirError, match=r"clicks has lost what would be read again \(3 rows of p are gone\)"):
+        maintenance.rewind(site.pipeline, site.settings, int(first.checkpoint.id))
+
+
+def test_archived_input_goes_with_the_oldest_checkpoint_that_could_need_it(tmp_path):
+    site = retaining(tmp_path, 2)
+    for n in range(5):
+        put(site.landing, "p", row("a", n, n))
+        epochs(site)
+    kept = sorted(file.suffix for file in (site.storage / "landed").rglob("*") if file.is_file())
+    assert kept == [".json"] * 3 + [".parquet"] * 3, "of epochs 3 to 5: what checkpoint 4 lists goes with it"
+    assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+
+def test_a_fork_reads_from_the_pipelines_archive(tmp_path):
+    site = retaining(tmp_path, 9)
+    put(site.landing, "p", *(row("a", n, n) for n in range(9)))
+    done = epochs(site)
+    lose(site, "p", 9)
+    forks.fork(site.pipeline, site.settings, "again", int(done[0].checkpoint.id))
+    branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "again"))
+    epochs(branch)
+    assert totals(branch) == totals(site) == {"a": (9, 36)}
+    put(site.landing, "p", row("a", 100, 9))
+    assert epochs(branch) == [], "a branch reads no further than its pipeline"
+
+
+def test_archived_input_that_was_altered_is_damage(tmp_path):
+    site = retaining(tmp_path, 9)
+    put(site.landing, "p", *(row("a", n, n) for n in range(6)))
+    first, _ = epochs(site)
+    lose(site, "p", 6)
+    maintenance.rewind(site.pipeline, site.settings, int(first.checkpoint.id))
+    for file in (site.storage / "landed").rglob("*.json"):
+        file.write_bytes(file.read_bytes().replace(b'"limited"', b'"limiteD"'))
+    with pytest.raises(DamageError, match="Archived input has changed"):
+        epochs(site)
+    kinds = {finding.kind.value for finding in fsck.examine(site.pipeline, site.settings).findings}
+    assert kinds == {"altered object"}
