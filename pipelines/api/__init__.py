@@ -41,7 +41,7 @@ from pipelines.api.connectors import (
     source,
 )
 from pipelines.api.operators import aggregate, deduplicate, window
-from pipelines.runtime.connectors.delta_sink import DeltaSink
+from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink
 from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
@@ -154,6 +154,28 @@ class delta:
                 By default `window_start`, or the source's event time, if the table has it.
         """
         return DeltaSink(name=table, event_time=event_time)
+
+    @staticmethod
+    def upsert(
+        table: str, key: str | Sequence[str], *, order_by: str | Sequence[str] = (), event_time: str | None = None
+    ) -> UpsertSink:
+        """The Delta table of this name has one row per key: the newest that the stage has handed out.
+
+        Where rows have the column `_change_type`, `delete` removes the key's row, `update_preimage` is ignored, and
+        `insert` and `update_postimage` are the row that the key has from now on. The table has no such column.
+
+        Args:
+            table: The table's name.
+            key: Its key columns. A row in which one is null holds the pipeline.
+            order_by: By which the newest row of a key within an epoch is found. It must be said where the key does not
+                contain the stage's; else the row that was handed out last is the newest.
+            event_time: As of `append`.
+        """
+        return UpsertSink(name=table, key=_names(key), order_by=_names(order_by), event_time=event_time)
+
+
+def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 def expect(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import DeltaSink
+from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import FAIL
 from pipelines.runtime.connectors.source import Source as Source
@@ -253,6 +253,8 @@ class Stage:
                 next="Name each once.",
             )
         for sink in self.sinks:
+            if isinstance(sink, UpsertSink):
+                self._check_upsert(sink)
             if not isinstance(sink, Sink):
                 raise PipelineError(
                     f"{sink!r} is no sink that {self.uid} could write to.",
@@ -267,6 +269,16 @@ class Stage:
             StateSchema.of(self.state)
         if self.quarantines:
             self._check_quarantine()
+
+    def _check_upsert(self, sink: UpsertSink) -> None:
+        """Whether it can be told which of an epoch's rows of a key is the newest."""
+        if not set(self.key) <= set(sink.key) and not sink.order_by:
+            raise PipelineError(
+                f"The key of the table {sink.name} ({', '.join(sink.key)}) does not contain that of {self.uid} "
+                f"({', '.join(self.key)}), so rows of one key come from several subtasks, in no order.",
+                where=f"stage {self.uid}",
+                next='Say by what the newest is found: delta.upsert(..., order_by="column").',
+            )
 
     def _check_quarantine(self) -> None:
         """Whether the rows that the stage hands out can be traced to rows of its source."""
@@ -434,7 +446,11 @@ class Pipeline:
     def staging(self, sink: Sink) -> str:
         """The directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of its log
         alone."""
-        return f"tables/{sink.name}/data" if self.is_table(sink) else f"outputs/{sink.name}"
+        return f"tables/{sink.name}/data" if self.appends(sink) else f"outputs/{sink.name}"
+
+    def appends(self, sink: Sink) -> bool:
+        """Whether a sink is a table of the rows as they are handed out. On a branch each is one."""
+        return self.is_table(sink) and (self.branch is not None or not isinstance(sink, UpsertSink))
 
     def sink(self, name: str) -> Sink | None:
         """The sink of that name; None: the code has none, or no more."""

@@ -13,7 +13,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -30,15 +30,18 @@ _OURS = {"commitInfo", "txn", "add", "remove"}
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by
-    column."""
+    column. statistics: what its add action says of its columns, as JSON; None: rows and bounds alone."""
 
     path: str
     bytes: int
     rows: int
     partition: tuple[tuple[str, str], ...] = ()
     bounds: tuple[tuple[str, int], ...] = ()
+    statistics: str | None = field(default=None, compare=False)
 
     def stats(self) -> str:
+        if self.statistics is not None:
+            return self.statistics
         stats: dict[str, Any] = {"numRecords": self.rows}
         if self.bounds:
             stats |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
@@ -124,13 +127,16 @@ def append(
     adds: Sequence[DataFile] = (),
     removes: Sequence[DataFile] = (),
     metadata: Mapping[str, str] | None = None,
+    *,
+    as_logged: bool = False,
 ) -> Known:
     """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
 
-    number: the transaction version. metadata: texts for the table's history.
+    number: the transaction version. metadata: texts for the table's history. as_logged: paths are as another entry has
+    them, and not as in storage.
     Raises CommitFailedError when there is another entry. Any other exception means: outcome unknown.
     """
-    entry = _written(app_id, number, adds, removes, metadata or {})
+    entry = _written(app_id, number, adds, removes, metadata or {}, as_logged)
     path = entry_path(version.path, version.number + 1)
     # A put whose answer was lost is tried again, and finds what it has put itself.
     if not version.storage.create(path, entry) and version.storage.read_bytes(path) != entry:
@@ -141,19 +147,28 @@ def append(
 
 
 def _written(
-    app_id: str, number: int, adds: Sequence[DataFile], removes: Sequence[DataFile], metadata: Mapping[str, str]
+    app_id: str,
+    number: int,
+    adds: Sequence[DataFile],
+    removes: Sequence[DataFile],
+    metadata: Mapping[str, str],
+    as_logged: bool,
 ) -> bytes:
     now = _now()
+
+    def path_of(file: DataFile) -> str:
+        return file.path if as_logged else quote(file.path, safe="/=")
+
     # The id makes each try an entry of its own.
     info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "try": uuid.uuid4().hex}
     lines: list[dict[str, Any]] = [{"commitInfo": {**info, **metadata}}]
     lines.append({"txn": {"appId": app_id, "version": number}})
     for file in adds:
-        fields = {"path": quote(file.path, safe="/="), "partitionValues": dict(file.partition), "size": file.bytes}
+        fields = {"path": path_of(file), "partitionValues": dict(file.partition), "size": file.bytes}
         lines.append({"add": {**fields, "modificationTime": now, "dataChange": True, "stats": file.stats()}})
     for file in removes:
         fields = {
-            "path": quote(file.path, safe="/="),
+            "path": path_of(file),
             "deletionTimestamp": now,
             "dataChange": True,
             "extendedFileMetadata": True,

@@ -22,3 +22,26 @@ class DeltaSink(Sink):
     @property
     def stays(self) -> None:
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpsertSink(DeltaSink):
+    """A Delta table with one row per key: the newest.
+
+    Attributes:
+        key: Columns that are null in no row.
+        order_by: By which the newest row of a key is found within an epoch. None are needed where the key contains the
+            stage's: then it is the one that was handed out last.
+    """
+
+    key: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "delta"
+
+
+CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their key, as in Delta's change data feed
+INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import QUARANTINE, ROW, Source, Stage, source_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
@@ -386,7 +387,7 @@ def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
     targets = {
-        output: Target(sink.name, pipeline.staging(sink))
+        output: Target(sink.name, pipeline.staging(sink), sink.key if isinstance(sink, UpsertSink) else ())
         for output, sink in ((MAIN, stage.sink), (LATE, stage.late))
         if sink is not None
     }

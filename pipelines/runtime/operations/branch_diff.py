@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, database, load, quoted
 from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
@@ -27,7 +28,9 @@ from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operators import clocked_output, clocked_state
 from pipelines.runtime.operators.event_time import START
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.sinks.changes import Changes
 from pipelines.runtime.sinks.replace_where import Range
+from pipelines.runtime.sinks.restore_version import files_at
 from pipelines.runtime.sinks.table_commit import file_path
 from state_ops.arrow import frames
 from state_ops.delta.log_entries import DataFile
@@ -161,6 +164,10 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
     source, _ = open_storage(here, settings)
     tables = []
     for table in decided.tables:
+        sink = pipeline.sink(table.table)
+        if isinstance(sink, UpsertSink):
+            tables.append(_keyed(pipeline, sink, table, storage, source, settings.work_dir))
+            continue
         goes = table.back.goes if table.back is not None else ()
         returns = table.back.comes if table.back is not None else ()  # what a promotion since the fork has taken out
         within = (decided.only, table.column) if decided.only is not None and table.column is not None else None
@@ -181,6 +188,41 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
     )
 
 
+def _keyed(
+    pipeline: Pipeline,
+    sink: UpsertSink,
+    table: promotion.TablePromotion,
+    storage: Storage,
+    source: Storage,
+    scratch: Path,
+) -> TableDiff:
+    """A table with keys: all that it has now, beside what the branch's changes make of what it had at the fork."""
+    back = table.back
+    now = promotion.rows_of(storage, sink.name)[0]
+    then = files_at(storage, sink.name, back.then) if back is not None else []
+    changes = promotion.changes_of(source, sink, table.comes, scratch)
+    return _table(pipeline, sink.name, [(storage, now)], [(storage, then)], None, scratch, (sink.key, changes))
+
+
+def _changed(
+    connection: Connection, schema: pa.Schema | None, key: Sequence[str], changes: Changes
+) -> pa.Schema | None:
+    """Make changes to the loaded rows of the branch's side; returns their columns."""
+    if not changes.rows.num_rows + changes.deleted.num_rows:
+        return schema
+    comes = changes.rows if schema is None else frames.aligned(changes.rows, schema)
+    load(connection, "comes", iter([comes]), comes.schema)
+    if schema is None:
+        connection.execute("CREATE TABLE theirs AS SELECT * FROM comes")
+        return comes.schema
+    keys = pa.concat_tables([changes.rows.select(key), changes.deleted.select(key)])
+    load(connection, "changed_keys", iter([keys]), keys.schema)
+    names = ", ".join(map(quoted, key))
+    connection.execute(f"DELETE FROM theirs WHERE ({names}) IN (SELECT ({names}) FROM changed_keys)")
+    connection.execute("INSERT INTO theirs SELECT * FROM comes")
+    return schema
+
+
 def _table(
     pipeline: Pipeline,
     table: str,
@@ -188,10 +230,14 @@ def _table(
     theirs: Sequence[tuple[Storage, Sequence[DataFile]]],
     within: tuple[Range, str] | None,
     scratch: Path,
+    keyed: tuple[Sequence[str], Changes] | None = None,
 ) -> TableDiff:
+    """keyed: the key of a table with keys, and what changes the branch's side."""
     with database() as connection:
         first = _loaded(connection, "ours", table, ours, within, scratch)
         second = _loaded(connection, "theirs", table, theirs, within, scratch)
+        if keyed is not None:
+            second = _changed(connection, second, *keyed)
         schemas = [schema for schema in (first, second) if schema is not None]
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not schemas:

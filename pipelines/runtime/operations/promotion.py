@@ -27,6 +27,7 @@ import structlog
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
@@ -42,9 +43,11 @@ from pipelines.runtime.restore.rewind import given, has_table, hindrances, marke
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks import delta, replace_where, restore_version
+from pipelines.runtime.sinks.changes import Changes, check_columns, columns_of
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
 from pipelines.runtime.sinks.table_commit import file_path, table_path
+from pipelines.runtime.sinks.upsert import netted
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import (
     EDIT,
@@ -63,7 +66,7 @@ from state_ops.coordination.requests import STOP, Request
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import BusyError, DamageError, WeirError
-from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
+from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id, parse_epoch_dir
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
@@ -356,6 +359,11 @@ def _ranged(
 ) -> TablePromotion:
     """The same for a range alone, with the rows that it takes and brings."""
     name = table.table
+    if isinstance(pipeline.sink(name), UpsertSink):
+        raise WeirError(
+            f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest row of each key.",
+            next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
+        )
     schema = table.schema if table.schema is not None else rows_of(storage, name)[1]
     column = pipeline.event_time_of(name, schema) if schema is not None else None
     if column is None:
@@ -393,8 +401,13 @@ def _tables(
                 "back first.",
             )
         comes, schema = rows_of(source, name)
+        sink = pipeline.sink(name)
+        if isinstance(sink, UpsertSink) and schema is not None:
+            _check_whole(name, comes)
+            check_columns(sink, schema)
+            schema = columns_of(schema)
         if schema is not None:
-            delta.check_table(storage, name, schema)
+            delta.check_table(storage, name, schema, keyed=isinstance(sink, UpsertSink))
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
 
@@ -613,8 +626,10 @@ def _brought(
     """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log
     does not name them yet."""
     context = owner.context
-    attempt = new_attempt_id()
-    prefix = f"{table_path(table.table)}/data/{epoch_dir(context.generation, id)}"
+    attempt, sink = new_attempt_id(), context.pipeline.sink(table.table)
+    directory = context.pipeline.staging(sink) if sink is not None else f"{table_path(table.table)}/data"
+    prefix = f"{directory}/{epoch_dir(context.generation, id)}"
+    upserts = isinstance(sink, UpsertSink)
 
     def copy_of(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
@@ -624,12 +639,39 @@ def _brought(
             size, digest, rows = copy(context, source, there, path)
         else:
             size, digest, rows = _copied_range(context, source, there, path, table, only)
+        number = _epoch_of(file) if upserts else number  # by which their changes are ordered
         return StateFile(
             "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
         )
 
     brought = together(copy_of, list(enumerate(table.comes)), at_once=context.storage.transfers)
     return [file for file in brought if file.rows]
+
+
+def _epoch_of(file: DataFile) -> int:
+    """The epoch that staged a file of a branch's table; -1: somebody else has written it."""
+    parsed = parse_epoch_dir("/".join(file.path.split("/")[1:2]))
+    return int(parsed[1]) if parsed is not None else -1
+
+
+def changes_of(source: Storage, sink: UpsertSink, comes: Sequence[DataFile], scratch: Path) -> Changes:
+    """What a branch's rows make of a table with keys, netted over all its epochs."""
+    files = [
+        StateFile(
+            "", _epoch_of(file), OUTPUT, sink.name, file_path(sink.name, file), file.bytes, "", True, AttemptId("")
+        )
+        for file in comes
+    ]
+    return netted(source, sink, files, scratch, by_epoch=True)
+
+
+def _check_whole(table: str, comes: Sequence[DataFile]) -> None:
+    """Whether it can be told in which order a branch has made its changes to a table with keys."""
+    if any(_epoch_of(file) < 0 for file in comes):
+        raise WeirError(
+            f"Somebody has rewritten the branch's table {table}, so the order of its changes is lost.",
+            next="Nothing was changed. Fork anew, and optimise no table of a branch.",
+        )
 
 
 def _copied_range(

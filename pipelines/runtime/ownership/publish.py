@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.sinks import delta, replace_where, restore_version
+from pipelines.runtime.sinks import delta, replace_where, restore_version, upsert
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
 from state_ops.checkpoints.checkpoint import (
     OUTPUT,
+    REWIND,
     TAKES_BACK,
     Checkpoint,
     StateFile,
@@ -41,6 +43,10 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
     before = checkpoint.sinks[sink]["before"]
     if "kind" in checkpoint.sinks[sink]:
         return _hand_over(context, checkpoint, sink, files)
+    target = context.pipeline.sink(sink)
+    if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
+        app_id, scratch = context.pipeline.app_id, context.settings.work_dir
+        return upsert.publish(context.storage, app_id, target, checkpoint, before, files, scratch)
     if checkpoint.kind in TAKES_BACK:
         context.sinks.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:

@@ -74,11 +74,11 @@ class PublishedTable:
         return self.version.transaction_version(sink_app) == number and not is_due(self.version.number, self.interval)
 
 
-def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
+def ensure(storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False) -> None:
     """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a
     table."""
     fenced_table.ensure_table(storage, table_path(table), schema)
-    check_table(storage, table, schema)
+    check_table(storage, table, schema, keyed=keyed)
 
 
 def fits(left: PublishedTable, schema: pa.Schema) -> bool:
@@ -88,7 +88,7 @@ def fits(left: PublishedTable, schema: pa.Schema) -> bool:
     return same and log_entries.newest_after(left.version, "") is not None
 
 
-def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
+def check_table(storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False) -> None:
     """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError.
 
     It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for
@@ -105,6 +105,8 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
             next="Unset that property: exactly-once publishing reads those versions.",
         )
     check_demands(handle, table)
+    if keyed:
+        check_keyed(handle, table)
     changes = _changes(_columns(handle), {field.name: field.type for field in schema})
     if changes:
         raise PipelineError(
@@ -146,6 +148,18 @@ def check_demands(handle: DeltaTable, table: str, committed: CheckpointId | None
             where=handle.table_uri,
             next=f"{cures}; or write to a table of another name." if committed is None else _undo(committed, cures),
         )
+
+
+def check_keyed(handle: DeltaTable, table: str) -> None:
+    """Check that files of the table may be written anew without what readers of its changes expect. Raises
+    PipelineError."""
+    for name in ("delta.enableChangeDataFeed", "delta.appendOnly"):
+        if handle.metadata().configuration.get(name, "false").lower() == "true":
+            raise PipelineError(
+                f"Weir cannot replace rows of the table {table}: {name} is set.",
+                where=handle.table_uri,
+                next=f"ALTER TABLE … UNSET TBLPROPERTIES ('{name}'); or write to a table of another name.",
+            )
 
 
 def _undo(committed: CheckpointId, how: str = "RESTORE TABLE … TO VERSION AS OF …") -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from threading import RLock
 from types import TracebackType
+from typing import TypeGuard
 
 import pyarrow as pa
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.sink import Publisher, Sink, SinkOpening
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
+from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError, FencedError, PipelineError
@@ -86,14 +89,19 @@ class Sinks:
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Whether it takes rows of these columns. Raises PipelineError."""
-        if self._pipeline.is_table(sink):
+        if self._upserts(sink):
+            check_columns(sink, schema)
+            delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True)
+        elif self._pipeline.is_table(sink):
             delta.check_table(self._storage, sink.name, schema)
         else:
             self.publisher(sink.name).check(schema)
 
     def prepare(self, sink: Sink, schema: pa.Schema) -> None:
         """Create what is not there, or check what is. Only right before a commit: a declined epoch leaves nothing."""
-        if self._pipeline.is_table(sink):
+        if self._upserts(sink):
+            delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True)
+        elif self._pipeline.is_table(sink):
             delta.ensure(self._storage, sink.name, schema)
         else:
             publisher = self.publisher(sink.name)
@@ -139,6 +147,9 @@ class Sinks:
         sink = self._pipeline.sink(name)
         kind = self._kind(sink) if sink is not None else None
         return {} if kind is None else {"kind": kind}
+
+    def _upserts(self, sink: Sink) -> TypeGuard[UpsertSink]:
+        return isinstance(sink, UpsertSink) and not self._pipeline.appends(sink)
 
     def _kind(self, sink: Sink) -> str | None:
         return None if self._pipeline.is_table(sink) else sink.kind

@@ -124,7 +124,7 @@ def overwrite(
     change = committed.change
     if change is None:
         return publication(checkpoint, table, committed.version, len(adds), 0, started)
-    _remove_left(storage, table, checkpoint, change.adds)
+    remove_unnamed(storage, table, checkpoint, change.adds)
     rows = sum(file.rows for file in change.adds) - sum(file.rows for file in change.removes)
     return publication(checkpoint, table, committed.version, len(change.removes) + len(change.adds), rows, started)
 
@@ -193,7 +193,7 @@ def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | N
     return True if whole else None
 
 
-def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
+def remove_unnamed(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
     """Remove what other tries have written and no log names. Only once the commit has landed: until then one of them
     may still land."""
     directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"

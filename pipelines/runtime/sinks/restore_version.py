@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pipelines.runtime.sinks.delta import check_demands
+from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
     BRANCH,
     CHECKPOINT,
@@ -144,7 +145,7 @@ def rewind(
             # Its rows are in other files by now, so only the whole version can come back.
             log.warning("what others committed since a rewind was decided is taken back too", table=table)
             goes, comes, vacuumed = _difference(storage, table, now, wanted)
-        comes = tuple(_described(storage, table, file) for file in comes if file.path not in active)
+        comes = tuple(described(storage, table, file) for file in comes if file.path not in active)
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
         return Change([*comes, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)})
@@ -171,11 +172,16 @@ def kept_for(storage: Storage, table: str) -> timedelta | None:
     return timedelta(**{f"{duration[2]}s": int(duration[1])}) if duration else None
 
 
-def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
-    """A file as the log is to name it again: with its number of rows, and without bounds, of which only half are known
-    here."""
-    rows = storage.parquet_footer(file_path(table, file)).num_rows
-    return replace(file, rows=rows, bounds=())
+def described(storage: Storage, table: str, file: DataFile) -> DataFile:
+    """A file as the log is to name it again: with its number of rows and what else its footer tells."""
+    footer = storage.parquet_footer(file_path(table, file))
+    return replace(file, rows=footer.num_rows, bounds=(), statistics=statistics(footer))
+
+
+def version_of(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> int | None:
+    """The version that published a checkpoint, None for before all. Raises DamageError when the log does not reach back
+    so far."""
+    return _since(storage, handle, table, to)[0]
 
 
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:

@@ -43,7 +43,7 @@ class StagedRows:
     def batches(self) -> Iterator[pa.RecordBatch]:
         for file in self._files:
             with (
-                self._storage.fetched(file.path, self._scratch, digest=file.digest) as local,
+                self._storage.fetched(file.path, self._scratch, digest=file.digest or None) as local,
                 pq.ParquetFile(local) as staged,
             ):
                 for batch in staged.iter_batches(_BATCH_ROWS, use_threads=False):

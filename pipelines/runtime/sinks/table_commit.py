@@ -17,9 +17,10 @@ from urllib.parse import unquote
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
+from configs.redaction import scrubbing
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
-from state_ops.delta import fenced_table
+from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import DamageError, plainly
 from state_ops.storage.storage import Storage
@@ -110,9 +111,10 @@ def commit(
         metadata = {CHECKPOINT: str(checkpoint.id), **(change.metadata or {})}
         before = handle.version()
         try:
-            fenced_table.commit(
-                handle, sink_app, checkpoint.id, change.adds, change.removes, metadata, _log_cleanup(handle)
-            )
+            if change.removes:
+                _put_after(storage, table, handle, sink_app, checkpoint, change, metadata)
+            else:
+                fenced_table.commit(handle, sink_app, checkpoint.id, change.adds, (), metadata, _log_cleanup(handle))
         except CommitFailedError as error:
             last = plainly(error)
             continue
@@ -121,6 +123,34 @@ def commit(
         new = handle.version() - before
         return Committed(handle.version() if new == 1 else _version_of(handle, checkpoint.id, new), handle, change)
     raise damaged(f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
+
+
+def _put_after(
+    storage: Storage,
+    table: str,
+    handle: DeltaTable,
+    sink_app: str,
+    checkpoint: Checkpoint,
+    change: Change,
+    metadata: Mapping[str, str],
+) -> None:
+    """Commit a change that removes files as the entry right after the version that it was made for.
+
+    delta-rs would put it behind what others have committed since, although an OPTIMIZE among it has removed these very
+    files and added their rows in others: they would be there twice. Raises CommitFailedError where there is another
+    entry.
+    """
+    version = log_entries.known(storage, table_path(table), handle, sink_app, [])
+    if version is None:
+        raise CommitFailedError(f"the entry of version {handle.version()} was cleaned away")
+    log_entries.append(version, sink_app, checkpoint.id, change.adds, change.removes, metadata, as_logged=True)
+    if not log_entries.still_there(version):
+        raise CommitFailedError(f"the entry of version {version.number} was cleaned away")
+    if is_due(version.number, interval(handle)):
+        newest = fenced_table.open_table(storage, table_path(table))
+        newest.create_checkpoint()
+        with scrubbing():
+            newest.cleanup_metadata()
 
 
 def publication(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
 from pipelines.runtime.definition import ROW
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
+from state_ops.errors import InputError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.stage_upload import MAIN, REST
@@ -26,10 +29,12 @@ class Target:
     Attributes:
         sink: The sink's name.
         directory: In which its rows are staged, in the pipeline's storage.
+        key: Columns that are null in no row; none: any may be.
     """
 
     sink: str
     directory: str
+    key: tuple[str, ...] = ()
 
 
 class StagedOutput:
@@ -59,6 +64,9 @@ class StagedOutput:
         counted = table.num_rows if output == MAIN else 0
         if output not in self._targets and not (output == MAIN and self._channel):
             return counted
+        if output in self._targets and (key := self._targets[output].key):
+            attempt = self._attempt
+            _check_keys(self._targets[output].sink, key, table, f"stage {attempt.operator}, epoch {attempt.epoch}")
         self._write(output, table)
         return counted
 
@@ -101,3 +109,24 @@ class StagedOutput:
 
     def _local(self, output: str) -> Path:
         return self._attempt.directory / f"{output}.parquet"
+
+
+def _check_keys(sink: str, key: Sequence[str], rows: pa.Table, where: str) -> None:
+    """Whether rows that are handed out say which key they are of, and what becomes of it. Raises InputError."""
+    for name in key:
+        if missing := rows.column(name).null_count:
+            raise InputError(
+                f"{missing} rows for the table {sink} have no {name!r}, which is its key.",
+                where=where,
+                next="Leave them out in the stage's function, or give them a key: rows without one would be inserted "
+                "again each time.",
+            )
+    if CHANGE_TYPE in rows.column_names:
+        column = rows.column(CHANGE_TYPE)
+        unknown = pc.filter(column, pc.invert(pc.is_in(column, pa.array(CHANGES))))
+        if len(unknown):
+            raise InputError(
+                f"A row for the table {sink} has {CHANGE_TYPE} {unknown[0].as_py()!r}.",
+                where=where,
+                next=f"Say one of {', '.join(CHANGES)}.",
+            )

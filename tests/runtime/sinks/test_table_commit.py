@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from pipelines.runtime.sinks import delta, replace_where, restore_version
 from state_ops.checkpoints.checkpoint import Checkpoint
@@ -49,3 +49,23 @@ def test_a_rewind_that_is_done_again_says_which_version_it_made(tmp_path):
     again = restore_version.rewind(storage, APP, "out", taking_back(3, 2, 1, 2))
     assert keys(storage) == ["a", "c"]
     assert (first.delta_version, again.delta_version) == (3, 3)
+
+
+def test_a_foreign_optimize_in_between_doubles_nothing(tmp_path, monkeypatch):
+    """delta-rs puts a commit that removes files behind one that has removed the same ones, and keeps both ones' rows."""
+    storage = Storage(str(tmp_path / "p"))
+    delta.ensure(storage, "out", SCHEMA)
+    for number, key in enumerate("abc", 1):
+        delta.publish(storage, APP, "out", checkpoint(number), number - 1 or None, [staged(storage, number, [key])])
+    named, optimized = restore_version.active_files, []
+
+    def overtaken(handle):
+        files = named(handle)
+        if not optimized:
+            optimized.append(DeltaTable(storage.full("tables/out")).optimize.compact())
+        return files
+
+    monkeypatch.setattr(restore_version, "active_files", overtaken)
+    restore_version.rewind(storage, APP, "out", taking_back(4, 3, 1, 3))
+    assert optimized[0]["numFilesRemoved"] == 3
+    assert keys(storage) == ["a"]

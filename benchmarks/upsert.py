@@ -1,0 +1,161 @@
+"""Upserts: a publish of changes to 1 % of a table's keys, beside delta-rs' MERGE of the same rows.
+
+    python -m benchmarks.upsert                       tables of 2M and 10M rows; some minutes and 5 GB of disk
+    python -m benchmarks.upsert --rows 500000 --reps 2 --results /tmp/upsert
+
+No Spark: the table lies on the local disk, keys are integers with 64 bytes of text and a number beside them, in files
+of a million rows that are sorted by key. Repetitions alternate, medians count. All changes are updates.
+
+- clustered: the changed keys lie next to each other. uniform: anywhere, so every file has some.
+- publish: `upsert.publish` of the staged rows, from their file to the commit. merge: `DeltaTable.merge` of the same
+  rows with bounds of the key in its predicate. bytes: what the new version's files have that the one before had not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from deltalake import CommitProperties, DeltaTable, Transaction
+
+from benchmarks import harness
+from benchmarks.harness import cpu_seconds, seconds
+from pipelines.api import delta as sinks
+from pipelines.runtime.sinks import delta, upsert
+from pipelines.runtime.sinks.statistics import statistics
+from pipelines.runtime.sinks.table_commit import Change, commit
+from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.delta.log_entries import DataFile
+from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.storage.storage import Storage
+
+SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
+SINK = sinks.upsert("out", "key")
+APP = "weir/bench/main"
+_FILE_ROWS = 1_000_000
+_SHARE = 0.01
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def checkpoint(number: int) -> Checkpoint:
+    """One whose publishing alone is looked at."""
+    return Checkpoint(
+        id=CheckpointId(number),
+        parent_id=None,
+        kind="checkpoint",
+        generation=Generation(1),
+        commit_id="",
+        triggered_at=_NOW,
+        completed_at=_NOW,
+        epoch_now=_NOW,
+        trigger="",
+        reason="",
+        offsets={},
+        slice={},
+        watermarks={},
+        operators={},
+        sinks={},
+        inputs={},
+        ms={},
+        totals={},
+        files=0,
+        bytes_total=0,
+        bytes_new=0,
+    )
+
+
+class Table:
+    """A table of so many rows, to which changes are made."""
+
+    def __init__(self, root: Path, rows: int) -> None:
+        self.storage, self.rows, self._scratch = Storage(str(root / "p")), rows, root / "scratch"
+        self._draw, self._last = np.random.default_rng(1), 1
+        delta.ensure(self.storage, "out", SCHEMA)
+        files = []
+        for start in range(0, rows, _FILE_ROWS):
+            local = root / "file"
+            pq.write_table(self._some(np.arange(start, min(start + _FILE_ROWS, rows))), local, compression="zstd")
+            path = f"data/g1-e1/{start}-a.parquet"
+            size, _ = self.storage.put_file(local, f"tables/out/{path}")
+            footer = pq.read_metadata(local)
+            files.append(DataFile(path, size, footer.num_rows, statistics=statistics(footer)))
+        commit(self.storage, APP, "out", checkpoint(1), None, lambda _: Change(files), lambda why: AssertionError(why))  # type: ignore[arg-type,return-value]
+
+    def _some(self, keys: np.ndarray) -> pa.Table:
+        texts = pl.Series(self._draw.integers(0, 1 << 60, len(keys))).cast(pl.String).str.pad_start(64, "x").to_arrow()
+        return pa.table([keys, texts.cast(pa.string()), self._draw.integers(0, 1 << 40, len(keys))], schema=SCHEMA)
+
+    def changes(self, clustered: bool) -> pa.Table:
+        """New rows of a share of the keys."""
+        number = int(self.rows * _SHARE)
+        if clustered:
+            start = int(self._draw.integers(0, self.rows - number))
+            return self._some(np.arange(start, start + number))
+        return self._some(self._draw.choice(self.rows, number, replace=False))
+
+    def files(self) -> dict[str, int]:
+        """Bytes by file."""
+        actions = pa.table(self._handle().get_add_actions(flatten=True))
+        return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+    def _handle(self) -> DeltaTable:
+        return DeltaTable(self.storage.full("tables/out"))
+
+    def publish(self, changes: pa.Table) -> None:
+        """As a checkpoint's rows."""
+        number = self._last + 1
+        self._scratch.mkdir(exist_ok=True)
+        local, path = self._scratch / "staged", f"outputs/out/g1-e{number}/0-a.parquet"
+        pq.write_table(changes, local, compression="zstd")
+        size, digest = self.storage.put_file(local, path)
+        file = StateFile("", 0, OUTPUT, "main", path, size, digest, True, AttemptId("a"), None, "out", len(changes))
+        upsert.publish(self.storage, APP, SINK, checkpoint(number), self._last, [file], self._scratch)
+        self._last = number
+
+    def merge(self, changes: pa.Table) -> None:
+        """By delta-rs, with the transaction's id and version in its commit."""
+        number = self._last + 1
+        low, high = (int(bound) for bound in (pl.Series(changes["key"]).min(), pl.Series(changes["key"]).max()))  # type: ignore[arg-type]
+        within = f"t.key = s.key AND t.key >= {low} AND t.key <= {high}"
+        properties = CommitProperties(app_transactions=[Transaction(f"{APP}/out", number)])
+        merger = self._handle().merge(changes, within, source_alias="s", target_alias="t", commit_properties=properties)
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+        self._last = number
+
+
+def of_size(root: Path, rows: int, reps: int) -> dict[str, float]:
+    """Medians of one size, by way and kind of changes."""
+    figures: dict[str, list[float]] = defaultdict(list)
+    tables = {way: Table(root / way, rows) for way in ("publish", "merge")}
+    for _ in range(reps):
+        for kind in ("clustered", "uniform"):
+            for way, table in tables.items():
+                changes, before = table.changes(kind == "clustered"), table.files()
+                act, cpu = getattr(table, way), cpu_seconds()
+                figures[f"{way} {kind}"].append(seconds(lambda act=act, changes=changes: act(changes)))
+                figures[f"{way} {kind} cpu"].append(cpu_seconds() - cpu)
+                new = {path: size for path, size in table.files().items() if path not in before}
+                figures[f"{way} {kind} bytes"].append(sum(new.values()))
+    figures["bytes"].append(sum(tables["publish"].files().values()))
+    return harness.medians_of(figures)
+
+
+def main(rows: str = "2000000,10000000", reps: int = 3, results: Path = harness.RESULTS / "upsert") -> None:
+    """A publish of changes beside delta-rs' MERGE of them. rows: of the tables."""
+    figures = {
+        "machine": harness.machine(),
+        "sizes": {size: harness.in_scratch(of_size, int(size), reps) for size in rows.split(",")},
+    }
+    page = harness.render("upsert", **figures, reps=reps, load=os.getloadavg()[0])
+    harness.publish(results, figures, page)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,233 @@
+"""Upserting into real Delta tables: what DuckDB makes of the same changes, exactly once, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pipelines.api import delta as sinks
+from pipelines.runtime.sinks import delta, restore_version, upsert
+from pipelines.runtime.sinks.changes import net
+from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.errors import DamageError, PipelineError
+from state_ops.storage.storage import Storage
+from tests.runtime.sinks.test_delta import APP, checkpoint
+
+SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])
+CHANGED = pa.schema([*SCHEMA, ("_change_type", pa.string())])
+SINK = sinks.upsert("out", "key")
+
+
+@pytest.fixture
+def storage(tmp_path) -> Storage:
+    found = Storage(str(tmp_path / "p"))
+    delta.ensure(found, "out", SCHEMA)
+    return found
+
+
+def staged(storage: Storage, number: int, rows: list[tuple], schema: pa.Schema = SCHEMA, subtask: int = 0) -> StateFile:
+    path = f"outputs/out/g1-e{number}/{subtask}-a.parquet"
+    data = pa.BufferOutputStream()
+    columns = list(zip(*rows, strict=True)) or [[] for _ in schema]
+    pq.write_table(pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema), data)  # fmt: skip
+    local = Path(storage.uri).parent / "staged"
+    local.write_bytes(data.getvalue())
+    size, digest = storage.put_file(local, path)
+    return StateFile("stage", subtask, OUTPUT, "main", path, size, digest, True, "a", None, "out", len(rows))  # type: ignore[arg-type]
+
+
+def publish(storage: Storage, number: int, previous: int | None, *files: StateFile, sink=SINK, row=None):
+    scratch = Path(storage.uri).parent / "scratch"
+    return upsert.publish(storage, APP, sink, row or checkpoint(number), previous, files, scratch)
+
+
+def rows(storage: Storage) -> list[tuple]:
+    return sorted(tuple(row.values()) for row in DeltaTable(storage.full("tables/out")).to_pyarrow_table().to_pylist())
+
+
+def test_the_newest_row_of_a_key_stays_and_a_deleted_key_goes(storage):
+    publish(storage, 1, None, staged(storage, 1, [("a", 1), ("b", 1), ("a", 2)]))
+    assert rows(storage) == [("a", 2), ("b", 1)]
+    changes = [
+        ("a", 2, "update_preimage"),
+        ("a", 3, "update_postimage"),
+        ("b", 1, "delete"),
+        ("absent", 0, "delete"),
+        ("c", 1, "insert"),
+        ("c", 2, "insert"),
+        ("d", 1, "insert"),
+        ("d", 1, "delete"),
+    ]
+    published = publish(storage, 2, 1, staged(storage, 2, changes, CHANGED))
+    assert rows(storage) == [("a", 3), ("c", 2)]
+    assert published.rows == 5
+
+
+def test_publishing_twice_and_by_a_zombie_changes_nothing(storage):
+    one, two = staged(storage, 1, [("a", 1)]), staged(storage, 2, [("a", 2)])
+    publish(storage, 1, None, one)
+    publish(storage, 2, 1, two)
+    version = DeltaTable(storage.full("tables/out")).version()
+    again = publish(storage, 2, 1, two)
+    publish(storage, 1, None, one)
+    assert rows(storage) == [("a", 2)]
+    assert DeltaTable(storage.full("tables/out")).version() == version
+    assert (again.delta_version, again.rows) == (version, 0)
+
+
+def test_an_epoch_that_changes_nothing_moves_the_transaction_version(storage):
+    publish(storage, 1, None, staged(storage, 1, [("a", 1)]))
+    files = DeltaTable(storage.full("tables/out")).file_uris()
+    publish(storage, 2, 1, staged(storage, 2, [("absent", 0, "delete")], CHANGED))
+    publish(storage, 3, 2)
+    handle = DeltaTable(storage.full("tables/out"))
+    assert (handle.transaction_version(f"{APP}/out"), handle.file_uris()) == (3, files)
+
+
+def test_a_table_that_is_behind_the_chain_is_damage(storage):
+    with pytest.raises(DamageError, match="the registry says 1"):
+        publish(storage, 2, 1, staged(storage, 2, [("a", 1)]))
+
+
+def test_only_files_with_a_changed_key_are_written_anew(storage):
+    publish(storage, 1, None, staged(storage, 1, [("a", 1), ("b", 1)]))
+    publish(storage, 2, 1, staged(storage, 2, [("x", 1), ("y", 1)]))
+    first, second = sorted(DeltaTable(storage.full("tables/out")).file_uris(), key=lambda uri: "g1-e2" in uri)
+    publish(storage, 3, 2, staged(storage, 3, [("y", 2)]))
+    now = DeltaTable(storage.full("tables/out")).file_uris()
+    assert first in now and second not in now and len(now) == 2
+    assert rows(storage) == [("a", 1), ("b", 1), ("x", 1), ("y", 2)]
+
+
+def test_many_small_files_are_written_together(storage, monkeypatch):
+    monkeypatch.setattr(upsert, "_MANY", 4)
+    for number in range(1, 12):
+        publish(storage, number, number - 1 or None, staged(storage, number, [(f"k{number}", number)]))
+    assert len(DeltaTable(storage.full("tables/out")).file_uris()) <= 4
+    assert rows(storage) == sorted((f"k{number}", number) for number in range(1, 12))
+
+
+def test_a_foreign_optimize_in_between_is_respected(storage, monkeypatch):
+    for number in (1, 2, 3):
+        publish(storage, number, number - 1 or None, staged(storage, number, [(f"k{number}", 1), ("both", number)]))
+    merged, optimized = upsert._merged, []
+
+    def overtaken(*asked):
+        change = merged(*asked)
+        if not optimized:
+            optimized.append(DeltaTable(storage.full("tables/out")).optimize.compact())
+        return change
+
+    monkeypatch.setattr(upsert, "_merged", overtaken)
+    publish(storage, 4, 3, staged(storage, 4, [("k2", 9), ("both", 9)]))
+    assert optimized[0]["numFilesRemoved"] >= 2
+    assert rows(storage) == [("both", 9), ("k1", 1), ("k2", 9), ("k3", 1)]
+    stored = {file.path for file in storage.list("tables/out/data/g1-e4")}
+    assert len(stored) == 1, "what the first try wrote is removed"
+
+
+def test_a_restored_version_gives_the_rows_of_then(storage):
+    publish(storage, 1, None, staged(storage, 1, [("a", 1), ("b", 1)]))
+    publish(storage, 2, 1, staged(storage, 2, [("a", 2), ("c", 2)]))
+    publish(storage, 3, 2, staged(storage, 3, [("b", 1, "delete")], CHANGED))
+    at = DeltaTable(storage.full("tables/out")).version()
+    rewind = replace(checkpoint(4), sinks={"out": {"id": 4, "before": 3, "to": 1, "at": at}})
+    restore_version.rewind(storage, APP, "out", rewind)
+    assert rows(storage) == [("a", 1), ("b", 1)]
+    publish(storage, 3, 2, staged(storage, 3, [("a", 9)]))
+    assert rows(storage) == [("a", 1), ("b", 1)], "a zombie"
+    publish(storage, 5, 4, staged(storage, 5, [("a", 5)]))
+    assert rows(storage) == [("a", 5), ("b", 1)]
+
+
+def promotion(storage: Storage, number: int, before: int, to: int | None) -> Checkpoint:
+    at = DeltaTable(storage.full("tables/out")).version()
+    sinks = {"out": {"id": number, "before": before, "to": to, "at": at, "branch": "b" * 32}}
+    return replace(checkpoint(number), kind="promotion", sinks=sinks)
+
+
+@pytest.mark.parametrize("to", [1, None])
+def test_a_promotion_makes_a_branchs_changes_to_the_table_of_then(storage, to):
+    publish(storage, 1, None, staged(storage, 1, [("a", 1), ("b", 1)]))
+    publish(storage, 2, 1, staged(storage, 2, [("a", 2), ("z", 2)]))
+    brought = [
+        staged(storage, 3, [("a", 30, "update_postimage"), ("c", 30, "insert")], CHANGED, subtask=1),
+        staged(storage, 3, [("c", 40, "delete"), ("d", 40, "insert")], CHANGED, subtask=2),
+    ]
+    row = promotion(storage, 3, 2, to)
+    publish(storage, 3, 2, *brought, row=row)
+    assert rows(storage) == sorted([("a", 30), ("d", 40)] + [("b", 1)] * (to is not None))
+    publish(storage, 3, 2, *brought, row=row)
+    publish(storage, 4, 3, staged(storage, 4, [("d", 1)]))
+    assert ("d", 1) in rows(storage)
+
+
+def test_a_table_of_others_with_doubles_gets_one_row_of_a_key_that_changes(storage):
+    write_deltalake(
+        storage.full("tables/out"), pa.table({"key": ["a", "a"], "n": [1, 2]}, schema=SCHEMA), mode="append"
+    )
+    write_deltalake(
+        storage.full("tables/out"), pa.table({"key": ["a", "b"], "n": [3, 3]}, schema=SCHEMA), mode="append"
+    )
+    publish(storage, 1, None, staged(storage, 1, [("a", 9)]))
+    assert rows(storage) == [("a", 9), ("b", 3)]
+
+
+def test_order_by_tells_the_newest_of_several_files(storage):
+    by = sinks.upsert("out", "key", order_by="n")
+    files = [staged(storage, 1, [("a", 3), ("b", 1)], subtask=0), staged(storage, 1, [("a", 2), ("b", 5)], subtask=1)]
+    publish(storage, 1, None, *files, sink=by)
+    assert rows(storage) == [("a", 3), ("b", 5)]
+
+
+@pytest.mark.parametrize("property", ["delta.enableChangeDataFeed", "delta.appendOnly"])
+def test_a_table_whose_readers_expect_more_is_refused(storage, property):
+    DeltaTable(storage.full("tables/out")).alter.set_table_properties({property: "true"})
+    with pytest.raises(PipelineError, match=property):
+        publish(storage, 1, None, staged(storage, 1, [("a", 1)]))
+    with pytest.raises(PipelineError, match=property):
+        delta.check_table(storage, "out", SCHEMA, keyed=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_what_duckdb_makes_of_the_same_changes(storage, seed, monkeypatch):
+    """Random inserts, updates and deletes of two key columns, epoch by epoch."""
+    monkeypatch.setattr(upsert, "_MANY", 5)
+    draw, schema = random.Random(seed), pa.schema([("k", pa.int64()), ("key", pa.string()), *CHANGED][:2] + list(CHANGED)[1:])  # fmt: skip
+    wide = Storage(str(Path(storage.uri).parent / "wide"))
+    delta.ensure(wide, "out", pa.schema(list(schema)[:-1]))
+    sink, replay = sinks.upsert("out", ["k", "key"]), duckdb.connect()
+    replay.execute("CREATE TABLE replay (k BIGINT, key VARCHAR, n BIGINT, PRIMARY KEY (k, key))")
+    for number in range(1, 13):
+        changes = [
+            (draw.randrange(30), f"s{draw.randrange(3)}", draw.randrange(999), draw.choice(["insert", "update_preimage", "update_postimage", "delete"]))
+            for _ in range(draw.randrange(0, 25))
+        ]  # fmt: skip
+        for k, key, n, change in changes:
+            if change == "delete":
+                replay.execute("DELETE FROM replay WHERE k = ? AND key = ?", [k, key])
+            elif change != "update_preimage":
+                replay.execute("INSERT OR REPLACE INTO replay VALUES (?, ?, ?)", [k, key, n])
+        publish(wide, number, number - 1 or None, staged(wide, number, changes, schema), sink=sink)
+        assert rows(wide) == replay.execute("SELECT * FROM replay ORDER BY ALL").fetchall()
+
+
+def test_the_definition_is_refused_where_nothing_tells_the_newest_row():
+    from tests.recovery import small
+
+    with pytest.raises(PipelineError, match="does not contain that of accounts"):
+        replace(small.accounts, sink=sinks.upsert("out", "at"))
+    replace(small.accounts, sink=sinks.upsert("out", "at", order_by="amount"))
+    replace(small.accounts, sink=sinks.upsert("out", ["id", "at"]))
+
+
+def test_netting_of_no_rows_is_no_change():
+    changes = net(SINK, CHANGED, [iter(())], ordered=False)
+    assert (changes.rows.num_rows, changes.deleted.num_rows) == (0, 0)
