@@ -48,7 +48,7 @@ class Replaces(Enum):
 
 # Dagster says which type a value is not of, and not which values that has: so its name says them.
 for _choice in (Promote, Replaces):
-    _choice.__name__ = "_or_".join(one.value for one in _choice)
+    _choice.__name__ = "_or_".join(choice.value for choice in _choice)
 
 
 class BackfillConfig(dg.Config):
@@ -86,13 +86,13 @@ def partitions(configured: BackfillSettings) -> dg.PartitionsDefinition:
 
 def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:
     """`flights/backfill`, whose single run replays the whole range that was chosen."""
-    own = key(pipeline, BACKFILL)
+    asset = key(pipeline, BACKFILL)
 
     @dg.multi_asset(
         name=f"{pipeline.name}_backfill",
         specs=[
             dg.AssetSpec(
-                own,
+                asset,
                 deps=[key(pipeline, CHECKPOINT)],
                 description=(
                     "Replays days of event time with today's code and input, on a branch; production is not touched"
@@ -106,15 +106,15 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
         partitions_def=partitions(configured),
         backfill_policy=BackfillPolicy.single_run(),
         check_specs=[
-            dg.AssetCheckSpec(SAME, asset=own, description="Production has what a replay of the range gives."),
+            dg.AssetCheckSpec(SAME, asset=asset, description="Production has what a replay of the range gives."),
         ],
         pool=f"weir_{pipeline.name}_backfill",
     )
     def backfill(context: dg.AssetExecutionContext, config: BackfillConfig) -> Iterator[dg.MaterializeResult]:
         window = context.partition_time_window
 
-        def told(report: EpochReport) -> None:
-            context.log.info(backfills.said(report))
+        def on_epoch(report: EpochReport) -> None:
+            context.log.info(backfills.epoch_line(report))
 
         try:
             done = backfills.backfill(
@@ -124,11 +124,11 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
                 window.end.astimezone(UTC),
                 replaces=configured.replaces if config.replaces is None else config.replaces.value,
                 promote=(config.promote or Promote(configured.promote)) is Promote.automatic,
-                told=told,
+                on_epoch=on_epoch,
             )
         except WeirError as error:
             raise failure(error) from None
-        yield dg.MaterializeResult(asset_key=own, metadata=_shown(done), check_results=[_verdict(own, done)])
+        yield dg.MaterializeResult(asset_key=asset, metadata=_shown(done), check_results=[_verdict(asset, done)])
 
     return backfill
 
@@ -150,27 +150,30 @@ def _shown(done: Backfilled) -> dict[str, Any]:
     return shown
 
 
-def _figures(found: BranchDiff) -> dict[str, Any]:
+def _figures(difference: BranchDiff) -> dict[str, Any]:
     """What a promotion changes, in sums and as a report."""
-    counts = {f"rows {kind}": sum(one.counts[kind] for one in found.tables) for kind in ("added", "removed", "changed")}
-    keys = sum(sum(one.counts.values()) for one in found.states if one.counts is not None)
-    return {**counts, "state keys that differ": keys, "report": dg.MetadataValue.md(found.to_markdown())}
+    counts = {
+        f"rows {kind}": sum(table.counts[kind] for table in difference.tables)
+        for kind in ("added", "removed", "changed")
+    }
+    keys = sum(sum(state.counts.values()) for state in difference.states if state.counts is not None)
+    return {**counts, "state keys that differ": keys, "report": dg.MetadataValue.md(difference.to_markdown())}
 
 
-def _verdict(own: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
+def _verdict(asset: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
     """Green where production has what the replay gives: because nothing differed, or since it was promoted."""
-    differing = [one.table for one in done.difference.tables if not one.same]
-    said = "nothing differs" if done.difference.same else f"rows differ in {', '.join(differing) or 'no table'}"
+    differing = [table.table for table in done.difference.tables if not table.same]
+    description = "nothing differs" if done.difference.same else f"rows differ in {', '.join(differing) or 'no table'}"
     if done.promoted is not None:
-        said += f"; promoted as checkpoint {done.promoted.id}"
+        description += f"; promoted as checkpoint {done.promoted.id}"
     elif not done.difference.same:
-        said += f"; waits for approval: weir promote {done.difference.pipeline} {done.branch}"
+        description += f"; waits for approval: weir promote {done.difference.pipeline} {done.branch}"
     return dg.AssetCheckResult(
-        asset_key=own,
+        asset_key=asset,
         check_name=SAME,
         passed=done.promoted is not None or done.difference.same,
         severity=dg.AssetCheckSeverity.WARN,
-        description=said,
+        description=description,
     )
 
 
@@ -196,9 +199,12 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         except WeirError as error:
             raise failure(error) from None
         if settings.pipelines[pipeline.name].backfill is not None and backfills.range_of(config.branch) is not None:
-            said = f"promoted as checkpoint {done.id}"
-            own = key(pipeline, BACKFILL)
-            show(context, [dg.AssetCheckEvaluation(asset_key=own, check_name=SAME, passed=True, description=said)])
+            description = f"promoted as checkpoint {done.id}"
+            asset = key(pipeline, BACKFILL)
+            show(
+                context,
+                [dg.AssetCheckEvaluation(asset_key=asset, check_name=SAME, passed=True, description=description)],
+            )
         context.log.info(f"{pipeline.name} is at checkpoint {done.id}, {done.reason}")
 
     return job_of(
@@ -211,10 +217,10 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
 def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
     """The job that backfills, and when it does so by itself."""
-    own = key(pipeline, BACKFILL)
+    asset = key(pipeline, BACKFILL)
     job = dg.define_asset_job(
         f"{pipeline.name}_backfill_job",
-        selection=dg.AssetSelection.assets(own),
+        selection=dg.AssetSelection.assets(asset),
         description=f"Replays days of {pipeline.name} on a branch. All days that are chosen together are one run.",
         executor_def=dg.in_process_executor,
         tags={BESIDE: pipeline.name},

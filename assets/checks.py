@@ -44,15 +44,15 @@ _SHOWN = 10
 
 def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
     """All of a pipeline's checks but those of drills."""
-    found = [
+    evaluations = [
         dg.AssetCheckSpec(name, asset=key(pipeline, asset), description=text) for name, (asset, text) in _ON.items()
     ]
     for stage in pipeline.stages:
-        found += [
+        evaluations += [
             dg.AssetCheckSpec(name, asset=key(pipeline, stage.uid), description=f"`{gate.title}`, before each commit.")
             for name, gate in gate_names(stage)
         ]
-    return found
+    return evaluations
 
 
 def gate_names(stage: Stage) -> list[tuple[str, Gate]]:
@@ -79,25 +79,25 @@ def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefiniti
         description=f"Asks again what is known of {pipeline.name}'s checkpoint and gates.",
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        for one in sorted(context.selected_asset_check_keys, key=str):
-            spec = where[one]
-            found = again(pipeline, settings, spec)
+        for check in sorted(context.selected_asset_check_keys, key=str):
+            spec = where[check]
+            evaluation = again(pipeline, settings, spec)
             yield dg.AssetCheckResult(
-                passed=found.passed,
-                asset_key=found.asset_key,
-                check_name=found.check_name,
-                metadata=found.metadata,
-                severity=found.severity,
-                description=found.description,
+                passed=evaluation.passed,
+                asset_key=evaluation.asset_key,
+                check_name=evaluation.check_name,
+                metadata=evaluation.metadata,
+                severity=evaluation.severity,
+                description=evaluation.description,
             )
 
     return checks
 
 
-def report(instance: dg.DagsterInstance, found: Iterable[dg.AssetCheckEvaluation]) -> None:
+def report(instance: dg.DagsterInstance, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
     """Show verdicts that were found outside of any run."""
-    for one in found:
-        instance.report_runless_asset_event(one)
+    for evaluation in evaluations:
+        instance.report_runless_asset_event(evaluation)
 
 
 def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
@@ -105,14 +105,14 @@ def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetChe
     history = instance.event_log_storage.get_asset_check_execution_history(check, limit=20)
     events = [record.event.dagster_event for record in history if record.event is not None]
     evaluated = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    said = [event for event in events if event is not None and event.event_type == evaluated]
-    return said[0].asset_check_evaluation_data if said else None
+    evaluations = [event for event in events if event is not None and event.event_type == evaluated]
+    return evaluations[0].asset_check_evaluation_data if evaluations else None
 
 
 def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.AssetCheckEvaluation | None:
     """What one of the checks that every pipeline has said last, if it failed."""
-    said = newest(instance, dg.AssetCheckKey(key(pipeline, _ON[name][0]), name))
-    return said if said is not None and not said.passed else None
+    evaluation = newest(instance, dg.AssetCheckKey(key(pipeline, _ON[name][0]), name))
+    return evaluation if evaluation is not None and not evaluation.passed else None
 
 
 # -- verdicts
@@ -132,24 +132,24 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
     stage = pipeline.stage(spec.asset_key.path[-1])
     storage, registry = open_storage(pipeline, settings)
     holds = gate_hold.read(storage, head.id if (head := registry.head()) else None)
-    refused = [Verdict.from_dict(str(one["stage"]), one) for one in holds.verdicts] if holds is not None else []
+    refused = [Verdict.from_dict(str(facts["stage"]), facts) for facts in holds.verdicts] if holds is not None else []
     verdicts = [*recorded(pipeline, settings, stage), *of_gates(pipeline, stage, refused)]
-    found = {one.check_name: one for one in verdicts}  # what holds the pipeline now is newer
-    if spec.name in found:
-        return found[spec.name]
-    said = "the newest checkpoint handed out no rows for it to look at"
-    return dg.AssetCheckEvaluation(asset_key=spec.asset_key, check_name=spec.name, passed=True, description=said)
+    refusals = {refusal.check_name: refusal for refusal in verdicts}  # what holds the pipeline now is newer
+    if spec.name in refusals:
+        return refusals[spec.name]
+    description = "the newest checkpoint handed out no rows for it to look at"
+    return dg.AssetCheckEvaluation(asset_key=spec.asset_key, check_name=spec.name, passed=True, description=description)
 
 
 def verdict(
-    pipeline: Pipeline, name: str, passed: bool, said: str, shown: Mapping[str, Any] | None = None
+    pipeline: Pipeline, name: str, passed: bool, description: str, shown: Mapping[str, Any] | None = None
 ) -> dg.AssetCheckEvaluation:
     """The verdict of one of the checks that every pipeline has."""
     return dg.AssetCheckEvaluation(
         asset_key=key(pipeline, _ON[name][0]),
         check_name=name,
         passed=passed,
-        description=said,
+        description=description,
         metadata=dict(shown or {}),
     )
 
@@ -168,22 +168,22 @@ def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
 def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
     """The verdicts of a stage's gates; several of one gate, from several epochs, as one."""
     mine: dict[tuple[str, str], list[Verdict]] = {}
-    for one in verdicts:
-        if one.stage == stage.uid:
-            mine.setdefault((one.gate, one.of), []).append(one)
-    found = []
+    for gate_verdict in verdicts:
+        if gate_verdict.stage == stage.uid:
+            mine.setdefault((gate_verdict.gate, gate_verdict.of), []).append(gate_verdict)
+    evaluations = []
     for name, gate in gate_names(stage):
         several = mine.get((gate.title, gate.of))
         if several:
-            bad = [one for one in several if not one.passed]
-            found.append(_of_gate(pipeline, stage, name, gate, several, bad))
-    return found
+            bad = [each for each in several if not each.passed]
+            evaluations.append(_of_gate(pipeline, stage, name, gate, several, bad))
+    return evaluations
 
 
 def _of_gate(
     pipeline: Pipeline, stage: Stage, name: str, gate: Gate, several: list[Verdict], bad: list[Verdict]
 ) -> dg.AssetCheckEvaluation:
-    rows, unexpected = sum(one.rows for one in several), sum(one.unexpected for one in bad)
+    rows, unexpected = sum(each.rows for each in several), sum(each.unexpected for each in bad)
     shown: dict[str, Any] = {
         "expectation": dg.MetadataValue.md(f"`{gate.title}`"),
         "looks at": gate.of,
@@ -220,10 +220,12 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
     if not holder.stopped:
         alive = lease.alive(holder)
         who = f"process {holder.pid} on {holder.host}"
-        said = {True: "is running", False: "died", None: "runs on another host or in another container, or died there"}[
-            alive
-        ]
-        return verdict(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} ({who}) {said}")
+        state = {
+            True: "is running",
+            False: "died",
+            None: "runs on another host or in another container, or died there",
+        }[alive]
+        return verdict(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} ({who}) {state}")
     return verdict(pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}")
 
 
@@ -239,13 +241,13 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     for_seconds = max(0.0, time.time() - min(times)) if times else 0.0
     limit = settings.dagster.overdue_seconds
     count = sum(map(len, waiting.values()))
-    said = f"{count} files are waiting, the oldest for {for_seconds:.0f} s" if count else "nothing is waiting"
+    description = f"{count} files are waiting, the oldest for {for_seconds:.0f} s" if count else "nothing is waiting"
     shown = {f"files waiting in {name}": len(files) for name, files in waiting.items()}
     return verdict(
         pipeline,
         ON_TIME,
         for_seconds <= limit or count <= settings.dagster.max_lag_files,
-        said,
+        description,
         {**shown, "seconds that the oldest waits": round(for_seconds, 1), "dagster.overdue_seconds": limit},
     )
 
@@ -322,8 +324,8 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
     waiting = backlog.lag(pipeline, settings, head)
     shown = {f"files waiting in {name}": count for name, count in waiting.items()}
     gone = backlog.missing(readers(pipeline, settings), waiting)
-    said = [f"{sum(waiting.values())} files are waiting", *(f"{path} does not exist" for path in gone.values())]
-    return verdict(pipeline, INPUT, True, "; ".join(said), shown)
+    parts = [f"{sum(waiting.values())} files are waiting", *(f"{path} does not exist" for path in gone.values())]
+    return verdict(pipeline, INPUT, True, "; ".join(parts), shown)
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:
@@ -334,20 +336,22 @@ def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False
         return failed(pipeline, WHOLE, error)
 
 
-def of_report(pipeline: Pipeline, found: Report) -> dg.AssetCheckEvaluation:
+def of_report(pipeline: Pipeline, report: Report) -> dg.AssetCheckEvaluation:
     """What fsck found. Leftovers and what others put there are no damage."""
-    lines = [f"- {one.kind} ({one.severity}): {one.path or one.what}" for one in found.findings[:_SHOWN]]
-    more = len(found.findings) - _SHOWN
-    damage = len(found.damage)
+    lines = [
+        f"- {finding.kind} ({finding.severity}): {finding.path or finding.what}" for finding in report.findings[:_SHOWN]
+    ]
+    more = len(report.findings) - _SHOWN
+    damage = len(report.damage)
     shown: dict[str, Any] = {
-        "checkpoints": len(found.checkpoints),
-        "checkpoints intact": sum(one.intact for one in found.checkpoints),
+        "checkpoints": len(report.checkpoints),
+        "checkpoints intact": sum(checkpoint.intact for checkpoint in report.checkpoints),
         "damaged": damage,
-        "findings": len(found.findings),
-        "contents read": not found.quick,
+        "findings": len(report.findings),
+        "contents read": not report.quick,
     }
     if lines:
         shown["what"] = dg.MetadataValue.md("\n".join(lines + ([f"- ... and {more} more"] if more > 0 else [])))
         shown["next"] = dg.MetadataValue.text(f"weir fsck {pipeline.name} says what can be done about each")
-    said = f"{damage} damaged" if damage else "whole"
-    return verdict(pipeline, WHOLE, not damage, said, shown)
+    description = f"{damage} damaged" if damage else "whole"
+    return verdict(pipeline, WHOLE, not damage, description, shown)

@@ -62,7 +62,7 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
         with showing("the end of a failed run"):
             watcher.end()
             refused = error.verdicts if isinstance(error, GateError) else ()
-            watcher.judge([Verdict.from_dict(str(one["stage"]), one) for one in refused])
+            watcher.judge([Verdict.from_dict(str(facts["stage"]), facts) for facts in refused])
         told_of(context, pipeline, error)
         raise failure(error) from None  # the cause's trace is Weir's own; a stage's is in the metadata
     if watcher.run.newest is None and left_alone(context, pipeline, settings):
@@ -190,8 +190,10 @@ class Watcher:
         if time.monotonic() - self._history_at >= _HISTORY_SECONDS:
             shown |= self._history()
         several = f"{self._epochs.epochs} epochs up to " if self._epochs.epochs > 1 else ""
-        said = f"{several}checkpoint {row.id}: {row.trigger}, {row.reason}"
-        self._context.log_event(dg.AssetObservation(key(self._pipeline, CHECKPOINT), description=said, metadata=shown))
+        description = f"{several}checkpoint {row.id}: {row.trigger}, {row.reason}"
+        self._context.log_event(
+            dg.AssetObservation(key(self._pipeline, CHECKPOINT), description=description, metadata=shown)
+        )
         self._epochs, self._epochs_at = Tally(), time.monotonic()
 
     def _observe_stages(self) -> None:
@@ -211,8 +213,8 @@ class Watcher:
 
     def _history(self) -> dict[str, dg.MetadataValue]:
         self._history_at = time.monotonic()
-        found = history.points(self._context.instance, key(self._pipeline, CHECKPOINT))
-        return {"history": history.as_plot(found), "last epochs": history.as_table(found)} if found else {}
+        points = history.points(self._context.instance, key(self._pipeline, CHECKPOINT))
+        return {"history": history.as_plot(points), "last epochs": history.as_table(points)} if points else {}
 
 
 def failure(error: WeirError) -> dg.Failure:

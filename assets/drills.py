@@ -36,14 +36,14 @@ def spec(pipeline: Pipeline) -> dg.AssetSpec:
 
 def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
     """A drill, whose two verdicts are the checks of that asset."""
-    own = key(pipeline, DRILL)
+    asset = key(pipeline, DRILL)
 
     @dg.multi_asset_check(
         name=f"{pipeline.name}_restore_drill",
         specs=[
-            dg.AssetCheckSpec(COMES_BACK, asset=own, description="Restored, replayed, and the state is the same."),
+            dg.AssetCheckSpec(COMES_BACK, asset=asset, description="Restored, replayed, and the state is the same."),
             dg.AssetCheckSpec(
-                IN_TIME, asset=own, description="Within the objectives in the settings (restore.recovery_*)."
+                IN_TIME, asset=asset, description="Within the objectives in the settings (restore.recovery_*)."
             ),
         ],
         description=f"Would {pipeline.name} come back, and how fast?",
@@ -53,14 +53,14 @@ def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
             done = drills.drill(pipeline, settings)
         except WeirError as error:
             with showing("that a drill failed"):
-                said = dg.AssetCheckEvaluation(
-                    asset_key=own, check_name=COMES_BACK, passed=False, description=error.what
+                evaluation = dg.AssetCheckEvaluation(
+                    asset_key=asset, check_name=COMES_BACK, passed=False, description=error.what
                 )
-                show(context.op_execution_context, [said])
+                show(context.op_execution_context, [evaluation])
             raise failure(error) from None
-        shown = _shown(context.instance, own, done)
-        context.op_execution_context.log_event(dg.AssetMaterialization(own, metadata=shown))
-        yield from _verdicts(settings, own, done)
+        shown = _shown(context.instance, asset, done)
+        context.op_execution_context.log_event(dg.AssetMaterialization(asset, metadata=shown))
+        yield from _verdicts(settings, asset, done)
 
     return restore_drill
 
@@ -72,10 +72,10 @@ def job_name(pipeline: Pipeline) -> str:
 
 def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
     """The job that drills, and when it does so by itself."""
-    own = key(pipeline, DRILL)
+    asset = key(pipeline, DRILL)
     job = dg.define_asset_job(
         job_name(pipeline),
-        selection=dg.AssetSelection.checks(*[dg.AssetCheckKey(own, name) for name in (COMES_BACK, IN_TIME)]),
+        selection=dg.AssetSelection.checks(*[dg.AssetCheckKey(asset, name) for name in (COMES_BACK, IN_TIME)]),
         description=f"Would {pipeline.name} come back, and how fast?",
         executor_def=dg.in_process_executor,
         tags={BESIDE: pipeline.name},
@@ -94,7 +94,7 @@ def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob,
     ]
 
 
-def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dict[str, Any]:
+def _shown(instance: dg.DagsterInstance, asset: dg.AssetKey, done: Drilled) -> dict[str, Any]:
     took, loss = done.recovery_seconds, round(done.loss_seconds, 3)
     shown: dict[str, Any] = {
         "checkpoint": int(done.checkpoint),
@@ -104,7 +104,7 @@ def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dic
     if took is not None:  # else there was no recovery that took any time
         shown["recovery seconds"] = round(took, 3)
         with showing("the last drills"):
-            shown["history"] = history.drills_plot(instance, own, (done.drilled_at, round(took, 3), loss))
+            shown["history"] = history.drills_plot(instance, asset, (done.drilled_at, round(took, 3), loss))
     if done.restored is not None:
         shown |= {"bytes": done.restored.bytes_total, "files": done.restored.files}
     if done.replay is not None:
@@ -119,20 +119,20 @@ def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dic
     return shown
 
 
-def _verdicts(settings: Settings, own: dg.AssetKey, done: Drilled) -> list[dg.AssetCheckResult]:
+def _verdicts(settings: Settings, asset: dg.AssetKey, done: Drilled) -> list[dg.AssetCheckResult]:
     missed, took = done.missed(settings), done.recovery_seconds
     to_recover = "it does not come back as it was" if took is None else f"{took:.1f} s to recover"
     compared = "and replayed" if done.replay is not None else f"not replayed: {done.not_replayed}"
     return [
         dg.AssetCheckResult(
-            asset_key=own,
+            asset_key=asset,
             check_name=COMES_BACK,
             passed=not done.problems and done.replay is not None,
             severity=dg.AssetCheckSeverity.ERROR if done.problems else dg.AssetCheckSeverity.WARN,
             description="; ".join(done.problems) or f"checkpoint {done.checkpoint} was restored, {compared}",
         ),
         dg.AssetCheckResult(
-            asset_key=own,
+            asset_key=asset,
             check_name=IN_TIME,
             passed=not missed and took is not None,
             description="; ".join(missed) or f"{to_recover}, input waits for {done.loss_seconds:.0f} s",

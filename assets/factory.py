@@ -31,7 +31,7 @@ def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.De
 def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     names.check_names(pipeline)
     storage, _ = runtime.open_storage(pipeline, settings)
-    own = [
+    asset_specs = [
         *specs.stages(pipeline, storage),
         *specs.tables(pipeline, settings, storage),
         specs.checkpoint(pipeline, settings, storage),
@@ -40,7 +40,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     @dg.multi_asset(
         name=f"{pipeline.name}_epochs",
         # Where a person has ended the pipeline, a sensor's run makes nothing.
-        specs=[spec.replace_attributes(skippable=True) for spec in own],
+        specs=[spec.replace_attributes(skippable=True) for spec in asset_specs],
         can_subset=False,
         description=pipeline.description or f"Runs epochs of {pipeline.name} until it has caught up.",
         pool=names.pool(pipeline),
@@ -50,7 +50,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         for done in coordinate(context, pipeline, settings):
             yield dg.MaterializeResult(asset_key=done.asset_key, metadata=done.metadata)
 
-    keys = [spec.key for spec in own]
+    keys = [spec.key for spec in asset_specs]
     epochs_job = dg.define_asset_job(
         names.job_name(pipeline),
         # Without checks: those are for who asks again.
@@ -63,7 +63,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     beside = jobs.beside(pipeline, settings)
     scheduled = jobs.schedules(pipeline, settings, beside)
     drill_job, drill_schedules = drills.job_and_schedules(pipeline, settings)
-    made = dg.Definitions(
+    definitions = dg.Definitions(
         assets=[*specs.sources(pipeline, settings), epochs, drills.spec(pipeline)],
         asset_checks=[checks.definition(pipeline, settings), drills.checks(pipeline, settings)],
         jobs=[epochs_job, restore_job, drill_job, *beside],
@@ -74,4 +74,4 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
             lease_watchdog(pipeline, settings, keys),
         ],
     )
-    return dg.Definitions.merge(made, backfills.definitions(pipeline, settings))
+    return dg.Definitions.merge(definitions, backfills.definitions(pipeline, settings))

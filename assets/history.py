@@ -43,12 +43,12 @@ class Point:
 
 def points(instance: dg.DagsterInstance, checkpoint: dg.AssetKey, last: int = _LAST) -> list[Point]:
     """The last observations of a pipeline's checkpoint, oldest first."""
-    found = []
+    points = []
     for record in instance.fetch_observations(checkpoint, limit=last).records:
         observation = record.asset_observation
         if observation is not None and "ms to commit" in observation.metadata:
-            found.append(_point(record.timestamp, observation.metadata))
-    return list(reversed(found))
+            points.append(_point(record.timestamp, observation.metadata))
+    return list(reversed(points))
 
 
 def _point(timestamp: float, shown: Mapping[str, Any]) -> Point:
@@ -68,41 +68,41 @@ def _point(timestamp: float, shown: Mapping[str, Any]) -> Point:
     )
 
 
-def as_table(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
+def as_table(points: Sequence[Point]) -> dg.MarkdownMetadataValue:
     """The newest of them as a Markdown table, newest first."""
     lines = [
         "| checkpoint | completed (UTC) | by | epochs | rows | late | state MiB | new MiB | s to commit |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {one.checkpoint} | {one.at:%Y-%m-%d %H:%M:%S} | {one.trigger} | {one.epochs} | {one.rows:,} "
-        f"| {by_stage({uid: rows for uid, rows in one.late.items() if rows}) or 0} "
-        f"| {one.bytes_total / _MIB:,.2f} | {one.bytes_new / _MIB:,.2f} | {one.seconds:.2f} |"
-        for one in reversed(found[-_SHOWN:])
+        f"| {point.checkpoint} | {point.at:%Y-%m-%d %H:%M:%S} | {point.trigger} | {point.epochs} | {point.rows:,} "
+        f"| {by_stage({uid: rows for uid, rows in point.late.items() if rows}) or 0} "
+        f"| {point.bytes_total / _MIB:,.2f} | {point.bytes_new / _MIB:,.2f} | {point.seconds:.2f} |"
+        for point in reversed(points[-_SHOWN:])
     ]
     return dg.MetadataValue.md("\n".join(lines))
 
 
-def as_plot(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
+def as_plot(points: Sequence[Point]) -> dg.MarkdownMetadataValue:
     """Rows, seconds to commit and bytes over the last epochs, as a PNG within Markdown."""
-    times = [one.at for one in found]
-    stages = list(dict.fromkeys(uid for one in found for uid in one.late))
+    times = [point.at for point in points]
+    stages = list(dict.fromkeys(uid for point in points for uid in point.late))
     return _picture(
         times,
         [
             (
                 "rows",
                 [
-                    ("read", [one.rows for one in found]),
-                    *((f"late in {uid}", [one.late.get(uid, math.nan) for one in found]) for uid in stages),
+                    ("read", [point.rows for point in points]),
+                    *((f"late in {uid}", [point.late.get(uid, math.nan) for point in points]) for uid in stages),
                 ],
             ),
-            ("s to commit", [("", [one.seconds for one in found])]),
+            ("s to commit", [("", [point.seconds for point in points])]),
             (
                 "state, MiB",
                 [
-                    ("total", [one.bytes_total / _MIB for one in found]),
-                    ("new", [one.bytes_new / _MIB for one in found]),
+                    ("total", [point.bytes_total / _MIB for point in points]),
+                    ("new", [point.bytes_new / _MIB for point in points]),
                 ],
             ),
         ],

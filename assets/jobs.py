@@ -126,8 +126,8 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
             if not done:
                 return
             with showing("that a run went on"):  # perhaps from an earlier checkpoint than was proven
-                said = "a run went on from it, or from the newest one that is whole"
-                show(context, [checks.verdict(pipeline, checks.RESTORABLE, True, said)])
+                description = "a run went on from it, or from the newest one that is whole"
+                show(context, [checks.verdict(pipeline, checks.RESTORABLE, True, description)])
 
     @dg.job(
         name=restore_job_name(pipeline),
@@ -162,22 +162,26 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         )
     if config.resume and lease.watch(storage):
         raise busy(pipeline, lease.read(storage))
-    found = [
+    evaluations = [
         checks.storage_is_whole(pipeline, settings, quick=True),
         checks.restorable(pipeline, settings, at),
         checks.input_is_there(pipeline, settings),
     ]
     # A look at sizes alone takes no damage back that a full check has found, nor does an older checkpoint speak for the
     # newest.
-    kept = [one for one in found if not (one.check_name == checks.WHOLE and one.passed)]
+    kept = [
+        evaluation for evaluation in evaluations if not (evaluation.check_name == checks.WHOLE and evaluation.passed)
+    ]
     with showing("what was proven"):
-        show(context, [one for one in kept if at is None or one.check_name != checks.RESTORABLE])
-    for one in found:
-        context.log.info(f"{one.check_name}: {'passed' if one.passed else 'FAILED'}: {one.description}")
-    proven = {one.check_name: one for one in found}
+        show(context, [evaluation for evaluation in kept if at is None or evaluation.check_name != checks.RESTORABLE])
+    for evaluation in evaluations:
+        context.log.info(
+            f"{evaluation.check_name}: {'passed' if evaluation.passed else 'FAILED'}: {evaluation.description}"
+        )
+    proven = {evaluation.check_name: evaluation for evaluation in evaluations}
     if not proven[checks.RESTORABLE].passed and not (config.resume and settings.restore.on_invalid == "rewind"):
-        said: Mapping[str, Any] = proven[checks.RESTORABLE].metadata
-        text = {name: said[name].value for name in ("what", "where", "next") if name in said}
+        metadata: Mapping[str, Any] = proven[checks.RESTORABLE].metadata
+        text = {name: metadata[name].value for name in ("what", "where", "next") if name in metadata}
         damage = DamageError(text["what"], where=text.get("where"), next=text.get("next"))
         if config.resume:  # nobody runs the pipeline, and nobody is to try again before this has changed
             holder = lease.read(storage)
@@ -214,9 +218,9 @@ def schedules(pipeline: Pipeline, settings: Settings, among: list[dg.JobDefiniti
             job=jobs[name],
             cron_schedule=cron,
             default_status=dg.DefaultScheduleStatus.RUNNING,
-            description=said,
+            description=description,
         )
-        for name, cron, said in wanted
+        for name, cron, description in wanted
         if cron is not None
     ]
 
@@ -341,13 +345,14 @@ def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
                 context.log.info(f"pruned; {freed:,} bytes were not needed")
         except WeirError as error:
             raise failure(error) from None
-        found = checks.storage_is_whole(pipeline, settings, quick=config.quick)
-        show(context, [found])
-        context.add_output_metadata({**found.metadata, "seconds": round(time.monotonic() - started, 1)})
-        if not found.passed:
+        evaluation = checks.storage_is_whole(pipeline, settings, quick=config.quick)
+        show(context, [evaluation])
+        context.add_output_metadata({**evaluation.metadata, "seconds": round(time.monotonic() - started, 1)})
+        if not evaluation.passed:
             raise dg.Failure(
-                description=f"{pipeline.name}: {found.description}. weir fsck {pipeline.name} says what can be done.",
-                metadata=found.metadata,
+                description=f"{pipeline.name}: {evaluation.description}."
+                f" weir fsck {pipeline.name} says what can be done.",
+                metadata=evaluation.metadata,
                 allow_retries=False,
             )
 
@@ -367,19 +372,19 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_make_data_docs", out=dg.Out(dg.Nothing))
     def make_data_docs(context: dg.OpExecutionContext, config: DataDocsConfig) -> None:
         try:
-            made = data_docs.build(pipeline, settings, config.directory)
+            docs = data_docs.build(pipeline, settings, config.directory)
         except WeirError as error:
             raise failure(error) from None
-        failed = [f"{one.stage}: {one}" for one in made.verdicts if not one.passed]
-        shown = {"failed": failed, "left out": list(made.left_out)}
+        failed = [f"{verdict.stage}: {verdict}" for verdict in docs.verdicts if not verdict.passed]
+        shown = {"failed": failed, "left out": list(docs.left_out)}
         lists = {
             name: dg.MetadataValue.md("\n".join(f"- {line}" for line in lines))
             for name, lines in shown.items()
             if lines
         }
-        counts = {"expectations": len(made.verdicts), "expectations failed": len(failed)}
-        context.add_output_metadata({"pages": dg.MetadataValue.path(str(made.index)), **counts, **lists})
-        context.log.info(f"{len(made.verdicts)} expectations, {len(failed)} failed: {made.index}")
+        counts = {"expectations": len(docs.verdicts), "expectations failed": len(failed)}
+        context.add_output_metadata({"pages": dg.MetadataValue.path(str(docs.index)), **counts, **lists})
+        context.log.info(f"{len(docs.verdicts)} expectations, {len(failed)} failed: {docs.index}")
 
     return job_of(
         pipeline,

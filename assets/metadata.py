@@ -273,14 +273,14 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
 def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict[str, list[str]]:
     """By output column, the input columns that it is made of. Operators say it; of a function, a column of the same
     name is taken for the same column, and others are left out. inputs: the input's columns."""
-    made: dict[str, list[str]] = {name: [name] for name in columns if name in inputs}
+    origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs}
     operator = stage.window or stage.aggregation
     if operator is not None:
-        made = {name: [name] for name in stage.key}
+        origins = {name: [name] for name in stage.key}
         if stage.window is not None:
-            made |= {name: [stage.window.on] for name in ("window_start", "window_end")}
-        made |= {name: list(dict.fromkeys(agg.columns)) for name, agg in operator.aggregates}
-    return {name: read for name, read in made.items() if name in columns and read}
+            origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
+        origins |= {name: list(dict.fromkeys(agg.columns)) for name, agg in operator.aggregates}
+    return {name: read for name, read in origins.items() if name in columns and read}
 
 
 def _input_columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> list[str]:

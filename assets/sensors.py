@@ -139,17 +139,17 @@ def run_failure_sensor(
         what = context.failure_event.message or "it failed"
         kind = None
         for event in context.get_step_failure_events():
-            told = event.step_failure_data.user_failure_data
-            kind = str(told.metadata[KIND].value) if told is not None and KIND in told.metadata else kind
-            what = (told.description or what) if told is not None else what
+            failure = event.step_failure_data.user_failure_data
+            kind = str(failure.metadata[KIND].value) if failure is not None and KIND in failure.metadata else kind
+            what = (failure.description or what) if failure is not None else what
         what = what.splitlines()[0]
         answer = _answer_to_failure(pipeline, settings, context.instance, run, set(keys), kind, what)
         newest = _newest(context.instance, pipeline, set(keys))
         if kind is None and newest is not None and newest.run_id == run.run_id:  # it could not say so itself any more
             asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
-            said = f"{_how_it_ended(context.instance, run)}. {asked}"
+            description = f"{_how_it_ended(context.instance, run)}. {asked}"
             checks.report(
-                context.instance, [checks.verdict(pipeline, checks.LAST_RUN, False, said, {"run": run.run_id})]
+                context.instance, [checks.verdict(pipeline, checks.LAST_RUN, False, description, {"run": run.run_id})]
             )
         return answer
 
@@ -222,38 +222,38 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
         seen = json.loads(context.cursor) if context.cursor else {}
         sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
         memory, alive = decisions.watched(sight, Memory.from_json(seen.get("memory")))
-        holder, said = sight.holder, [*_end_dead(context, sight.unfinished)]
+        holder, reasons = sight.holder, [*_end_dead(context, sight.unfinished)]
         if holder is None:
-            said.append("there was no coordinator yet")
+            reasons.append("there was no coordinator yet")
         elif alive:
-            said.append(f"generation {holder.generation} is alive (process {holder.pid} on {holder.host})")
+            reasons.append(f"generation {holder.generation} is alive (process {holder.pid} on {holder.host})")
             silent = decisions.silent_for(sight, memory)
             if silent:
-                said.append(
+                reasons.append(
                     f"but its heart has not beaten for {silent:.0f} s: it hangs (docs/playbooks/coordinator-hung.md)"
                 )
             orphan = _is_over(context.instance, holder.run_id)
             if orphan and seen.get("orphan") == holder.generation:  # twice in a row: it is not just about to end
                 storage, _ = open_storage(pipeline, settings)
                 requests.send(storage, Request(requests.STOP, trigger="watchdog", reason="its run in Dagster is over"))
-                said.append("its run in Dagster is over: asked it to end")
-            seen["orphan"] = holder.generation if orphan and "asked it to end" not in said[-1] else None
+                reasons.append("its run in Dagster is over: asked it to end")
+            seen["orphan"] = holder.generation if orphan and "asked it to end" not in reasons[-1] else None
         elif holder.stopped:
-            said.append(f"generation {holder.generation} {holder.outcome}")
+            reasons.append(f"generation {holder.generation} {holder.outcome}")
         else:
-            said.append(f"generation {holder.generation} died")
+            reasons.append(f"generation {holder.generation} died")
             if holder.run_id in sight.unfinished:
                 _end(context, holder.run_id)
-                said.append(f"run {holder.run_id[:8]} is marked as failed")
+                reasons.append(f"run {holder.run_id[:8]} is marked as failed")
         overdue = checks.on_time(pipeline, settings)
         before = checks.newest(context.instance, overdue.asset_check_key)
         if overdue.passed != (before is None or before.passed):  # what never said anything has not failed
             checks.report(context.instance, [overdue])
-        said += _answer_red(context.instance, pipeline, settings, sight, seen)
-        said.append(overdue.description or "")
+        reasons += _answer_red(context.instance, pipeline, settings, sight, seen)
+        reasons.append(overdue.description or "")
         seen |= {"memory": memory.to_json()}
         context.update_cursor(json.dumps(seen))
-        return dg.SkipReason("; ".join(said))
+        return dg.SkipReason("; ".join(reasons))
 
     return watch
 
@@ -276,7 +276,7 @@ def _answer_red(
         return []
     given = checks.answers(instance, pipeline, settings, head)
     checks.report(instance, given)
-    return [f"{one.check_name} is green: {one.description}" for one in given]
+    return [f"{evaluation.check_name} is green: {evaluation.description}" for evaluation in given]
 
 
 def _run_key(pipeline: Pipeline, decision: Decision) -> str:
@@ -314,14 +314,14 @@ def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> l
 
 def _unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> list[str]:
     """Runs that coordinate the pipeline and have not ended."""
-    found = [run for where in _filters(pipeline, _UNFINISHED) for run in instance.get_runs(where, limit=100)]
-    return list(dict.fromkeys(run.run_id for run in found if _coordinates(run, pipeline, keys)))
+    runs = [run for where in _filters(pipeline, _UNFINISHED) for run in instance.get_runs(where, limit=100)]
+    return list(dict.fromkeys(run.run_id for run in runs if _coordinates(run, pipeline, keys)))
 
 
 def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> dg.DagsterRun | None:
     """The run of the pipeline that was asked for last."""
-    found = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
-    mine = [record for record in found if _coordinates(record.dagster_run, pipeline, keys)]
+    records = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
+    mine = [record for record in records if _coordinates(record.dagster_run, pipeline, keys)]
     return max(mine, key=lambda record: record.storage_id).dagster_run if mine else None
 
 

@@ -89,7 +89,9 @@ class Run:
     @property
     def busy(self) -> float:
         """Milliseconds of work on the path of the events."""
-        return float(np.concatenate(self.service).sum()) + sum(one["sync"] + one["opening"] for one in self.epochs)
+        return float(np.concatenate(self.service).sum()) + sum(
+            epoch["sync"] + epoch["opening"] for epoch in self.epochs
+        )
 
 
 class Through:
@@ -155,7 +157,7 @@ def store(backend: Backend) -> ValueStore[Value]:
     return ValueStore(
         backend,
         lambda values: [json.dumps(value).encode() for value in values],
-        lambda found: [json.loads(v) for v in found],
+        lambda values: [json.loads(v) for v in values],
     )
 
 
@@ -298,27 +300,29 @@ def _batches(width: int, number: int, place: Path) -> Batches:
     below = ValueStore(
         backend,
         lambda rows: encode_rows(schema, _columns(schema, rows)),
-        lambda found: _tuples(decode_rows(schema, found)),
+        lambda rows: _tuples(decode_rows(schema, rows)),
     )
-    made = Batches(schema, backend, StateCache(below, CacheSizes(number)), names)
-    made.cache.get_many(names)
-    return made
+    batches = Batches(schema, backend, StateCache(below, CacheSizes(number)), names)
+    batches.cache.get_many(names)
+    return batches
 
 
 def vectorised(keys: int, root: Path) -> list[dict[str, Any]]:
     """Microseconds per key and batch to read the state of a whole batch as columns, change one, and write it back."""
-    found = []
+    figures = []
     for width in (8, 1 << 10, 12 << 10):
         number = keys if width < _LARGE_BYTES else keys // 8
-        made = _batches(width, number, root / f"vectorised-{width}")
+        batch = _batches(width, number, root / f"vectorised-{width}")
         rng = np.random.default_rng(_SEED)
         for times in (1, 10):
             size = number // 4
-            batches = [[made.names[index] for index in rng.permutation(number)[:size].tolist()] for _ in range(times)]
-            direct, cached = (_best(call, batches) / size / times for call in (made.direct, made.cached))
-            found.append({"bytes": width + 8, "keys": size, "batches": times, "direct_us": direct, "cached_us": cached})
-        made.backend.close()
-    return found
+            batches = [[batch.names[index] for index in rng.permutation(number)[:size].tolist()] for _ in range(times)]
+            direct, cached = (_best(call, batches) / size / times for call in (batch.direct, batch.cached))
+            figures.append(
+                {"bytes": width + 8, "keys": size, "batches": times, "direct_us": direct, "cached_us": cached}
+            )
+        batch.backend.close()
+    return figures
 
 
 def _columns(schema: StateSchema, rows: Sequence[Any]) -> pa.Table:
@@ -383,9 +387,13 @@ def summary(repetitions: Sequence[Row]) -> Row:
     """Medians over repetitions of every figure of every variant, and of every line of the vectorised path."""
     return {
         "figures": {
-            name: harness.medians([one["figures"][name] for one in repetitions]) for name in repetitions[0]["figures"]
+            name: harness.medians([repetition["figures"][name] for repetition in repetitions])
+            for name in repetitions[0]["figures"]
         },
-        "vectorised": [harness.medians(same) for same in zip(*(one["vectorised"] for one in repetitions), strict=True)],
+        "vectorised": [
+            harness.medians(same)
+            for same in zip(*(repetition["vectorised"] for repetition in repetitions), strict=True)
+        ],
     }
 
 
@@ -451,7 +459,7 @@ def plot(runs: list[Run], target: Path) -> None:
         at = np.arange(0, len(run.latency), max(1, len(run.latency) // 4000))
         left.plot(at, run.latency[at], lw=0.8, color=shade, label=run.name)
         numbers = range(1, len(run.epochs) + 1)
-        sync, flush = ([one[phase] for one in run.epochs] for phase in ("sync", "flush"))
+        sync, flush = ([epoch[phase] for epoch in run.epochs] for phase in ("sync", "flush"))
         right.plot(numbers, sync, marker="o", ms=3, color=shade, label=f"{run.name}: sync phase")
         right.plot(numbers, flush, ls=":", color=shade, label=f"{run.name}: flush of the cache")
     left.set(xlabel="event", ylabel="ms", title="Latency of an event")

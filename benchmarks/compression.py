@@ -34,8 +34,8 @@ def numbers(keys: int, rng: np.random.Generator) -> list[bytes]:
     counts = rng.integers(1, 9, keys).astype("<i8")
     sums = rng.integers(0, 8000, (2, keys)) / 8
     return [
-        b"\x01\x00" + count.tobytes() + one.tobytes() + two.tobytes()
-        for count, one, two in zip(counts, *sums, strict=True)
+        b"\x01\x00" + count.tobytes() + first.tobytes() + second.tobytes()
+        for count, first, second in zip(counts, *sums, strict=True)
     ]
 
 

@@ -222,11 +222,13 @@ class _Clock:
         return self.now
 
 
-def page(known: Row) -> str:
+def page(figures: Row) -> str:
     """The report of what was measured, part by part."""
-    alone, within = ({name: [turn[name] for turn in turns] for name in turns[0]} for turns in known["epochs"].values())
+    alone, within = (
+        {name: [turn[name] for turn in turns] for name in turns[0]} for turns in figures["epochs"].values()
+    )
     runs = [shown - plain for plain, shown in zip(alone["run"], within["run"], strict=True)]
-    return harness.render("dagster", **known, alone=alone, within=within, runs=runs, epochs_of_a_day=_DAY)
+    return harness.render("dagster", **figures, alone=alone, within=within, runs=runs, epochs_of_a_day=_DAY)
 
 
 def main(
@@ -238,8 +240,8 @@ def main(
     results: Path = harness.RESULTS / "dagster",
 ) -> None:
     """What Dagster adds: to an epoch, at a tick, and to its database over a day of 10-second epochs."""
-    known: Row = json.loads(results.with_suffix(".json").read_text()) if part else {"load": {}}
-    known["machine"] = f"{harness.machine()}, Dagster {dg.__version__} on SQLite"
+    figures: Row = json.loads(results.with_suffix(".json").read_text()) if part else {"load": {}}
+    figures["machine"] = f"{harness.machine()}, Dagster {dg.__version__} on SQLite"
     parts: dict[str, Callable[[Path], Any]] = {
         "epochs": lambda root: measure_epochs(root, epochs, turns),
         "ticks": lambda root: ticks(root, 20),
@@ -247,9 +249,9 @@ def main(
     }
     with patch.object(ownership, "SparkExecutor", lambda *_, **__: InMemoryExecutor()):
         for name in [part] if part else parts:
-            known["load"][name] = os.getloadavg()[0]
-            known[name] = harness.in_scratch(parts[name])
-    harness.publish(results, known, page(known))
+            figures["load"][name] = os.getloadavg()[0]
+            figures[name] = harness.in_scratch(parts[name])
+    harness.publish(results, figures, page(figures))
 
 
 def _one_epoch(root: Path) -> EpochReport:

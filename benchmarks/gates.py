@@ -83,13 +83,13 @@ def measure(scratch: Path) -> dict[str, list[list[dict[str, float]]]]:
     """Milliseconds of every epoch that counts, by kind and round."""
     epochs = WARM + COUNTED
     landing = work.sliced(scratch, Workload("gates", 1_000_000, epochs=epochs, events=ROWS), Slices(epochs, ROWS))
-    found: dict[str, list[list[dict[str, float]]]] = {kind: [] for kind in KINDS}
+    runs: dict[str, list[list[dict[str, float]]]] = {kind: [] for kind in KINDS}
     _run(_pipeline(len(KINDS), ()), landing, scratch / "warm")
     for turn in range(ROUNDS):
         for number, (kind, gates) in list(enumerate(KINDS.items()))[:: -1 if turn % 2 else 1]:
-            found[kind].append(_run(_pipeline(number, gates), landing, scratch / str(turn)))
+            runs[kind].append(_run(_pipeline(number, gates), landing, scratch / str(turn)))
             shutil.rmtree(scratch / str(turn))
-    return found
+    return runs
 
 
 def _run(pipeline: Pipeline, landing: Path, scratch: Path) -> list[dict[str, float]]:

@@ -198,21 +198,21 @@ def measure(
     """Run everything below `root`. Notes each share with the first snapshot's cost, whose bytes are the state."""
     rng = np.random.default_rng(seed)
     subtasks = _subtasks(root / "run", keys, rng, megabytes)
-    first = _sum([one.epoch(1, np.arange(len(one.keys)), rng, False)[0] for one in subtasks])
-    bases = [one.retained[-1] for one in subtasks]
+    first = _sum([subtask.epoch(1, np.arange(len(subtask.keys)), rng, False)[0] for subtask in subtasks])
+    bases = [subtask.retained[-1] for subtask in subtasks]
     (root / "run").rename(root / "first")
     for percent, (epochs, every) in plan.items():
         shutil.copytree(root / "first", root / "run", copy_function=os.link)
-        for one, base in zip(subtasks, bases, strict=True):
-            one.retained = [base]
+        for subtask, base in zip(subtasks, bases, strict=True):
+            subtask.retained = [base]
         share = Share(percent, [], {})
         for position in range(epochs):
             beside = position % every == every - 1
             costs, fulls = [], []
-            for one in subtasks:
-                number = len(one.keys)
+            for subtask in subtasks:
+                number = len(subtask.keys)
                 changed = rng.choice(number, max(1, round(number * percent / 100)), replace=False)
-                cost, in_full = one.epoch(position + 2, changed, rng, beside)
+                cost, in_full = subtask.epoch(position + 2, changed, rng, beside)
                 costs.append(cost)
                 if in_full:
                     fulls.append(in_full)

@@ -20,18 +20,18 @@ OWN_BACKENDS = ("rocksdb", "filesystem", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """keys: paths of the settings that contradict each other; told: with their values, why, and what to do."""
+    """keys: paths of the settings that contradict each other; message: with their values, why, and what to do."""
 
     keys: tuple[str, ...]
-    told: str
+    message: str
 
 
 class ContradictionsError(ValueError):
     """All contradictions of one configuration."""
 
-    def __init__(self, found: list[Contradiction]) -> None:
-        super().__init__("\n".join(one.told for one in found))
-        self.found = found
+    def __init__(self, contradictions: list[Contradiction]) -> None:
+        super().__init__("\n".join(contradiction.message for contradiction in contradictions))
+        self.contradictions = contradictions
 
 
 def min_pause_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
@@ -224,4 +224,4 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
 
 def contradictions(settings: Settings) -> list[Contradiction]:
     """What makes no sense together, in the order of the rules."""
-    return [found for rule in RULES for found in rule(settings)]
+    return [contradiction for rule in RULES for contradiction in rule(settings)]

@@ -101,9 +101,9 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Settings:
-        found = contradictions(self)
-        if found:
-            raise ContradictionsError(found)
+        contradicting = contradictions(self)
+        if contradicting:
+            raise ContradictionsError(contradicting)
         return self
 
     @property
@@ -175,9 +175,9 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     name = env.get("WEIR_ENV", "dev")
     file = Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else PROJECT / "configs" / f"{name}.yaml"
     if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml")))
+        names = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml")))
         raise ConfigurationError(
-            f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {known}."
+            f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {names}."
         )
     try:
         raw = yaml.load(file.read_text(), _UniqueKeys) or {}
@@ -209,8 +209,8 @@ def _references(raw: dict[str, Any]) -> set[str]:
     """Names of the environment variables that hold secrets."""
     storage = raw.get("storage")
     block = storage.get("s3") if isinstance(storage, dict) else None
-    found = block.values() if isinstance(block, dict) else ()
-    return {value["env"] for value in found if isinstance(value, dict) and isinstance(value.get("env"), str)}
+    entries = block.values() if isinstance(block, dict) else ()
+    return {value["env"] for value in entries if isinstance(value, dict) and isinstance(value.get("env"), str)}
 
 
 def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
@@ -245,9 +245,9 @@ def _explained(item: Any, file: Path, raw: dict[str, Any], origin: dict[str, str
     if not isinstance(cause, ContradictionsError):
         return [_explain(item, file, origin)]
     lines = []
-    for found in cause.found:
-        sources = dict.fromkeys(_said_in(key, file, raw, origin) for key in found.keys)
-        lines.append(f"  {found.told}  [{', '.join(sources)}]")
+    for contradiction in cause.contradictions:
+        sources = dict.fromkeys(_said_in(key, file, raw, origin) for key in contradiction.keys)
+        lines.append(f"  {contradiction.message}  [{', '.join(sources)}]")
     return lines
 
 

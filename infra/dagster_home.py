@@ -185,17 +185,17 @@ def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a process that we started, and its descendants: asked first, killed if they do not follow."""
-    known: dict[int, psutil.Process] = {}
+    relatives: dict[int, psutil.Process] = {}
 
     def family() -> list[psutil.Process]:
         for parent in [psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else []:
-            known.update({child.pid: child for child in [parent, *parent.children(recursive=True)]})
-        for relative in list(known.values()):
+            relatives.update({child.pid: child for child in [parent, *parent.children(recursive=True)]})
+        for relative in list(relatives.values()):
             try:
-                known.update({child.pid: child for child in relative.children(recursive=True)})
+                relatives.update({child.pid: child for child in relative.children(recursive=True)})
             except psutil.Error:
                 continue
-        return [relative for relative in known.values() if relative.is_running()]  # false for a pid that was reused
+        return [relative for relative in relatives.values() if relative.is_running()]  # false for a pid that was reused
 
     for signal_by in (psutil.Process.terminate, psutil.Process.kill):
         members = family()

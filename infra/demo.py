@@ -181,7 +181,7 @@ class Runs:
 
     instance: DagsterInstance
     since: datetime
-    said: dict[str, str] = field(default_factory=dict)
+    statuses: dict[str, str] = field(default_factory=dict)
 
     def look(self) -> None:
         from dagster import DagsterRunStatus, RunsFilter
@@ -194,15 +194,15 @@ class Runs:
                     where=_short(LOG),
                     next="make ui shows the whole run; `make demo` tries again from the last checkpoint.",
                 )
-            if run.run_id not in self.said:
+            if run.run_id not in self.statuses:
                 asked = (
                     f"the sensor asked for it: {run.tags[REASON]}" if REASON in run.tags else "somebody asked for it"
                 )
                 _step(f"Dagster run {run.run_id[:8]} is {_word(run)}; {asked}")
-            elif run.status.value != self.said[run.run_id]:
+            elif run.status.value != self.statuses[run.run_id]:
                 died = "; its process died" if run.status is DagsterRunStatus.FAILURE else ""
                 _step(f"Dagster run {run.run_id[:8]} is {_word(run)}{died}")
-            self.said[run.run_id] = run.status.value
+            self.statuses[run.run_id] = run.status.value
 
     def _why(self, run_id: str) -> str | None:
         """What its step failed of; None if its process died, from which the sensor recovers."""
@@ -325,16 +325,18 @@ def _uploaded(head: Checkpoint) -> str:
     totals: dict[int, int] = {}
     if dagster_home.HOME.exists():
         with dagster_home.instance() as instance:
-            found = instance.fetch_observations(AssetKey([pipeline.name, "checkpoint"]), limit=1000)
-            for record in found.records:
+            observations = instance.fetch_observations(AssetKey([pipeline.name, "checkpoint"]), limit=1000)
+            for record in observations.records:
                 shown: Mapping[str, Any] = record.asset_observation.metadata if record.asset_observation else {}
                 totals[shown["checkpoint"].value] = shown["state bytes"].value
     new = head.totals["bytes_new"]
-    said = f"{new / 2**20:,.1f} MiB"
+    uploaded = f"{new / 2**20:,.1f} MiB"
     if len(totals) == head.totals["epochs"]:
         full = sum(totals.values())
-        said += f"; a full snapshot each epoch would have been {full / 2**20:,.1f} MiB, {full / new:.1f} times as much"
-    return said
+        uploaded += (
+            f"; a full snapshot each epoch would have been {full / 2**20:,.1f} MiB, {full / new:.1f} times as much"
+        )
+    return uploaded
 
 
 def _most_delayed(settings: Settings) -> Table:
@@ -421,9 +423,9 @@ def _clean() -> None:
     if not DEMO.exists() and not dagster_home.HOME.exists():
         out.print("There is nothing to remove.")
         return
-    for made in (DEMO, dagster_home.HOME):
-        shutil.rmtree(made, ignore_errors=True)
-        out.print(f"removed {_short(made)}")
+    for directory in (DEMO, dagster_home.HOME):
+        shutil.rmtree(directory, ignore_errors=True)
+        out.print(f"removed {_short(directory)}")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeli
             where=f"{where}.gates.{unknown[0]}",
             next=f"Its stages are: {', '.join(stage.uid for stage in pipeline.stages)}.",
         )
-    expected = [(f"{where}.on_restore.{number}", one) for number, one in enumerate(configured.on_restore)]
+    expected = [
+        (f"{where}.on_restore.{number}", expectation) for number, expectation in enumerate(configured.on_restore)
+    ]
     if not (configured.gates or expected):
         return pipeline
     stages: dict[str, Stage] = {}
@@ -108,22 +110,22 @@ def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeli
         more = [
             _gate(
                 f"{where}.gates.{stage.uid}.{number}",
-                one.expect,
-                one.on_failure,
-                one.of,
-                one.arguments,
-                one.quarantine_at_most,
+                gate.expect,
+                gate.on_failure,
+                gate.of,
+                gate.arguments,
+                gate.quarantine_at_most,
             )
-            for number, one in enumerate(configured.gates.get(stage.uid, ()))
+            for number, gate in enumerate(configured.gates.get(stage.uid, ()))
         ]
         input = stages[stage.input.uid] if isinstance(stage.input, Stage) else stage.input
         with _named(f"{where}.gates.{stage.uid}"):
             stages[stage.uid] = replace(stage, input=input, gates=(*stage.gates, *more))
     asked = list(pipeline.on_restore)
-    for key, one in expected:
-        of: Literal["state", "table"] = "table" if one.state is None else "state"
-        gate = _gate(key, one.expect, one.on_failure, "rows", one.arguments)
-        asked.append(Expected(of, str(one.state or one.table), gate))
+    for key, expectation in expected:
+        of: Literal["state", "table"] = "table" if expectation.state is None else "state"
+        gate = _gate(key, expectation.expect, expectation.on_failure, "rows", expectation.arguments)
+        asked.append(Expected(of, str(expectation.state or expectation.table), gate))
     with _named(f"{where}.on_restore"):
         return replace(pipeline, stages=tuple(stages.values()), on_restore=tuple(asked))
 

@@ -146,10 +146,10 @@ def _land_on_time(run: Path, landed: list[float], arrivals: Arrivals, begun: flo
 
 def _land(run: Path, number: int) -> float:
     """Move a file to where it is read, whole at once. Returns when."""
-    made = run / "made" / f"{number:06}.parquet"
-    os.utime(made)
+    unfinished = run / "made" / f"{number:06}.parquet"
+    os.utime(unfinished)
     at = time.time()
-    made.rename(run / "landing" / made.name)
+    unfinished.rename(run / "landing" / unfinished.name)
     return at
 
 

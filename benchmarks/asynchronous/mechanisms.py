@@ -82,10 +82,10 @@ class Subtask:
         config = Settings.model_validate_json(self.settings)
         storage = Storage(config.storage.root, config.storage.s3)
 
-        def one(file: Path, cancelled: threading.Event) -> None:
+        def send(file: Path, cancelled: threading.Event) -> None:
             storage.put_file(file, f"{self.epoch}/{self.number}/{file.name}", cancelled=cancelled)
 
-        together(one, sorted(self.directory.glob("*.state")), at_once=storage.transfers)
+        together(send, sorted(self.directory.glob("*.state")), at_once=storage.transfers)
         self.uploaded.touch()
 
 
@@ -120,9 +120,9 @@ class Engine:
     def work(self, epoch: int, files: list[str], smaller: int) -> None:
         """The epoch's job."""
         sends = self.mechanism == "worker"
-        own = partial(task, epoch=epoch, home=self.home, settings=self.settings, smaller=smaller, sends=sends)
+        pass_on = partial(task, epoch=epoch, home=self.home, settings=self.settings, smaller=smaller, sends=sends)
         keyed = self.spark.read.parquet(*files).repartition(SUBTASKS, "key")
-        keyed.mapInArrow(own, "keys long").collect()
+        keyed.mapInArrow(pass_on, "keys long").collect()
 
     def upload(self, epoch: int) -> Future[float]:
         """Begin, or with workers await, the upload of what the epoch has left; the result is when all of it was in
@@ -133,13 +133,13 @@ class Engine:
 
     def _upload(self, subtasks: list[Subtask]) -> float:
         if self.mechanism == "driver":
-            together(lambda one, _: one.send(), subtasks, at_once=SUBTASKS)
+            together(lambda subtask, _: subtask.send(), subtasks, at_once=SUBTASKS)
         elif self.mechanism == "job":
             context = self.spark.sparkContext
             context.setLocalProperty("spark.scheduler.pool", "uploads")
             context.parallelize(subtasks, SUBTASKS).foreach(Subtask.send)
         until = time.monotonic() + _QUIET_SECONDS
-        while not all(one.uploaded.exists() for one in subtasks):
+        while not all(subtask.uploaded.exists() for subtask in subtasks):
             if time.monotonic() > until:
                 raise TimeoutError("an upload did not end")
             time.sleep(0.005)
@@ -205,15 +205,15 @@ def once(mechanism: str, link: Limits, load: Workload, scratch: Path, repetition
 
 def _cpu_seconds() -> float:
     """Of this process and all that it has started but the servers: the JVM and its Python workers."""
-    own = psutil.Process()
-    found = sum(own.cpu_times()[:2])
-    for process in own.children(recursive=True):
+    driver = psutil.Process()
+    seconds = sum(driver.cpu_times()[:2])
+    for process in driver.children(recursive=True):
         try:
             if "java" in process.name() or any("pyspark" in part for part in process.cmdline()):
-                found += sum(process.cpu_times()[:2])
+                seconds += sum(process.cpu_times()[:2])
         except psutil.Error:
             continue
-    return found
+    return seconds
 
 
 def main(
@@ -229,10 +229,10 @@ def main(
     scratch = scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     gateway(scratch)
-    known = (
+    kept = (
         json.loads(results.with_suffix(".json").read_text()) if part and results.with_suffix(".json").exists() else []
     )
-    rows: list[Row] = [row for row in known if row["quiet"] != (part == "quiet")]
+    rows: list[Row] = [row for row in kept if row["quiet"] != (part == "quiet")]
     load = QUICK if quick else LOAD
     for mechanism, link, repetition in _order(reps, part, quick):
         row = harness.in_fresh_process(once, mechanism, link, load, scratch, repetition)

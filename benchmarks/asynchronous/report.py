@@ -16,23 +16,23 @@ RESULTS = harness.RESULTS / "asynchronous"
 _TARGET = 0.9
 
 
-def said(one: Row) -> str:
+def line_of(row: Row) -> str:
     """A line for one measurement."""
-    wrong = f"; {one['differing']:,} OF {one['keys']:,} KEYS DIFFER" if one["differing"] else ""
-    if one["kind"] != "latency":
-        return f"{one['steady']:,.0f} events/s, at most {max(one['high_water']) / 1e6:,.0f} MB of local disk{wrong}"
-    median, high = np.percentile(one["ms"], [50, 95])
-    return f"median {median:,.0f} ms, p95 {high:,.0f} ms, {one['commits']} commits{wrong}"
+    wrong = f"; {row['differing']:,} OF {row['keys']:,} KEYS DIFFER" if row["differing"] else ""
+    if row["kind"] != "latency":
+        return f"{row['steady']:,.0f} events/s, at most {max(row['high_water']) / 1e6:,.0f} MB of local disk{wrong}"
+    median, high = np.percentile(row["ms"], [50, 95])
+    return f"median {median:,.0f} ms, p95 {high:,.0f} ms, {row['commits']} commits{wrong}"
 
 
 def write(measured: Sequence[Row], target: Path, command: str) -> None:
     """Write `target`.json and .md."""
-    made = [one for one in measured if not one["error"]]
-    good = harness.at_usual_pace(made, _paces)
+    valid = [row for row in measured if not row["error"]]
+    good = harness.at_usual_pace(valid, _paces)
     facts = {
         "command": command,
         "machine": harness.machine(),
-        "pace": harness.pace_sentence(made, len(good), _paces),
+        "pace": harness.pace_sentence(valid, len(good), _paces),
         "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant", "events"))],
         "alternating": [
             _alternating(ones) for ones in _grouped(good, "alternating", ("variant", "events")) if _shares(ones)
@@ -54,25 +54,25 @@ def page(facts: Row) -> str:
     return harness.render("asynchronous", **facts, target=_TARGET, free=free).removesuffix("\n")
 
 
-def _paces(one: Row) -> list[float]:
-    paces: list[float] = one.get("pace", [])
+def _paces(row: Row) -> list[float]:
+    paces: list[float] = row.get("pace", [])
     return paces
 
 
 def _grouped(measured: Sequence[Row], kind: str, names: tuple[str, ...]) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for one in measured:
-        if one["kind"] == kind:
-            groups.setdefault(tuple(one[name] for name in names), []).append(one)
+    for row in measured:
+        if row["kind"] == kind:
+            groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return list(groups.values())
 
 
 def _throughput(ones: list[Row]) -> Row:
     def median(value: str) -> float:
-        return statistics.median(one[value] for one in ones)
+        return statistics.median(row[value] for row in ones)
 
     def counter(name: str) -> float:
-        return statistics.median(one["counters"][name] / one["epochs"] for one in ones)
+        return statistics.median(row["counters"][name] / row["epochs"] for row in ones)
 
     last = ones[-1]
     return {
@@ -82,17 +82,17 @@ def _throughput(ones: list[Row]) -> Row:
         "events": last["events"],
         "steady": median("steady"),
         "drained": median("drained"),
-        "epoch_ms": statistics.median(ms for one in ones for ms in one["epoch_ms"]),
+        "epoch_ms": statistics.median(ms for row in ones for ms in row["epoch_ms"]),
         "megabytes": counter("bytes_up") / 1e6,
-        "requests": statistics.median(sum(one["counters"]["requests"].values()) / one["epochs"] for one in ones),
+        "requests": statistics.median(sum(row["counters"]["requests"].values()) / row["epochs"] for row in ones),
         "link_ms": counter("busy") * 1e3,
         "server_cpu_ms": (counter("server_cpu") + counter("link_cpu")) * 1e3,
         "server": last["counters"]["server"],
         "kinds": {kind: count / last["epochs"] for kind, count in last["counters"]["requests"].items()},
-        "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
+        "high_water": [max(row["high_water"][half] for row in ones) for half in (0, 1)],
         "state_bytes": last["state_bytes"],
-        "phases": harness.medians([one["phases"] for one in reversed(ones)]),
-        "differing": max(one["differing"] for one in ones),
+        "phases": harness.medians([row["phases"] for row in reversed(ones)]),
+        "differing": max(row["differing"] for row in ones),
         "load": median("load"),
     }  # fmt: skip
 
@@ -105,63 +105,63 @@ def _alternating(ones: list[Row]) -> Row:
         "events": last["events"],
         "shares": shares,
         "share": statistics.median(shares),
-        "limited": statistics.median(speed for one in ones for number, speed in _numbered(one) if number % 2),
+        "limited": statistics.median(speed for row in ones for number, speed in _numbered(row) if number % 2),
         "megabytes": megabytes,
         "bound": float(last["variant"].split(" ")[0]) / megabytes * last["events"],
-        "free": statistics.median(speed for one in ones for number, speed in _numbered(one) if not number % 2),
-        "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
-        "differing": max(one["differing"] for one in ones),
+        "free": statistics.median(speed for row in ones for number, speed in _numbered(row) if not number % 2),
+        "high_water": [max(row["high_water"][half] for row in ones) for half in (0, 1)],
+        "differing": max(row["differing"] for row in ones),
     }
 
 
 def _megabytes(ones: list[Row]) -> float:
     """Of an epoch, both ways."""
     return statistics.median(
-        (one["counters"]["bytes_up"] + one["counters"]["bytes_down"]) / one["epochs"] / 1e6 for one in ones
+        (row["counters"]["bytes_up"] + row["counters"]["bytes_down"]) / row["epochs"] / 1e6 for row in ones
     )
 
 
-def _numbered(one: Row) -> list[tuple[int, float]]:
-    return list(enumerate(one["stretches"], one["first_stretch"]))
+def _numbered(row: Row) -> list[tuple[int, float]]:
+    return list(enumerate(row["stretches"], row["first_stretch"]))
 
 
 def _shares(ones: list[Row]) -> list[float]:
     """Of each stretch with limits between two without: its speed as a share of their mean."""
-    found = []
-    for one in ones:
-        speeds = dict(_numbered(one))
+    ratios = []
+    for row in ones:
+        speeds = dict(_numbered(row))
         for number, speed in speeds.items():
             if number % 2 and number - 1 in speeds and number + 1 in speeds:
-                found.append(2 * speed / (speeds[number - 1] + speeds[number + 1]))
-    return found
+                ratios.append(2 * speed / (speeds[number - 1] + speeds[number + 1]))
+    return ratios
 
 
 def _stall(ones: list[Row]) -> Row:
     return {
         "variant": ones[-1]["variant"],
-        "seconds": statistics.median(sum(one["epoch_ms"]) / 1e3 for one in ones),
-        "longest": max(max(one["epoch_ms"]) / 1e3 for one in ones),
-        "stalled": statistics.median(one["counters"]["stalled"] for one in ones),
-        "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
-        "memory": [max(one["memory"][half] for one in ones) for half in (0, 1)],
-        "differing": max(one["differing"] for one in ones),
+        "seconds": statistics.median(sum(row["epoch_ms"]) / 1e3 for row in ones),
+        "longest": max(max(row["epoch_ms"]) / 1e3 for row in ones),
+        "stalled": statistics.median(row["counters"]["stalled"] for row in ones),
+        "high_water": [max(row["high_water"][half] for row in ones) for half in (0, 1)],
+        "memory": [max(row["memory"][half] for row in ones) for half in (0, 1)],
+        "differing": max(row["differing"] for row in ones),
     }
 
 
 def _latency(ones: list[Row]) -> Row:
-    ms = [value for one in ones for value in one["ms"]]
+    ms = [value for row in ones for value in row["ms"]]
     p50, p95, p99 = np.percentile(ms, [50, 95, 99])
     return {
         "engine": ones[-1]["engine"],
         "interval": ones[-1]["interval"],
         "files": len(ms),
-        "commits": sum(one["commits"] for one in ones),
+        "commits": sum(row["commits"] for row in ones),
         "p50": float(p50),
         "p95": float(p95),
         "p99": float(p99),
         "max": max(ms),
-        "cpu": statistics.median(one["cpu"] for one in ones),
-        "differing": max(one["differing"] for one in ones),
-        "doubled": max(one["doubled"] for one in ones),
-        "load": statistics.median(one["load"] for one in ones),
+        "cpu": statistics.median(row["cpu"] for row in ones),
+        "differing": max(row["differing"] for row in ones),
+        "doubled": max(row["doubled"] for row in ones),
+        "load": statistics.median(row["load"] for row in ones),
     }

@@ -100,7 +100,7 @@ def _all(
     by_kind = {
         "stall": [Variant(limits, 2) for limits in STALLS],
         "throughput": variants,
-        "alternating": list(dict.fromkeys(replace(one, limits=alternating) for one in variants)),  # each once
+        "alternating": list(dict.fromkeys(replace(variant, limits=alternating) for variant in variants)),  # each once
     }
     for kind, chosen in by_kind.items():
         for variant in chosen if part == kind or (part is None and kind != "alternating") else ():

@@ -80,11 +80,11 @@ class Store:
     def fetch(self, prefix: str, target: Path) -> None:
         """Download a table's Parquet files, below a prefix, past the link."""
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
-            for found in page.get("Contents", ()):
-                if found["Key"].endswith(".parquet") and "/_delta_log/" not in found["Key"]:
-                    file = target / found["Key"].replace("/", "_")
+            for stored in page.get("Contents", ()):
+                if stored["Key"].endswith(".parquet") and "/_delta_log/" not in stored["Key"]:
+                    file = target / stored["Key"].replace("/", "_")
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    self.client.download_file(self.bucket, found["Key"], str(file))
+                    self.client.download_file(self.bucket, stored["Key"], str(file))
 
 
 @contextmanager

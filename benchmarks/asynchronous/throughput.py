@@ -135,12 +135,12 @@ def _stretches(progress: Sequence[tuple[float, int]], begun: float, seconds: flo
         return 0, []
     times, done = zip(*progress, strict=True)
     first = math.ceil((times[0] - begun) / seconds)
-    found = []
-    while (end := begun + (first + len(found) + 1) * seconds) <= times[-1]:
+    speeds = []
+    while (end := begun + (first + len(speeds) + 1) * seconds) <= times[-1]:
         counted = seconds - _SETTLING_SECONDS
         before, after = np.interp([end - counted, end], times, done)
-        found.append(float(after - before) / counted)
-    return first, found
+        speeds.append(float(after - before) / counted)
+    return first, speeds
 
 
 def _halves(samples: Samples, begun: float, ended: float) -> tuple[int, int]:
@@ -172,11 +172,11 @@ def _sampled(bytes: Callable[[], int]) -> Iterator[Samples]:
 def _resident() -> int:
     """Resident bytes of all that this process has started: the engine with its JVM and workers, server and link. Shared
     pages count in each."""
-    found = 0
+    bytes = 0
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            found += process.memory_info().rss
-    return found
+            bytes += process.memory_info().rss
+    return bytes
 
 
 def _bytes(directory: str) -> int:

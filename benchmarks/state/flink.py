@@ -110,5 +110,5 @@ def _address(task: Task) -> str:
 
 def _ask(address: str, path: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{address}{path}", timeout=5) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+        figures: dict[str, Any] = json.load(answer)
+        return figures

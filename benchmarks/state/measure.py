@@ -191,18 +191,18 @@ def _landed(scratch: Path, directories: list[Path]) -> Path:
 
 def _checked_apart(scratch: Path, workload: Workload, row: Row) -> dict[str, int]:
     """Compare a run of the row's query over two epochs with a sink that keeps everything; once for a workload."""
-    known = scratch / "checked" / f"{workload.name}-{row.name}.json"
-    if not known.exists():
+    checked = scratch / "checked" / f"{workload.name}-{row.name}.json"
+    if not checked.exists():
         slices = Slices(2, workload.events)
         run = _emptied(scratch / "run")
         inputs = _landed(scratch, [work.sliced(scratch, workload, slices)])
         assert row.checked is not None
         task = _task(row, run, inputs, slices, workload, row.checked, False)
         result = _start(task, row, scratch, run)
-        known.parent.mkdir(parents=True, exist_ok=True)
-        known.write_text(json.dumps(work.verify(scratch, workload, slices, result.output, result.form, loaded=False)))
-    found: dict[str, int] = json.loads(known.read_text())
-    return found
+        checked.parent.mkdir(parents=True, exist_ok=True)
+        checked.write_text(json.dumps(work.verify(scratch, workload, slices, result.output, result.form, loaded=False)))
+    counts: dict[str, int] = json.loads(checked.read_text())
+    return counts
 
 
 def _start(task: Task, row: Row, scratch: Path, run: Path, seconds: int | None = None) -> Result:
@@ -242,9 +242,9 @@ def process(command: list[str], place: Environment, run: Path) -> Iterator[subpr
             running.wait()
 
 
-def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if re.search(r"(Error|Exception)\b.*:", line)]
-    return " | ".join(dict.fromkeys([*lines[-3:]]))[:600] or said.strip()[-300:]
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if re.search(r"(Error|Exception)\b.*:", line)]
+    return " | ".join(dict.fromkeys([*lines[-3:]]))[:600] or text.strip()[-300:]
 
 
 def scrubbed(text: str, scratch: Path) -> str:

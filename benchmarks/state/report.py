@@ -45,8 +45,8 @@ def log(scratch: Path, quick: bool, again: bool = False) -> harness.Log:
 def summary(measured: Iterable[Measurement]) -> Summary:
     """Medians of what was measured at the machine's usual pace, and what failed."""
     groups: dict[str, dict[str, list[Measurement]]] = {}
-    for one in _usual(measured):
-        groups.setdefault(one.workload, {}).setdefault(one.row, []).append(one)
+    for measurement in _usual(measured):
+        groups.setdefault(measurement.workload, {}).setdefault(measurement.row, []).append(measurement)
     return {
         workload: _with_ratios({row: _row(ones) for row, ones in rows.items()}) for workload, rows in groups.items()
     }
@@ -54,38 +54,38 @@ def summary(measured: Iterable[Measurement]) -> Summary:
 
 def _usual(measured: Iterable[Measurement]) -> list[Measurement]:
     by_workload: dict[str, list[Measurement]] = {}
-    for one in measured:
-        by_workload.setdefault(one.workload, []).append(one)
-    return [one for ones in by_workload.values() for one in harness.at_usual_pace(ones, _paces)]
+    for measurement in measured:
+        by_workload.setdefault(measurement.workload, []).append(measurement)
+    return [measurement for ones in by_workload.values() for measurement in harness.at_usual_pace(ones, _paces)]
 
 
-def _paces(one: Measurement) -> list[float]:
-    return [] if one.error else one.pace
+def _paces(measurement: Measurement) -> list[float]:
+    return [] if measurement.error else measurement.pace
 
 
 def _row(ones: Sequence[Measurement]) -> dict[str, Any]:
-    good = [one for one in ones if not one.error]
+    good = [measurement for measurement in ones if not measurement.error]
     if not good:
         return {"error": ones[-1].error}
     last = good[-1]
-    epochs = [ms for one in good for ms in one.epoch_ms]
+    epochs = [ms for measurement in good for ms in measurement.epoch_ms]
     return {
         "repetitions": len(good),
         "epochs": last.epochs,
         "events": last.events,
-        "steady": statistics.median(one.steady for one in good),
-        "steady_min": min(one.steady for one in good),
-        "steady_max": max(one.steady for one in good),
-        "whole": statistics.median(one.whole for one in good),
-        "start_seconds": statistics.median(one.start_seconds for one in good),
+        "steady": statistics.median(measurement.steady for measurement in good),
+        "steady_min": min(measurement.steady for measurement in good),
+        "steady_max": max(measurement.steady for measurement in good),
+        "whole": statistics.median(measurement.whole for measurement in good),
+        "start_seconds": statistics.median(measurement.start_seconds for measurement in good),
         "epoch_ms": statistics.median(epochs) if epochs else None,
         "epoch_ms_max": max(epochs) if epochs else None,
         "keys": last.keys,
-        "differing": max(one.differing for one in good),
+        "differing": max(measurement.differing for measurement in good),
         "checked_apart": last.checked_apart,
-        "phases": harness.medians([one.phases for one in reversed(good)]),
+        "phases": harness.medians([measurement.phases for measurement in reversed(good)]),
         "figures": last.figures,
-        "error": next((one.error for one in ones if one.error), ""),
+        "error": next((measurement.error for measurement in ones if measurement.error), ""),
     }
 
 
@@ -105,11 +105,12 @@ def write(measured: list[Measurement], target: Path, command: str) -> None:
     figures = {
         "command": command,
         "machine": harness.machine(),
-        "versions": {one.row: one.versions for one in measured if one.versions},
-        "settings": {one.row: one.settings for one in measured if one.settings},
+        "versions": {measurement.row: measurement.versions for measurement in measured if measurement.versions},
+        "settings": {measurement.row: measurement.settings for measurement in measured if measurement.settings},
         "summary": rows,
         "measurements": [
-            {k: v for k, v in asdict(one).items() if k not in ("settings", "versions")} for one in measured
+            {k: v for k, v in asdict(measurement).items() if k not in ("settings", "versions")}
+            for measurement in measured
         ],
     }
     harness.publish(target, figures, _page(figures, target.name))
@@ -122,14 +123,18 @@ def page(target: Path) -> str:
 
 
 def _page(figures: dict[str, Any], name: str) -> str:
-    measured, rows = [Measurement(**one) for one in figures["measurements"]], figures["summary"]
-    sizes = [(one.workload, rows.get(one.workload.name, {}).get(_OURS, {})) for one in SCENARIOS if one.workload.hot]
+    measured, rows = [Measurement(**row) for row in figures["measurements"]], figures["summary"]
+    sizes = [
+        (scenario.workload, rows.get(scenario.workload.name, {}).get(_OURS, {}))
+        for scenario in SCENARIOS
+        if scenario.workload.hot
+    ]
     return harness.render(
         "state",
         **figures,
         name=name,
         rows=ROWS,
-        loads=[one.load for one in measured if one.load],
+        loads=[measurement.load for measurement in measured if measurement.load],
         pace=harness.pace_sentence(measured, len(_usual(measured)), _paces),
         verdicts=_verdicts(rows),
         scenarios=_side_by_side(rows),
@@ -138,9 +143,9 @@ def _page(figures: dict[str, Any], name: str) -> str:
         target_flat=_FLAT,
         where=[
             (f"{workload}, {row.title}", ", ".join(f"{phase} {ms:,.0f}" for phase, ms in phases.items() if ms >= 1))
-            for workload, found in rows.items()
+            for workload, summary in rows.items()
             for row in ROWS
-            if (phases := found.get(row.name, {}).get("phases"))
+            if (phases := summary.get(row.name, {}).get("phases"))
         ],
     )
 
@@ -148,7 +153,7 @@ def _page(figures: dict[str, Any], name: str) -> str:
 def _side_by_side(rows: Summary) -> list[Scenario]:
     """Those measured that have a table of their own and a part of the plot: all but those that only Weir's own figures
     tell apart."""
-    return [one for one in SCENARIOS if one.workload.hot is None and one.workload.name in rows]
+    return [scenario for scenario in SCENARIOS if scenario.workload.hot is None and scenario.workload.name in rows]
 
 
 def _verdicts(rows: Summary) -> list[dict[str, Any]]:
@@ -156,7 +161,9 @@ def _verdicts(rows: Summary) -> list[dict[str, Any]]:
     verdicts: list[dict[str, Any]] = []
     for target in _TARGETS:
         names = [row.name for row in ROWS if row.group == target["group"]]
-        ratios = [found[name]["ratio"] for found in rows.values() for name in names if "ratio" in found.get(name, {})]
+        ratios = [
+            summary[name]["ratio"] for summary in rows.values() for name in names if "ratio" in summary.get(name, {})
+        ]
         verdicts += [{**target, "ratios": ratios}] if ratios else []
     return verdicts
 
@@ -169,11 +176,11 @@ def _plot(rows: Summary, target: Path) -> None:
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)
     for axis, workload in zip(axes[0], shown, strict=True):
         for at, row in enumerate(reversed(ROWS)):
-            found = rows[workload].get(row.name, {})
-            if "steady" in found:
-                spread = [[found["steady"] - found["steady_min"]], [found["steady_max"] - found["steady"]]]
-                axis.barh(at, found["steady"], color="tab:blue" if row.group == "weir" else "tab:gray", xerr=spread)
-                axis.annotate(f" {found['steady']:,.0f}", (found["steady"], at), va="center", fontsize=7)
+            summary = rows[workload].get(row.name, {})
+            if "steady" in summary:
+                spread = [[summary["steady"] - summary["steady_min"]], [summary["steady_max"] - summary["steady"]]]
+                axis.barh(at, summary["steady"], color="tab:blue" if row.group == "weir" else "tab:gray", xerr=spread)
+                axis.annotate(f" {summary['steady']:,.0f}", (summary["steady"], at), va="center", fontsize=7)
         axis.set(xscale="log", xlabel="events/s", title=workload, xlim=(100, 5e6))
     axes[0][0].set_yticks(range(len(ROWS)), [row.title for row in reversed(ROWS)], fontsize=8)
     figure.savefig(target, dpi=110)

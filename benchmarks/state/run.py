@@ -52,17 +52,17 @@ def main(
     scratch = scratch.resolve()
     log = report.log(scratch, quick, again)
     pattern = scenario or ("uniform-1m" if quick else None)
-    scenarios = [one for one in SCENARIOS if _chosen(one.workload.name, pattern)]
+    scenarios = [scenario for scenario in SCENARIOS if _chosen(scenario.workload.name, pattern)]
     chosen = [row for row in ROWS if _chosen(row.name, rows)]
     repetitions = reps or (1 if quick else 5)
     _estimate(scenarios, chosen, repetitions, _QUICK_EPOCHS if quick else None)
-    for one in scenarios:
-        for measured in _run(scratch, log, one, chosen, repetitions, _QUICK_EPOCHS if quick else None):
+    for matched in scenarios:
+        for measured in _run(scratch, log, matched, chosen, repetitions, _QUICK_EPOCHS if quick else None):
             print(
                 f"{measured.workload} {measured.row} {measured.repetition + 1}/{repetitions}: {_said(measured)}",
                 flush=True,
             )
-        shutil.rmtree(scratch / "bootstraps" / one.workload.name, ignore_errors=True)
+        shutil.rmtree(scratch / "bootstraps" / matched.workload.name, ignore_errors=True)
     command = "python -m benchmarks.state.run" if quick or rows or scenario else "make bench-state"
     report.write([Measurement(**row) for row in log.rows()], results, command)
 
@@ -96,11 +96,15 @@ def _run(
             yield measured
 
 
-def _said(one: Measurement) -> str:
-    if one.error:
-        return one.error
-    right = "equal to DuckDB's" if not one.differing else f"{one.differing:,} OF {one.keys:,} KEYS DIFFER"
-    return f"{one.steady:,.0f} events/s, {one.whole:,.0f} with start-up; {right}"
+def _said(measurement: Measurement) -> str:
+    if measurement.error:
+        return measurement.error
+    right = (
+        "equal to DuckDB's"
+        if not measurement.differing
+        else f"{measurement.differing:,} OF {measurement.keys:,} KEYS DIFFER"
+    )
+    return f"{measurement.steady:,.0f} events/s, {measurement.whole:,.0f} with start-up; {right}"
 
 
 def _estimate(scenarios: Sequence[Scenario], rows: Sequence[Row], repetitions: int, epochs: int | None) -> None:

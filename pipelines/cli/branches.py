@@ -59,14 +59,14 @@ def fork(
             "Say what to do.",
             next=f"`weir fork {pipeline} --name NAME [--from N]` or `--drop NAME`; `weir forks {pipeline}` lists.",
         )
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
-            at = None if origin is None else moment(origin, open_storage(found, settings)[1])
-            branch = branches.fork(found, settings, name, at, reason)
+            at = None if origin is None else moment(origin, open_storage(definition, settings)[1])
+            branch = branches.fork(definition, settings, name, at, reason)
         else:
             assert drop is not None
-            branch = branches.drop(found, settings, drop)
+            branch = branches.drop(definition, settings, drop)
     named = escape(branch.branch.name)
     size = branch.head.bytes_total if branch.head is not None else 0
     answer(
@@ -84,8 +84,8 @@ def fork(
 
 def forks(pipeline: Name, json: Json = False) -> None:
     """The branches of a pipeline, oldest first."""
-    found, settings = find(pipeline)
-    forked = branches.forks(found, settings)
+    definition, settings = find(pipeline)
+    forked = branches.forks(definition, settings)
     if json or not forked:
         answer(json, [fork.to_dict() for fork in forked], f"{pipeline} has no branch: weir fork {pipeline} --name NAME")
         return
@@ -120,9 +120,9 @@ def diff(
 
     Reads alone; both may be running. Exit code 0 whether something differs or not.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with waiting("comparing"):
-        compared = branch_diff.diff(found, settings, branch, states=not tables_only)
+        compared = branch_diff.diff(definition, settings, branch, states=not tables_only)
     if report is not None:
         report.write_text(compared.to_markdown() + "\n")
     if json:
@@ -133,30 +133,30 @@ def diff(
         out.print(f"With samples: {report}")
 
 
-def _show(found: BranchDiff) -> None:
+def _show(difference: BranchDiff) -> None:
     out.print(
-        f"{found.pipeline} at checkpoint {found.head}, {found.pipeline}@{escape(found.branch)} at {found.tip}, forked"
-        f" from {found.base}."
+        f"{difference.pipeline} at checkpoint {difference.head}, {difference.pipeline}@{escape(difference.branch)}"
+        f" at {difference.tip}, forked from {difference.base}."
     )
-    for name, count in found.behind.items():
+    for name, count in difference.behind.items():
         if count:
             out.print(
                 f"[yellow]behind[/]  {count:,} files of {name} that the branch has still to read; it differs by"
                 " those too"
             )
-    for taken in found.taken_back:
+    for taken in difference.taken_back:
         out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
     rows: list[tuple[str, ...]] = []
-    for table in found.tables:
+    for table in difference.tables:
         rows.append((f"table {table.table}", *map(_number, table.rows), *map(_number, table.counts.values())))
         days = table.days.items() if any(table.days) else ()
         rows += [(f"  {day}", "", "", *map(_number, counts.values())) for day, counts in days]
-    for state in found.states:
+    for state in difference.states:
         counted = (escape(state.why),) if state.counts is None else ("", "", *map(_number, state.counts.values()))
         rows.append((f"state of {state.stage}", *counted))
     numbers = ("rows", "of the branch", "added", "removed", "changed")
     print_table(rows, ("", *numbers), right=numbers)
-    for sentence in found.left_out():
+    for sentence in difference.left_out():
         out.print(escape(sentence))
 
 
@@ -183,22 +183,22 @@ def backfill(
 
     Without --promote it waits then: `weir promote PIPELINE BRANCH` approves it. The pipeline goes on meanwhile.
     """
-    found, settings = find(pipeline)
-    configured = settings.pipelines[found.name].backfill
+    definition, settings = find(pipeline)
+    configured = settings.pipelines[definition.name].backfill
     meant = replaces or (configured.replaces if configured is not None else backfills.SINCE)
 
-    def told(epoch: EpochReport) -> None:
+    def on_epoch(epoch: EpochReport) -> None:
         if not json:
-            out.print(backfills.said(epoch))
+            out.print(backfills.epoch_line(epoch))
 
     done = backfills.backfill(
-        found,
+        definition,
         settings,
         start.replace(tzinfo=UTC),
         end.replace(tzinfo=UTC),
         replaces=cast(Literal["since", "range"], meant),
         promote=promote,
-        told=told,
+        on_epoch=on_epoch,
     )
     if report is not None:
         report.write_text(done.difference.to_markdown() + "\n")
@@ -233,8 +233,8 @@ def promote(
     The branch catches up first; then a running coordinator is stopped at its barrier, and not started again: the next run has to have the
     branch's code. `weir rewind` to the checkpoint before takes it back.
     """
-    found, settings = find(pipeline)
-    plan = backfills.plan(found, settings, branch)
+    definition, settings = find(pipeline)
+    plan = backfills.plan(definition, settings, branch)
     accepted = plan.obstacles if force else ()
     if not proceeds(
         lambda: _show_plan(pipeline, plan),
@@ -248,7 +248,7 @@ def promote(
         return
     with waiting("catching up, then promoting"):
         does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
-        done = does(found, settings, branch, accepted=accepted, reason=reason)
+        done = does(definition, settings, branch, accepted=accepted, reason=reason)
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},

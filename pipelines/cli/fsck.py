@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, err, out, print_json, waiting
+from pipelines.cli.console import Json, Name, Yes, answer, err, out, proceeds, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.ownership import claimed
@@ -36,41 +36,34 @@ def fsck(
         bool,
         typer.Option("--repair", help="Show what would be repaired, then do it: what nothing live references goes."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking.")] = False,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Check all that a pipeline has stored: registry, snapshots, published tables. Exit code 1 if something is damaged.
 
     Reads only, unless --repair is given, and may run beside a coordinator, which then does the repairing itself.
     """
-    found, settings = find(pipeline)
-    report = checks.examine(found, settings, quick=quick, reading=_progress)
+    definition, settings = find(pipeline)
+    report = checks.examine(definition, settings, quick=quick, reading=_progress)
     plan = plan_repair(report) if repair else None
-    if not json:
-        _show(report)
-        if plan is not None:
-            _show_plan(plan)
-    agreed = plan is not None and not plan.empty and (yes or _agrees(json))
-    if plan is not None and agreed:
-        report = _carry_out(found, settings, report, plan)
-        if not json:
-            out.print(f"\nRepaired. {_summary(report)}")
-    if json:
-        print_json(report.to_dict() | {"plan": _plan_dict(plan) if plan is not None else None, "repaired": agreed})
-    if plan is not None and not plan.empty and not agreed:
-        raise ConfigurationError(
-            "Nothing was repaired: nobody agreed to the plan.",
-            where="weir fsck --repair",
-            next="Read the plan, then say --yes.",
-        )
+    planned = plan if plan is not None and not plan.empty else None
+    plan_facts = _plan_facts(plan) if plan is not None else None
+    if proceeds(
+        lambda: _show(report, plan),
+        {**report.to_dict(), "plan": plan_facts, "repaired": False},
+        ask="repair",
+        dry_run=planned is None or (json and not yes),
+        yes=yes,
+        json=json,
+    ):
+        assert planned is not None
+        report = _carry_out(definition, settings, report, planned)
+        facts = {**report.to_dict(), "plan": plan_facts, "repaired": True}
+        answer(json, facts, f"\nRepaired. {_summary(report)}")
+    elif planned is not None:
+        raise ConfigurationError("Nothing was repaired.", next="Read the plan, then give --yes beside --json.")
     if report.damage:
         raise typer.Exit(1)
-
-
-def _agrees(json: bool) -> bool:
-    if json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
-    return typer.confirm("Carry this out?", default=False)
 
 
 def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: RepairPlan) -> Report:
@@ -102,7 +95,7 @@ def _progress(files: Sequence[Expected]) -> Iterator[Expected]:
             progress.advance(task, file.bytes)
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, plan: RepairPlan | None) -> None:
     for kind in dict.fromkeys(finding.kind for finding in report.findings):
         group = [finding for finding in report.findings if finding.kind is kind]
         first = group[0]
@@ -114,19 +107,21 @@ def _show(report: Report) -> None:
         if len(group) > _SHOWN:
             out.print(f"  ... and {len(group) - _SHOWN:,} more; --json has all")
         out.print(f"  next: {escape(first.next)}\n")
-    harmed = [one for one in report.checkpoints if not one.intact]
+    harmed = [checkpoint for checkpoint in report.checkpoints if not checkpoint.intact]
     if harmed:
         intact = [
-            f"{one.id}" + (f" ({', '.join(one.names)})" if one.names else "")
-            for one in report.checkpoints
-            if one.intact
+            f"{checkpoint.id}" + (f" ({', '.join(checkpoint.names)})" if checkpoint.names else "")
+            for checkpoint in report.checkpoints
+            if checkpoint.intact
         ]
         out.print(
-            f"Not restorable: checkpoint {', '.join(str(one.id) for one in harmed)}. "
+            f"Not restorable: checkpoint {', '.join(str(checkpoint.id) for checkpoint in harmed)}. "
             + (f"Intact: {escape(', '.join(intact))}." if intact else "No retained checkpoint is intact.")
             + "\n"
         )
     out.print(_summary(report))
+    if plan is not None:
+        _show_plan(plan)
 
 
 def _line(finding: Finding) -> str:
@@ -135,7 +130,7 @@ def _line(finding: Finding) -> str:
 
 
 def _summary(report: Report) -> str:
-    counts = {one: sum(finding.severity is one for finding in report.findings) for one in Severity}
+    counts = {severity: sum(finding.severity is severity for finding in report.findings) for severity in Severity}
     verdict = "damaged" if counts[Severity.DAMAGE] else "whole"
     how = "sizes only" if report.quick else f"{report.read:,} bytes read"
     return (
@@ -173,7 +168,7 @@ def _show_part(title: str, findings: Iterable[Finding]) -> None:
         out.print(f"  {title}: ... and {len(listed) - _SHOWN:,} more; --json has all")
 
 
-def _plan_dict(plan: RepairPlan) -> dict:
+def _plan_facts(plan: RepairPlan) -> dict[str, Any]:
     return {
         "refused": plan.refused,
         "publish": [finding.to_dict() for finding in plan.publish],

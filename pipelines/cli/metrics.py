@@ -36,9 +36,9 @@ def metrics(
     settings = load()
     unknown = sorted(set(pipelines or ()) - settings.pipelines.keys())
     if unknown:
-        known = ", ".join(sorted(settings.pipelines)) or "none"
+        configured = ", ".join(sorted(settings.pipelines)) or "none"
         raise ConfigurationError(
-            f"There is no pipeline {unknown[0]!r} in the configuration.", next=f"Configured pipelines: {known}."
+            f"There is no pipeline {unknown[0]!r} in the configuration.", next=f"Configured pipelines: {configured}."
         )
     names = list(dict.fromkeys(pipelines or sorted(settings.pipelines)))
     served = CollectorRegistry()

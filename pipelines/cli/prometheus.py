@@ -168,9 +168,9 @@ class Watched:
 
     def _alive(self, holder: Lease | None, now: float) -> bool | None:
         """By the lease's rule. On another host a counter that has stood still for 3 heartbeats is dead, one that was seen to move lives."""
-        known = lease.alive(holder)
-        if known is not None or holder is None:
-            return bool(known)
+        alive = lease.alive(holder)
+        if alive is not None or holder is None:
+            return bool(alive)
         beat = (holder.generation, holder.counter)
         if beat != self._beat:
             self._has_moved = self._beat is not None
@@ -216,7 +216,7 @@ class Exporter(Collector):
             del self._looking[watched.name]
             try:
                 look, took = looking.result()
-                found = list(samples(look))
+                values = list(samples(look))
             except Exception as error:
                 self._failed(watched.name, plainly(error))
                 yield watched.name, "weir_up", (), 0
@@ -225,7 +225,7 @@ class Exporter(Collector):
                 log.info("a pipeline can be read again", pipeline=watched.name)
             yield watched.name, "weir_up", (), 1
             yield watched.name, "weir_scrape_seconds", (), took
-            for name, labels, value in found:
+            for name, labels, value in values:
                 yield watched.name, name, labels, value
 
     def _failed(self, pipeline: str, reason: str) -> None:

@@ -48,14 +48,14 @@ def restore(
     """
     if checkpoint is not None and savepoint is not None:
         raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
-    found, settings = find(pipeline)
-    durable, registry = open_storage(found, settings)
-    meant = chosen(found, registry, savepoint if checkpoint is None else checkpoint)
-    plan = restoring.plan(found, settings, durable, registry, meant)
+    definition, settings = find(pipeline)
+    durable, registry = open_storage(definition, settings)
+    meant = chosen(definition, registry, savepoint if checkpoint is None else checkpoint)
+    plan = restoring.plan(definition, settings, durable, registry, meant)
     if not proceeds(lambda: _show_restore(plan), {**plan.to_dict(), "restored": None}, dry_run=dry_run, json=json):
         return
     with waiting("fetching and checking"):
-        done = restoring.restore(found, settings, durable, registry, meant, stored=storage)
+        done = restoring.restore(definition, settings, durable, registry, meant, stored=storage)
     seconds = done.fetch_ms / 1000
     valid = (
         f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched,"
@@ -110,10 +110,10 @@ def rewind(
             "Say which checkpoint to go back to.",
             next=f"`weir rewind {pipeline} --to N` or `--to NAME`; `weir checkpoints {pipeline}` lists them.",
         )
-    found, settings = find(pipeline)
-    _, registry = open_storage(found, settings)
-    meant = chosen(found, registry, savepoint if to is None else moment(to, registry))
-    plan = rewinding.plan(found, settings, int(meant.id))
+    definition, settings = find(pipeline)
+    _, registry = open_storage(definition, settings)
+    meant = chosen(definition, registry, savepoint if to is None else moment(to, registry))
+    plan = rewinding.plan(definition, settings, int(meant.id))
     accepted = plan.obstacles if force else ()
     if not proceeds(
         lambda: _show_rewind(plan),
@@ -126,7 +126,7 @@ def rewind(
     ):
         return
     with waiting("checking the checkpoint, then rewinding"):
-        done = maintenance.rewind(found, settings, int(meant.id), accepted=accepted, reason=reason)
+        done = maintenance.rewind(definition, settings, int(meant.id), accepted=accepted, reason=reason)
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},

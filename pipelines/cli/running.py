@@ -42,7 +42,7 @@ def run(
     ] = None,
 ) -> None:
     """Coordinate a pipeline: catch up, then cut a barrier every interval until stopped."""
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     _interrupt_on_term()
     options = RunOptions(
         trigger=Trigger.CATCH_UP,
@@ -53,7 +53,7 @@ def run(
         max_seconds=max_seconds,
         start_from=start_from,
     )
-    _follow(found, settings, options)
+    _follow(definition, settings, options)
 
 
 def stop(
@@ -67,30 +67,30 @@ def stop(
     savepoint: Annotated[str | None, typer.Option(help="At the end, name the newest checkpoint so.")] = None,
 ) -> None:
     """Ask the running coordinator to end at its next barrier, and wait for it."""
-    found, settings = find(pipeline)
-    storage, _ = open_storage(found, settings)
+    definition, settings = find(pipeline)
+    storage, _ = open_storage(definition, settings)
     reason = "weir stop --drain" if drain else "weir stop"
     if savepoint is not None:
-        check_free(found, settings, savepoint)
+        check_free(definition, settings, savepoint)
     request = Request(requests.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
-    if end(found, settings, request, waiting=waiting):
+    if end(definition, settings, request, waiting=waiting):
         out.print(f"{pipeline} {'drained' if drain else 'stopped'} and ended at a barrier.")
         return
     if drain:
         out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
-        _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
+        _follow(definition, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
         suspension.write(storage, Suspension("drained", reason))
     else:
         out.print(f"No coordinator of {pipeline} is running.")
     if savepoint is not None:
-        pin = maintenance.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
+        pin = maintenance.savepoint(definition, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
         out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
 
 
 def resume(pipeline: Name) -> None:
     """Let sensors start runs again after `weir stop` or a cancelled run; `weir run` and Materialize do so too."""
-    found, settings = find(pipeline)
-    storage, _ = open_storage(found, settings)
+    definition, settings = find(pipeline)
+    storage, _ = open_storage(definition, settings)
     out.print(
         f"{pipeline}"
         f" {'goes on as soon as files wait.' if suspension.clear(storage) else 'was not stopped by a person.'}"
@@ -139,27 +139,27 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
 def _say_begun(options: RunOptions, owner: Ownership) -> None:
     """Say at once who runs and from where: recovery is silent."""
     context, head, before = owner.context, owner.head, owner.predecessor
-    said = [f"generation {context.generation}"]
+    parts = [f"generation {context.generation}"]
     if before is not None and not before.stopped:
-        said.append(f"the run before (process {before.pid} on {before.host}) died")
+        parts.append(f"the run before (process {before.pid} on {before.host}) died")
     if head is not None:
-        said.append(f"goes on from checkpoint {head.id}" if len(said) > 1 else f"from checkpoint {head.id}")
+        parts.append(f"goes on from checkpoint {head.id}" if len(parts) > 1 else f"from checkpoint {head.id}")
     elif options.start_from is not None:
-        said.append(f"starts from {options.start_from}")
+        parts.append(f"starts from {options.start_from}")
     else:
-        said.append("no checkpoint yet")
+        parts.append("no checkpoint yet")
     offsets = head.offsets if head else {}
     rows = sum(backlog.unapplied(head).values())
     try:
         waiting = {name: len(reader.backlog(offsets.get(name))) for name, reader in context.readers.items()}
         files, gone = sum(waiting.values()), backlog.missing(context.readers, waiting)
-        said += [f"{counted(files, 'file')} waiting"] if files or not gone else []
-        said += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
+        parts += [f"{counted(files, 'file')} waiting"] if files or not gone else []
+        parts += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
     except (OSError, WeirError):  # the run itself says what is wrong, and what to do
         pass
     if rows:
-        said.append(f"{rows:,} rows unapplied")
-    err.print(escape(f"{context.pipeline.title}: {', '.join(said)}"))
+        parts.append(f"{rows:,} rows unapplied")
+    err.print(escape(f"{context.pipeline.title}: {', '.join(parts)}"))
 
 
 def _interrupt_on_term() -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, answer, err, out, print_json, print_table, waiting
+from pipelines.cli.console import Json, Name, answer, err, out, print_table, proceeds, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -19,6 +19,7 @@ from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.stopping import end
 from pipelines.runtime.sinks import restore_version
 from state_ops.checkpoints.registry import SAVEPOINT, Pin
+from state_ops.checkpoints.retention import Fate, ObjectFate
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError
@@ -43,25 +44,25 @@ def savepoint(
             "Say what to do.",
             next=f"`weir savepoint {pipeline} --name NAME` or `--drop NAME`; `weir savepoints {pipeline}` lists.",
         )
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     patience = settings.checkpoints.timeout_seconds
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
-            pin = maintenance.savepoint(found, settings, name, reason, patience)
+            pin = maintenance.savepoint(definition, settings, name, reason, patience)
         else:
             assert drop is not None
-            pin = maintenance.drop_savepoint(found, settings, drop, patience)
+            pin = maintenance.drop_savepoint(definition, settings, drop, patience)
     taken = f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped."
     dropped = f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped."
     answer(json, _facts(pin), dropped if name is None else taken)
     if name is not None and not json:
-        _warn_of_retention(found, settings)
+        _warn_of_retention(definition, settings)
 
 
 def savepoints(pipeline: Name, json: Json = False) -> None:
     """The savepoints of a pipeline, oldest first."""
-    found, settings = find(pipeline)
-    _, registry = open_storage(found, settings)
+    definition, settings = find(pipeline)
+    _, registry = open_storage(definition, settings)
     pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
     if json or not pins:
         none = f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME"
@@ -120,34 +121,28 @@ def prune(
 
     Also removes what dead attempts left. Where a coordinator runs, it is asked to.
     """
-    found, settings = find(pipeline)
-    checkpoints, objects = maintenance.explain(found, settings)
-    if json:
-        print_json(
-            {
-                "dry_run": dry_run,
-                "checkpoints": [dataclasses.asdict(fate) for fate in checkpoints],
-                "objects": [{**dataclasses.asdict(fate), "stays": fate.stays} for fate in objects],
-                "bytes_freed": sum(fate.bytes for fate in objects if not fate.stays),
-            }
-        )
-    else:
-        _show(checkpoints, objects)
-    if dry_run:
+    definition, settings = find(pipeline)
+    checkpoints, objects = maintenance.explain(definition, settings)
+    facts = {
+        "dry_run": dry_run,
+        "checkpoints": [dataclasses.asdict(fate) for fate in checkpoints],
+        "objects": [{**dataclasses.asdict(fate), "stays": fate.stays} for fate in objects],
+        "bytes_freed": sum(fate.bytes for fate in objects if not fate.stays),
+    }
+    if not proceeds(lambda: _show(checkpoints, objects), facts, dry_run=dry_run, json=json):
         return
     with waiting("pruning"):
         by_coordinator = maintenance.asked(
-            found,
+            definition,
             settings,
             Request(requests.UPKEEP, reason="weir prune"),
             lambda _: None,  # owning a pipeline prunes and removes leftovers before anything else
             settings.checkpoints.timeout_seconds,
         )
-    if not json:
-        out.print("Done by the running coordinator." if by_coordinator else "Done.")
+    answer(json, facts, "Done by the running coordinator." if by_coordinator else "Done.")
 
 
-def _show(checkpoints: list, objects: list) -> None:
+def _show(checkpoints: list[Fate], objects: list[ObjectFate]) -> None:
     print_table(
         (
             (
@@ -189,12 +184,14 @@ def cancel(
 
     Sensors begin nothing until a person does (`weir run`, `weir resume`, Materialize). Tables stay as they are. After --delete the pipeline goes on only where its newest savepoint is the last that was published.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     deletes = settings.checkpoints.on_cancel == "delete" if delete is None else delete
-    _, registry = open_storage(found, settings)
-    stopped = end(found, settings, Request(requests.STOP, reason="weir cancel", delete=deletes), "cancelled", waiting)
+    _, registry = open_storage(definition, settings)
+    stopped = end(
+        definition, settings, Request(requests.STOP, reason="weir cancel", delete=deletes), "cancelled", waiting
+    )
     if deletes and not stopped:
-        with owning(found, settings, epochs=False) as owner:
+        with owning(definition, settings, epochs=False) as owner:
             maintenance.end(owner.context)
     left = registry.checkpoints()
     out.print(

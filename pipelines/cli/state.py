@@ -64,9 +64,9 @@ def state_get(
     json: Json = False,
 ) -> None:
     """The state of one key; with --history, when and by what it came to be so."""
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     if history:
-        changes = list(state_reader.history(found, settings, stage, key, _at(at, savepoint)))
+        changes = list(state_reader.history(definition, settings, stage, key, _at(at, savepoint)))
         if json:
             print_json([history_facts(change) for change in changes])
         elif changes:
@@ -74,9 +74,12 @@ def state_get(
         if not changes:
             _nothing(stage, key)
         return
-    rows = state_reader.get(found, settings, stage, key, _at(at, savepoint))
+    rows = state_reader.get(definition, settings, stage, key, _at(at, savepoint))
     if json:
-        windows = any(one.uid == stage and one.window is not None for one in found.stages) or len(rows) > 1
+        windows = (
+            any(declared.uid == stage and declared.window is not None for declared in definition.stages)
+            or len(rows) > 1
+        )
         print_json(rows if windows else rows[0] if rows else None)
     for row in () if json else rows:
         print_table((escape(name), escape(str(value))) for name, value in row.items())
@@ -102,10 +105,10 @@ def state_scan(
     json: Json = False,
 ) -> None:
     """All rows of a stage's state, in a stream: state may be larger than memory. --json is --format json."""
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     form = Format.JSON if json else format
     check_output(form, output, force)
-    with state_reader.viewed(found, settings, stage, _at(at, savepoint), "weir state scan") as view:
+    with state_reader.viewed(definition, settings, stage, _at(at, savepoint), "weir state scan") as view:
         _hand_out(
             view.schema, limited(view.tables(), limit), form, output, force, _SHOWN_ROWS if limit is None else None
         )
@@ -116,9 +119,9 @@ def state_count(
     pipeline: Name, stage: Stage, at: Checkpoint = None, savepoint: Savepoint = None, json: Json = False
 ) -> None:
     """How many keys (of windows: open windows) a stage's state has, by subtask and in all."""
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with waiting("counting"):
-        checkpoint, counts = state_reader.count(found, settings, stage, _at(at, savepoint))
+        checkpoint, counts = state_reader.count(definition, settings, stage, _at(at, savepoint))
     total = sum(counts.values())
     if json:
         print_json({"checkpoint": checkpoint, "stage": stage, "total": total, "subtasks": counts})
@@ -143,12 +146,12 @@ def state_sql(
     Each stage is a table of its uid, as of the chosen checkpoint; UID_history has it at every retained checkpoint, UID_changes what
     changed in which. Beside them: checkpoints, publications, pins, state_files, and the tables that the pipeline writes.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     form = Format.JSON if json else format
     check_output(form, output, force)
     with ExitStack() as stack:
         with waiting("reading state"):
-            schema, tables = stack.enter_context(answered(found, settings, query, _at(at, savepoint)))
+            schema, tables = stack.enter_context(answered(definition, settings, query, _at(at, savepoint)))
         _hand_out(schema, tables, form, output, force, _SHOWN_ROWS)
 
 
@@ -165,13 +168,13 @@ def state_diff(
     json: Annotated[bool, typer.Option("--json", help="Counts and a sample as one JSON document.")] = False,
 ) -> None:
     """What changed in a stage's state from A to B: counts and a sample; with --format json, parquet or arrow every difference."""
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     check_output(format, output, force)
-    _, registry = open_storage(found, settings)
+    _, registry = open_storage(definition, settings)
     old, new = moment(first, registry), moment(second, registry)
     with ExitStack() as stack:
         with waiting("comparing"):
-            difference = stack.enter_context(compared(found, settings, stage, old, new))
+            difference = stack.enter_context(compared(definition, settings, stage, old, new))
         if json or format is Format.TABLE:
             with difference.rows(_SAMPLE if limit is None else limit) as (_, tables):
                 sample = [row for table in tables for row in frames.python_rows(table)]
@@ -195,10 +198,10 @@ def state_export(
     json: Json = False,
 ) -> None:
     """A stage's state as a Delta table, whose commit names the checkpoint. For one file: `weir state scan --format parquet`."""
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with (
         waiting("exporting"),
-        state_reader.viewed(found, settings, stage, _at(at, savepoint), "weir state export") as view,
+        state_reader.viewed(definition, settings, stage, _at(at, savepoint), "weir state export") as view,
     ):
         uri, version = to_delta(view, settings, to, force)
     answer(
@@ -271,11 +274,11 @@ def state_import(
 
     Positions, watermarks, tables and all other stages stay as they are. No coordinator may be running. Every row is validated first.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with waiting("importing"):
         rows = _rows(source, settings)
         done = import_rows(
-            found, settings, stage, rows, replaces=replaces, savepoint=savepoint, dry_run=dry_run, reason=reason
+            definition, settings, stage, rows, replaces=replaces, savepoint=savepoint, dry_run=dry_run, reason=reason
         )
     number = f"{sum(done.rows.values()):,} rows"
     how = "are all of the state" if replaces else "are merged into the state"

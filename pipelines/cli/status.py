@@ -29,8 +29,8 @@ _FILES_SHOWN = 10
 
 def status(pipeline: Name, json: Json = False) -> None:
     """Whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
-    found, settings = find(pipeline)
-    facts = status_of(found, settings)
+    definition, settings = find(pipeline)
+    facts = status_of(definition, settings)
     if json:
         print_json(facts)
         return
@@ -112,7 +112,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     sources = readers(pipeline, settings)
     holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
     arrived = backlog.arrivals(pipeline, settings, head)
-    waiting = {name: len(found.fresh) for name, found in arrived.items()}
+    waiting = {name: len(arrivals.fresh) for name, arrivals in arrived.items()}
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,
@@ -126,12 +126,12 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         },
         "halted": None if suspended is None else dataclasses.asdict(suspended),
         "last_checkpoint": None if head is None else _brief(head),
-        "restoring": [one.to_dict() for one in _restoring(storage, head)],
+        "restoring": [fetch.to_dict() for fetch in _restoring(storage, head)],
         "held": None if holds is None else holds.to_dict(),
         "lag": waiting,
         "missing": backlog.missing(sources, waiting),
         "delivered_again": {
-            name: [file.name for file in found.again] for name, found in arrived.items() if found.again
+            name: [file.name for file in arrivals.again] for name, arrivals in arrived.items() if arrivals.again
         },
         "set_aside": {
             name: position["set_aside"]
@@ -166,8 +166,12 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
 
 def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:
     """State that is being fetched, without what was said by processes that died in epochs which have ended since."""
-    found = [one for one in restore_progress.read(storage) if one.epoch is None or head is None or one.epoch > head.id]
-    return sorted(found, key=lambda one: (one.stage or "", one.subtask or 0))
+    fetches = [
+        fetch
+        for fetch in restore_progress.read(storage)
+        if fetch.epoch is None or head is None or fetch.epoch > head.id
+    ]
+    return sorted(fetches, key=lambda fetch: (fetch.stage or "", fetch.subtask or 0))
 
 
 def _brief(head: Checkpoint) -> dict[str, Any]:
@@ -187,8 +191,8 @@ def _brief(head: Checkpoint) -> dict[str, Any]:
 
 def checkpoints(pipeline: Name, json: Json = False) -> None:
     """The completed checkpoints that are retained, oldest first."""
-    found, settings = find(pipeline)
-    _, registry = open_storage(found, settings)
+    definition, settings = find(pipeline)
+    _, registry = open_storage(definition, settings)
     completed, pins = registry.checkpoints(), registry.pins()
     names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
     if json or not completed:

@@ -24,9 +24,9 @@ def drill(pipeline: Name, json: Json = False) -> None:
 
     Production is only read; a coordinator may go on. Exit code 1 if it would not come back, or misses an objective of the settings.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with waiting("restoring on scratch, and replaying an epoch"):
-        done = drills.drill(found, settings)
+        done = drills.drill(definition, settings)
     missed = done.missed(settings)
     if json:
         print_json({**done.to_dict(), "missed": missed})
@@ -52,14 +52,14 @@ def _show_drill(done: Drilled, missed: list[str]) -> None:
         out.print(f"[yellow]not replayed[/]  {escape(done.not_replayed)}")
     for problem in done.problems:
         out.print(f"[bold red]problem[/]  {escape(problem)}")
-    for one in missed:
-        out.print(f"[bold red]missed[/]  {escape(one)}")
+    for objective in missed:
+        out.print(f"[bold red]missed[/]  {escape(objective)}")
     took = done.recovery_seconds
-    said = "It does not come back as it was" if took is None else f"Recovery takes {took:.1f} s"
+    verdict = "It does not come back as it was" if took is None else f"Recovery takes {took:.1f} s"
     if took is not None and done.replay is None:
-        said += ", the restore alone"
+        verdict += ", the restore alone"
     waits = f"; the oldest input that no checkpoint holds has waited for {done.loss_seconds:.0f} s"
-    out.print(f"{said}{waits if done.loss_seconds else ''}.")
+    out.print(f"{verdict}{waits if done.loss_seconds else ''}.")
 
 
 _COLORS = {
@@ -85,10 +85,10 @@ def plan(
     """
     if checkpoint is not None and savepoint is not None:
         raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
-    found, settings = find(pipeline)
-    spark = any(stage.transform for stage in found.stages)
+    definition, settings = find(pipeline)
+    spark = any(stage.transform for stage in definition.stages)
     with waiting(f"comparing{'; stages with a transform need Spark to know their columns' if spark else ''}"):
-        decided = planned(found, settings, checkpoint if savepoint is None else savepoint)
+        decided = planned(definition, settings, checkpoint if savepoint is None else savepoint)
     if json:
         print_json(decided.to_dict())
     else:
@@ -133,8 +133,8 @@ def report(
     json: Json = False,
 ) -> None:
     """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures."""
-    found, settings = find(pipeline)
-    docs = data_docs.build(found, settings, to)
+    definition, settings = find(pipeline)
+    docs = data_docs.build(definition, settings, to)
     failed = sum(not verdict.passed for verdict in docs.verdicts)
     answer(
         json,

@@ -184,8 +184,8 @@ class _Rows(Generic[Row]):
         self._read: dict[str, tuple[Row, ...]] = {}
         self._written: dict[str, pa.Table] = {}
 
-    def all(self, own: bool) -> list[Row]:
-        read = self._table.read(self._of, own=own)
+    def all(self, as_owner: bool) -> list[Row]:
+        read = self._table.read(self._of, as_owner=as_owner)
         newest = max(read, default="")  # files are numbered: what comes after it is to be committed yet
         self._read, self._written = read, {path: rows for path, rows in list(self._written.items()) if path > newest}
         return [row for rows in read.values() for row in rows]
@@ -257,16 +257,16 @@ class Registry:
         return self._checkpoints, self._files, self._publications, self._pins
 
     # -- reading: no right needed, no JVM
-    # own: for the owner of the generation, without asking storage: what this object itself has seen or committed last.
-    # It is all there is as long as nobody took over, and what is decided from it takes effect by the owner's next
-    # commit or after `prove`.
+    # With as_owner=True storage is not asked: the answer is what this object has seen or committed last. That is for
+    # the owner of the generation: nobody else has written as long as nobody took over, and what the owner decides from
+    # the answer takes effect only by its next commit or after `prove`.
 
     def generation(self) -> Generation:
         return self._checkpoints.generation()
 
-    def checkpoints(self, *, own: bool = False) -> list[Checkpoint]:
+    def checkpoints(self, *, as_owner: bool = False) -> list[Checkpoint]:
         """All retained checkpoints, oldest first."""
-        return sorted(self._completed.all(own), key=lambda row: row.id)
+        return sorted(self._completed.all(as_owner), key=lambda row: row.id)
 
     def head(self) -> Checkpoint | None:
         """The newest completed checkpoint, on which the next epoch builds."""
@@ -291,26 +291,26 @@ class Registry:
         self._listings[checkpoint.commit_id] = listing
         return listing
 
-    def publications(self, *, own: bool = False) -> list[Publication]:
-        return sorted(self._published.all(own), key=lambda row: (row.checkpoint_id, row.sink))
+    def publications(self, *, as_owner: bool = False) -> list[Publication]:
+        return sorted(self._published.all(as_owner), key=lambda row: (row.checkpoint_id, row.sink))
 
-    def pins(self, *, own: bool = False) -> list[Pin]:
+    def pins(self, *, as_owner: bool = False) -> list[Pin]:
         """Savepoints and branches, oldest first."""
-        return sorted(self._named.all(own), key=lambda pin: (pin.created_at, pin.name))
+        return sorted(self._named.all(as_owner), key=lambda pin: (pin.created_at, pin.name))
 
     def pinned(self, kind: str, name: str) -> Pin | None:
         """The pin of that name, None if there is none."""
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
-    def strays(self, *, own: bool = False) -> list[OrphanListing]:
+    def strays(self, *, as_owner: bool = False) -> list[OrphanListing]:
         """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads
         them."""
-        named = {_listing_path(row) for row in self.checkpoints(own=own)}
+        named = {_listing_path(row) for row in self.checkpoints(as_owner=as_owner)}
 
         def read(files: list[DataFile]) -> list[OrphanListing]:
             return [self._stray(file) for file in files if file.path not in named]
 
-        return self._files.read(read, own=own)
+        return self._files.read(read, as_owner=as_owner)
 
     def _stray(self, file: DataFile) -> OrphanListing:
         commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
@@ -450,8 +450,8 @@ class Registry:
         gone = {stray.path for stray in strays}
         # First, for the next checkpoint may be committed and published meanwhile: what is here is of those in `kept`,
         # or of none.
-        published = {file.path for file in self._publications.read(list, own=True)}
-        kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
+        published = {file.path for file in self._publications.read(list, as_owner=True)}
+        kept = {row.id: row.commit_id for row in self.checkpoints(as_owner=True)}
 
         def is_gone(file: DataFile) -> bool:
             return file.path in published and _bound(file, "checkpoint_id") not in kept
@@ -515,7 +515,7 @@ class Registry:
 
 def _removed(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> list[str]:
     """Commit that the table names these files no more; returns their paths."""
-    removes = table.read(lambda files: [file for file in files if chosen(file)], own=True)
+    removes = table.read(lambda files: [file for file in files if chosen(file)], as_owner=True)
     if removes:
         table.commit(generation, removes=removes)
     return [f"{table.path}/{file.path}" for file in removes]

@@ -151,9 +151,9 @@ def apply(
     unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request
     # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
     held = HeldCommits(watcher.live(storage))
-    rows = registry.checkpoints(own=True)
+    rows = registry.checkpoints(as_owner=True)
     newest = max([row.id for row in rows] + list(decided.drop), default=CheckpointId(0))
-    strays = [stray for stray in registry.strays(own=True) if stray.checkpoint_id <= newest]
+    strays = [stray for stray in registry.strays(as_owner=True) if stray.checkpoint_id <= newest]
     gone = [stray for stray in strays if stray.commit_id not in held]
     if not gone:
         storage.delete_files(unnamed)

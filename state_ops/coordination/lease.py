@@ -90,11 +90,11 @@ def record(kind: type[Record], data: bytes) -> Record:
     if not isinstance(raw, dict):
         raise ValueError(f"it is no JSON object but {type(raw).__name__}")
     hints = get_type_hints(kind)
-    for name, value in known(kind, raw).items():
+    for name, value in known_fields(kind, raw).items():
         if not _fits(value, hints[name]):
             raise ValueError(f"{name} is {value!r:.100}")
     try:
-        return kind(**known(kind, raw))
+        return kind(**known_fields(kind, raw))
     except TypeError as error:
         raise ValueError(str(error)) from error
 
@@ -113,7 +113,7 @@ def unreadable(storage: Storage, path: str, error: Exception, advice: str) -> Da
     return DamageError(f"{path} cannot be read: {first_line(error)}.", where=storage.full(path), next=advice)
 
 
-def known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
+def known_fields(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row of facts that this release knows: a newer one, on another host, may have written more."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in raw.items() if name in names}

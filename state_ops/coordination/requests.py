@@ -7,7 +7,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, replace
 
-from state_ops.coordination.lease import known, record
+from state_ops.coordination.lease import known_fields, record
 from state_ops.errors import first_line
 from state_ops.storage.storage import Storage
 
@@ -70,7 +70,7 @@ def _request(raw: bytes) -> Request:
         request = record(Request, raw)
     except ValueError as error:
         return Request(UNREADABLE, reason=first_line(error))
-    unknown = sorted(json.loads(raw).keys() - known(Request, json.loads(raw)).keys())
+    unknown = sorted(json.loads(raw).keys() - known_fields(Request, json.loads(raw)).keys())
     return replace(request, kind=f"{request.kind} with {', '.join(unknown)}") if unknown else request
 
 

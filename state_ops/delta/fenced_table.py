@@ -306,14 +306,15 @@ class FencedTable(TableFiles):
                 if not self._has_moved(version.number):
                     raise self._unreadable(error) from error
 
-    def read(self, read: Callable[[list[DataFile]], T], *, own: bool = False) -> T:
-        """What `read` makes of the newest version's files; of none if there is no table. As `look`.
+    def read(self, read: Callable[[list[DataFile]], T], *, as_owner: bool = False) -> T:
+        """What `read` makes of the newest version's files, or of none if there is no table. Raises as `look` does.
 
-        own: of the last known version's, as `last_known` says.
+        Args:
+            as_owner: Read the version that `last_known` gives, without a request.
         """
-        if own and (known := self.last_known()) is not None:
+        if as_owner and (version := self.last_known()) is not None:
             with suppress(FileNotFoundError):  # a successor has pruned: look at what there is now
-                return read(list(known.files.values()))
+                return read(list(version.files.values()))
 
         def see(version: Known) -> tuple[T]:
             return (read(list(version.files.values())),)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.fsck import objects, sinks
-from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
+from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity
 from state_ops.fsck.objects import Expected
 from state_ops.fsck.sinks import Marker
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
@@ -74,7 +74,9 @@ def check(
             if wanted is not None and (still := content_problem(storage, wanted)) is not None:
                 findings.append(still)
         last = second
-    ordered = sorted(set(findings), key=lambda one: (_ORDER.index(one.kind), one.path or "", one.checkpoints))
+    ordered = sorted(
+        set(findings), key=lambda finding: (_ORDER.index(finding.kind), finding.path or "", finding.checkpoints)
+    )
     return Report(
         storage=storage.uri,
         generation=last.survey.generation,
@@ -132,14 +134,14 @@ def content_problem(storage: Storage, expected: Expected) -> Finding | None:
             return None
         if seen is not None:
             what = f"Its sha256 is not the recorded one; needed by {expected.whose}."
-            return found(expected.altered, what, expected.path, expected.checkpoints, expected.bytes)
+            return Finding.of(expected.altered, what, expected.path, expected.checkpoints, expected.bytes)
     elif (data := storage.read_bytes(expected.path)) is not None:
         problem = unreadable_parquet(data)
         if problem is None:
             return None
         what = f"It cannot be read ({problem}); needed by {expected.whose}."
-        return found(expected.altered, what, expected.path, expected.checkpoints, len(data))
-    return found(expected.missing, f"It is gone; needed by {expected.whose}.", expected.path, expected.checkpoints)
+        return Finding.of(expected.altered, what, expected.path, expected.checkpoints, len(data))
+    return Finding.of(expected.missing, f"It is gone; needed by {expected.whose}.", expected.path, expected.checkpoints)
 
 
 def _key(finding: Finding) -> tuple[Kind, str | None, tuple[CheckpointId, ...]]:

@@ -180,18 +180,23 @@ class Finding:
             "next": self.next,
         }
 
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        what: str,
+        path: str | None = None,
+        checkpoints: tuple[CheckpointId, ...] = (),
+        bytes: int = 0,
+        *,
+        leave: bool = False,
+    ) -> Finding:
+        """A finding with the repair of its kind.
 
-def found(
-    kind: Kind,
-    what: str,
-    path: str | None = None,
-    checkpoints: tuple[CheckpointId, ...] = (),
-    bytes: int = 0,
-    *,
-    leave: bool = False,
-) -> Finding:
-    """A finding that is repaired as its kind is; leave: it is not, because somebody else may be at work there."""
-    return Finding(kind, what, path, checkpoints, bytes, None if leave else MEANINGS[kind].repair)
+        Args:
+            leave: Nothing is repaired, because somebody else may be at work there.
+        """
+        return cls(kind, what, path, checkpoints, bytes, None if leave else MEANINGS[kind].repair)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from state_ops.coordination import restore_progress
 from state_ops.delta.fenced_table import PROBE, open_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import plainly
-from state_ops.fsck.findings import Finding, Kind, found
+from state_ops.fsck.findings import Finding, Kind
 from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
 from state_ops.ids import CheckpointId, parse_epoch_dir
@@ -111,10 +111,10 @@ def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterat
     for path, expected in wanted.items():
         size = stored.get(path)
         if size is None:
-            yield found(expected.missing, f"It is gone; needed by {expected.whose}.", path, expected.checkpoints)
+            yield Finding.of(expected.missing, f"It is gone; needed by {expected.whose}.", path, expected.checkpoints)
         elif size != expected.bytes:
             what = f"It has {size:,} bytes instead of {expected.bytes:,}; needed by {expected.whose}."
-            yield found(expected.altered, what, path, expected.checkpoints, size)
+            yield Finding.of(expected.altered, what, path, expected.checkpoints, size)
 
 
 def superfluous(
@@ -128,29 +128,29 @@ def superfluous(
         if path in seen.named or path in seen.held:
             continue
         if branch_of(path) is not None and seen.readable:
-            yield found(Kind.ORPHAN_OBJECT, "It is of a branch that was dropped.", path, bytes=size)
+            yield Finding.of(Kind.ORPHAN_OBJECT, "It is of a branch that was dropped.", path, bytes=size)
         elif path.rpartition("/")[2].startswith(UNFINISHED):
             yield from _half_written(seen, file)
         elif path.startswith(f"registry/{PROBE}"):
             after = _PROBED_AFTER.match(path)
             if after is None or int(after[1]) < seen.fence:  # else a taker may be at work in it
-                yield found(Kind.PROBE, "A scratch table of a start that was cut off.", path, bytes=size)
+                yield Finding.of(Kind.PROBE, "A scratch table of a start that was cut off.", path, bytes=size)
         elif (staged := _STAGED.fullmatch(path)) is not None and (staged["table"] is None or staged["table"] in tables):
             if staged["table"] is not None:
                 if path not in tables[staged["table"]].files:
                     ours.setdefault(staged["table"], []).append(file)
             elif seen.readable and _is_fenced(seen, staged["state"] or staged["channel"] or staged["output"]):
-                yield found(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
+                yield Finding.of(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
         elif _LANDED.fullmatch(path):
             if not seen.alive:  # else an epoch may be reading it
-                yield found(Kind.ORPHAN_OBJECT, "Rows that were landed for an epoch that has ended.", path, bytes=size)
+                yield Finding.of(Kind.ORPHAN_OBJECT, "Rows that were landed for an epoch that has ended.", path, bytes=size)
         elif (entry := _LOG.fullmatch(path)) is not None and (
             entry["table"] in TABLES or entry["table"].removeprefix("tables/") in tables
         ):
             if _HALF_IN_LOG.fullmatch(entry["name"]) and not seen.alive:
                 elsewhere = entry["table"] not in TABLES  # others may commit to a published table at any time
                 what = "A commit to the table's log that was cut off."
-                yield found(Kind.HALF_WRITTEN, what, path, bytes=size, leave=elsewhere)
+                yield Finding.of(Kind.HALF_WRITTEN, what, path, bytes=size, leave=elsewhere)
         elif path.startswith(tuple(f"{table}/" for table in (*TABLES, RESTORES))) or _NOTES.fullmatch(path):
             continue  # `unnamed_registry_files` knows what the registry's tables name
         else:
@@ -174,7 +174,7 @@ def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[Stor
     try:
         in_log = mentioned(storage, table.path, candidates)
     except UNREADABLE as error:
-        yield found(Kind.UNREADABLE_TABLE, f"An entry of its log cannot be read: {plainly(error)}", table.path)
+        yield Finding.of(Kind.UNREADABLE_TABLE, f"An entry of its log cannot be read: {plainly(error)}", table.path)
         return
     for file in files:
         if file.path in in_log or file.path in table.files:
@@ -184,7 +184,7 @@ def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[Stor
             yield _foreign(file)
         elif _is_fenced(seen, staged["rows"]):
             what = "Rows that no retained checkpoint names, and that the table's log never mentioned."
-            yield found(Kind.ORPHAN_ROWS, what, file.path, bytes=file.bytes)
+            yield Finding.of(Kind.ORPHAN_ROWS, what, file.path, bytes=file.bytes)
 
 
 def unnamed_registry_files(storage: Storage, seen: Survey, stored: Mapping[str, int]) -> Iterator[Finding]:
@@ -192,20 +192,22 @@ def unnamed_registry_files(storage: Storage, seen: Survey, stored: Mapping[str, 
     them."""
     for path in TABLES:
         try:
-            handle = open_table(storage, path) if any(one.startswith(f"{path}/_delta_log/") for one in stored) else None
+            handle = (
+                open_table(storage, path) if any(file.startswith(f"{path}/_delta_log/") for file in stored) else None
+            )
             named = {f"{path}/{file.path}" for file in active_files(handle)} if handle else set()
         except UNREADABLE:
             continue  # reading the registry said so already
-        for one, size in stored.items():
-            if not one.startswith(f"{path}/") or one.startswith(f"{path}/_delta_log/") or one in named:
+        for file, size in stored.items():
+            if not file.startswith(f"{path}/") or file.startswith(f"{path}/_delta_log/") or file in named:
                 continue
-            if one.rpartition("/")[2].startswith(UNFINISHED):
+            if file.rpartition("/")[2].startswith(UNFINISHED):
                 continue
-            if not _REGISTRY_DATA.fullmatch(one):
-                yield _foreign(StoredFile(one, size))
+            if not _REGISTRY_DATA.fullmatch(file):
+                yield _foreign(StoredFile(file, size))
             elif not seen.alive and seen.readable:
                 what = "The table's log does not name it: a commit or a prune was cut off."
-                yield found(Kind.UNNAMED_REGISTRY_FILE, what, one, bytes=size)
+                yield Finding.of(Kind.UNNAMED_REGISTRY_FILE, what, file, bytes=size)
 
 
 def _half_written(seen: Survey, file: StoredFile) -> Iterator[Finding]:
@@ -214,13 +216,13 @@ def _half_written(seen: Survey, file: StoredFile) -> Iterator[Finding]:
     what = "A file that was being written when its process ended."
     if epoch is not None:
         if _is_fenced(seen, epoch):
-            yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes)
+            yield Finding.of(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes)
     elif parts[0] in ("registry", "coordinator", "tables"):
         if not seen.alive:
             # Requests, holds and what restores say are written by anybody at any time: the writer of this one may be at
             # it.
             anybody = file.path.startswith(_BY_ANYBODY) or parts[0] == "tables"
-            yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes, leave=anybody)
+            yield Finding.of(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes, leave=anybody)
     else:
         yield _foreign(file)
 
@@ -231,4 +233,4 @@ def _is_fenced(seen: Survey, epoch: str) -> bool:
 
 
 def _foreign(file: StoredFile) -> Finding:
-    return found(Kind.FOREIGN_FILE, "Weir writes no file of such a name here.", file.path, bytes=file.bytes)
+    return Finding.of(Kind.FOREIGN_FILE, "Weir writes no file of such a name here.", file.path, bytes=file.bytes)

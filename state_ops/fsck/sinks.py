@@ -20,7 +20,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import WeirError, first_line
-from state_ops.fsck.findings import Finding, Kind, found
+from state_ops.fsck.findings import Finding, Kind
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
 from state_ops.storage.storage import Storage
 
@@ -95,21 +95,21 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
     """Where one table does not stand where the checkpoints say. early: its version before the registry was read."""
     name, newest = table.name, expected(seen.checkpoints, table.name)
     if table.problem is not None and table.elsewhere:
-        yield found(Kind.UNREACHABLE_SINK, table.problem, table.path)
+        yield Finding.of(Kind.UNREACHABLE_SINK, table.problem, table.path)
         return
     if table.problem is not None:
         what = f"The table's log cannot be read: {table.problem}"
-        yield found(Kind.UNREADABLE_TABLE, what, torn_entry(storage, table.path) or table.path)
+        yield Finding.of(Kind.UNREADABLE_TABLE, what, torn_entry(storage, table.path) or table.path)
         return
     if early is not None and (newest is None or early > newest):
         what = f"Its last published checkpoint is {early}; the registry's newest is {newest}."
-        yield found(Kind.SINK_AHEAD, what, table.path)
+        yield Finding.of(Kind.SINK_AHEAD, what, table.path)
         return
     if newest is None:
         return
     if not table.exists:
         what = f"Checkpoints up to {newest} have rows for the table {name}, which is gone."
-        yield found(Kind.MISSING_TABLE, what, table.path)
+        yield Finding.of(Kind.MISSING_TABLE, what, table.path)
         return
     with_rows = [row for row in seen.checkpoints if row.sinks.get(name, {}).get("id") == row.id]
     recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}
@@ -120,17 +120,17 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
             what = (
                 f"Its last published checkpoint is {table.version}; the registry says {max(published, default=newest)}."
             )
-            yield found(Kind.SINK_BEHIND, what, table.path)
+            yield Finding.of(Kind.SINK_BEHIND, what, table.path)
             return
     if seen.alive:
         return  # who coordinates publishes what it committed, and records it
     for row in with_rows:
         if row in lacking:
             what = f"Checkpoint {row.id} is complete, and its rows are not in {table.title} yet."
-            yield found(Kind.UNPUBLISHED_ROWS, what, table.path, (row.id,))
+            yield Finding.of(Kind.UNPUBLISHED_ROWS, what, table.path, (row.id,))
         elif row.id not in recorded:
             what = f"Checkpoint {row.id} is published in {table.title}, and the registry does not say so."
-            yield found(Kind.UNRECORDED_PUBLICATION, what, table.path, (row.id,))
+            yield Finding.of(Kind.UNRECORDED_PUBLICATION, what, table.path, (row.id,))
 
 
 def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:

@@ -20,7 +20,7 @@ from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Regi
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
-from state_ops.fsck.findings import Finding, Kind, found
+from state_ops.fsck.findings import Finding, Kind
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.branches import is_inherited, own_of_parent, parent_uri
 from state_ops.storage.storage import Storage, check_path
@@ -102,7 +102,7 @@ def _read(storage: Storage, seen: Survey, call: Callable[[], T]) -> T | None:
         return call()
     except UNREADABLE as error:
         seen.findings += _culprits(storage) or [
-            found(Kind.UNREADABLE_REGISTRY, f"The registry cannot be read: {_brief(error)}", "registry")
+            Finding.of(Kind.UNREADABLE_REGISTRY, f"The registry cannot be read: {_brief(error)}", "registry")
         ]
         return None
 
@@ -120,7 +120,7 @@ def _set_back(storage: Storage, app_id: str) -> list[Finding]:
     for path, generation in claims[1:]:
         if generation < newest[1]:
             what = f"It is of generation {generation}, and {newest[0]} of {newest[1]}, which is claimed after it."
-            problems.append(found(Kind.REGISTRY_SET_BACK, what, path))
+            problems.append(Finding.of(Kind.REGISTRY_SET_BACK, what, path))
         newest = max(newest, (path, generation), key=lambda claim: claim[1])
     return problems
 
@@ -134,7 +134,7 @@ def _listing(storage: Storage, seen: Survey, registry: Registry, row: Checkpoint
         named = [
             culprit for culprit in _culprits(storage) if culprit.path and f"checkpoint_id={row.id}/" in culprit.path
         ]
-        seen.findings += named or [found(Kind.DAMAGED_LISTING, error.what, _listing_dir(row), (row.id,))]
+        seen.findings += named or [Finding.of(Kind.DAMAGED_LISTING, error.what, _listing_dir(row), (row.id,))]
         return None
     except UNREADABLE:
         return _read(storage, seen, lambda: registry.files(row))
@@ -150,19 +150,23 @@ def _culprits(storage: Storage) -> list[Finding]:
             continue
         except UNREADABLE as error:
             where = torn_entry(storage, path) or path
-            problems.append(found(Kind.UNREADABLE_REGISTRY, f"The table's log cannot be read: {_brief(error)}", where))
+            problems.append(
+                Finding.of(Kind.UNREADABLE_REGISTRY, f"The table's log cannot be read: {_brief(error)}", where)
+            )
             continue
         for file in active_files(handle):
             where = f"{path}/{file.path}"
             data = storage.read_bytes(where)
             if data is None:
-                problems.append(found(Kind.MISSING_REGISTRY_FILE, "The table's log names it, and it is gone.", where))
+                problems.append(
+                    Finding.of(Kind.MISSING_REGISTRY_FILE, "The table's log names it, and it is gone.", where)
+                )
             elif len(data) != file.bytes:
                 problems.append(
-                    found(Kind.ALTERED_REGISTRY_FILE, f"It has {len(data)} bytes instead of {file.bytes}.", where)
+                    Finding.of(Kind.ALTERED_REGISTRY_FILE, f"It has {len(data)} bytes instead of {file.bytes}.", where)
                 )
             elif (problem := unreadable_parquet(data)) is not None:
-                problems.append(found(Kind.ALTERED_REGISTRY_FILE, f"It cannot be read: {problem}", where))
+                problems.append(Finding.of(Kind.ALTERED_REGISTRY_FILE, f"It cannot be read: {problem}", where))
     return problems
 
 
@@ -206,7 +210,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
             fits = False
         if not fits:
             what = f"Checkpoint {row.id} names {file.path!r} as {file.kind}, where Weir never writes such a file."
-            yield found(Kind.DAMAGED_LISTING, what, _listing_dir(row), (row.id,))
+            yield Finding.of(Kind.DAMAGED_LISTING, what, _listing_dir(row), (row.id,))
     state = [file for file in listing if file.kind == STATE]
     yield from _drift(row, "bytes_total", row.bytes_total, sum(file.bytes for file in state))
     yield from _drift(row, "bytes_new", row.bytes_new, sum(file.bytes for file in state if file.new))
@@ -225,13 +229,13 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
     for sink in sorted(claimed ^ listed, key=str) if row.kind not in TAKES_BACK else ():  # which takes rows back
         has, lacks = ("row", "listing") if sink in claimed else ("listing", "row")
         what = f"The {has} of checkpoint {row.id} has output for {sink}, its {lacks} has none."
-        yield found(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
+        yield Finding.of(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
 
 
 def _drift(row: Checkpoint, figure: str, recorded: int, counted: int) -> Iterator[Finding]:
     if recorded != counted:
         what = f"Checkpoint {row.id} records {figure} = {recorded:,}, its listing adds up to {counted:,}."
-        yield found(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
+        yield Finding.of(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
 
 
 def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[Finding]:
@@ -268,11 +272,11 @@ def _totals(parent: Checkpoint, row: Checkpoint) -> Iterator[Finding]:
             f"Checkpoint {row.id} records a total of {now:,} new bytes; {parent.id} and its own make "
             f"{was + row.bytes_new:,}."
         )
-        yield found(Kind.COUNT_DRIFT, what, "registry/checkpoints", (row.id,))
+        yield Finding.of(Kind.COUNT_DRIFT, what, "registry/checkpoints", (row.id,))
 
 
 def _broken(row: Checkpoint, what: str) -> Finding:
-    return found(Kind.BROKEN_CHAIN, what, "registry/checkpoints", (row.id,))
+    return Finding.of(Kind.BROKEN_CHAIN, what, "registry/checkpoints", (row.id,))
 
 
 def _pin_problems(seen: Survey) -> Iterator[Finding]:
@@ -280,7 +284,7 @@ def _pin_problems(seen: Survey) -> Iterator[Finding]:
     for pin in seen.pins:
         if pin.commit_id not in kept:
             what = f"The {pin.kind} {pin.name!r} names checkpoint {pin.checkpoint_id}, which is not there."
-            yield found(Kind.LOST_SAVEPOINT, what, f"registry/pins#{pin.kind}/{pin.name}", (pin.checkpoint_id,))
+            yield Finding.of(Kind.LOST_SAVEPOINT, what, f"registry/pins#{pin.kind}/{pin.name}", (pin.checkpoint_id,))
 
 
 # -- what is named
@@ -297,7 +301,7 @@ def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None
                 f"Checkpoints {named.checkpoints[-1]} and {row.id} name the same object with different sizes or "
                 "digests."
             )
-            seen.findings.append(found(Kind.DAMAGED_LISTING, what, file.path, (*named.checkpoints, row.id)))
+            seen.findings.append(Finding.of(Kind.DAMAGED_LISTING, what, file.path, (*named.checkpoints, row.id)))
         if row.id != named.checkpoints[-1]:
             named.checkpoints.append(row.id)
 
@@ -314,7 +318,7 @@ def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None
         else:
             what = f"It lists {len(stray.files)} files of checkpoint {stray.checkpoint_id}, which has no row."
             path = f"registry/state_files/{stray.path}"
-            seen.findings.append(found(Kind.STRAY_LISTING, what, path, (stray.checkpoint_id,)))
+            seen.findings.append(Finding.of(Kind.STRAY_LISTING, what, path, (stray.checkpoint_id,)))
     if seen.alive:
         return
     kept = {row.id for row in seen.checkpoints} | {hold.checkpoint_id for hold in holds.values()}
@@ -322,11 +326,11 @@ def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None
         if publication.checkpoint_id not in kept:
             what = f"Checkpoint {publication.checkpoint_id} was published in {publication.sink}; it has no row."
             path = f"registry/publications#{publication.checkpoint_id}/{publication.sink}"
-            seen.findings.append(found(Kind.STRAY_PUBLICATION, what, path, (publication.checkpoint_id,)))
+            seen.findings.append(Finding.of(Kind.STRAY_PUBLICATION, what, path, (publication.checkpoint_id,)))
     live = set(holds)
     for path in watcher.dead(storage) if seen.readable else ():
         if path not in live:
-            seen.findings.append(found(Kind.DEAD_HOLD, "The restore that wrote it is gone.", path))
+            seen.findings.append(Finding.of(Kind.DEAD_HOLD, "The restore that wrote it is gone.", path))
 
 
 def _listing_dir(row: Checkpoint) -> str:

@@ -57,7 +57,7 @@ class Batch:
         if codes is not None:
             groups = groups[codes]
             columns = [column.take(pa.array(codes)) for column in columns]
-        ahead = [_repeated(one, len(groups)) if isinstance(one, int) else one for one in before]
+        ahead = [_repeated(column, len(groups)) if isinstance(column, int) else column for column in before]
         return encode_keys([*ahead, *columns, *after], groups, kind)
 
     def codes(self, frame: pl.DataFrame, method: str) -> np.ndarray:

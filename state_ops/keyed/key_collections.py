@@ -19,7 +19,7 @@ from state_ops.errors import StageError
 from state_ops.keyed.keyed_state import KeyedState
 from state_ops.keyed.timers import MOMENT
 from state_ops.schema.descriptors import Collection
-from state_ops.schema.python_rows import Row, RowReader, beside, columns, own, tuples, typed, widened
+from state_ops.schema.python_rows import Row, RowReader, beside, columns, copied, tuples, typed, widened
 from state_ops.schema.state_schema import Field
 
 _GONE: Any = object()
@@ -264,7 +264,7 @@ def _kept(value: Any, declared: Collection, where: str) -> Any:
             where=where,
             next=f"Give an instance of {declared.row.__name__}.",
         )
-    return own(value)
+    return copied(value)
 
 
 def _row(value: Any, declared: Collection) -> Row:
@@ -279,7 +279,7 @@ def _as_read(value: Any, declared: Collection, reader: RowReader, key: Any) -> A
 
 def _given(value: Any, declared: Collection) -> Any:
     """An element as the author gets it: a copy, or an instance of its State class."""
-    return own(value) if declared.row is None else declared.row(**own(value))
+    return copied(value) if declared.row is None else declared.row(**copied(value))
 
 
 def _of(key: Any, declared: Collection) -> str:

@@ -23,7 +23,7 @@ from state_ops.keyed.keyed_state import KeyedState
 from state_ops.keyed.state_cache import StateCache, ValueStore
 from state_ops.keyed.ttl import Expiry, decoded_table, encoded, visible
 from state_ops.schema.descriptors import LIST, VALUE_STATE, collections_of
-from state_ops.schema.python_rows import Row, RowReader, as_stored, beside, columns, own, tuples, typed
+from state_ops.schema.python_rows import Row, RowReader, as_stored, beside, columns, copied, tuples, typed
 from state_ops.schema.row_codec import encode_rows
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
@@ -148,7 +148,7 @@ class KeyStates:
         if self._at in self._changed:
             row = self._reader.read(row, lambda: f"the key {self._keys[self._at]!r}")
         if not self._plain:
-            return self._state(**{name: own(value) for name, value in zip(self._names, row, strict=True)})
+            return self._state(**{name: copied(value) for name, value in zip(self._names, row, strict=True)})
         instance = self._state.__new__(self._state)
         instance.__dict__.update(zip(self._names, row, strict=True))
         return instance
@@ -170,7 +170,7 @@ class KeyStates:
         if not self._fields:
             return
         row = tuple([getattr(value, name) for name in self._names])
-        self._changed[self._at] = row if self._plain else tuple(map(own, row))
+        self._changed[self._at] = row if self._plain else tuple(map(copied, row))
 
     def forget(self) -> None:
         self._changed[self._at] = None

@@ -60,7 +60,7 @@ class HashedTable:
         return np.where(hit, at, -1)
 
     def merged(
-        self, newer: HashedTable, present: np.ndarray | None = None, found: np.ndarray | None = None
+        self, newer: HashedTable, present: np.ndarray | None = None, newer_at: np.ndarray | None = None
     ) -> HashedTable:
         """Both tables' rows, the newer's where both have the key. present: bool[len(newer)], false removes the key;
         found: what
@@ -72,11 +72,11 @@ class HashedTable:
             return self
         if not len(self) and (present is None or present.all()):
             return newer
-        if found is None:
-            found = self.find(newer.hashes, newer.rows)
-        mine, new = found >= 0, len(self) + np.arange(len(newer))
+        if newer_at is None:
+            newer_at = self.find(newer.hashes, newer.rows)
+        mine, new = newer_at >= 0, len(self) + np.arange(len(newer))
         at = np.arange(len(self))
-        at[found[mine]] = np.where(True if present is None else present[mine], new[mine], -1)
+        at[newer_at[mine]] = np.where(True if present is None else present[mine], new[mine], -1)
         added = ~mine if present is None else ~mine & present
         places = np.searchsorted(self.hashes, newer.hashes[added])
         at = np.insert(at, places, new[added])

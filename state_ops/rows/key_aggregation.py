@@ -116,14 +116,14 @@ def fitting(
     return wanted, rows.with_columns(columns)
 
 
-def _summed(column: pl.DataType, field: pl.DataType, said: str, where: str) -> pl.DataType:
+def _summed(column: pl.DataType, field: pl.DataType, what: str, where: str) -> pl.DataType:
     """In which type the numbers of a column are added for a field: its own, unless the sum would lose what the numbers
     have."""
     if column == pl.Null:
         return column
     if not field.is_numeric():
         raise StageError(
-            f"{said}, but the field is {field}.", where=where, next="Sums go into a field that is a number."
+            f"{what}, but the field is {field}.", where=where, next="Sums go into a field that is a number."
         )
     if field.is_integer() and (column.is_float() or column.is_decimal()):
         return pl.Int64()

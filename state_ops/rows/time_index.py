@@ -46,7 +46,7 @@ def first(backend: Backend, group: int, upto: int | None, most: int) -> list[byt
     return [key for key, _ in islice(backend.scan(start, end), most)]
 
 
-def owners(found: Sequence[bytes], keys: pa.Schema) -> tuple[np.ndarray, pa.Table]:
+def owners(entries: Sequence[bytes], keys: pa.Schema) -> tuple[np.ndarray, pa.Table]:
     """The groups, uint16[n], and the key columns of entries."""
-    groups, columns = decode_keys(found, [pa.int64(), *keys.types])
+    groups, columns = decode_keys(entries, [pa.int64(), *keys.types])
     return groups, pa.table(columns[1:], schema=keys)

@@ -54,10 +54,10 @@ def obstacles(old: StateSchema, new: StateSchema) -> list[str]:
 def obstacles_by_field(old: StateSchema, new: StateSchema) -> dict[str, list[str]]:
     """The same, by the field of `new`; without those that have none."""
     by_field: dict[str, list[str]] = {}
-    known = _known(new)
-    for field, sources in _matched(_row(old), _row(new), known, ()):
+    declared = _declared_parts(new)
+    for field, sources in _matched(_row(old), _row(new), declared, ()):
         if sources:
-            problems = _compared(sources[0], field, known, (field.name,))
+            problems = _compared(sources[0], field, declared, (field.name,))
             problems = problems or _ambiguous(field.name, [source.name for source in sources])
             by_field |= {field.name: problems} if problems else {}
     return by_field
@@ -68,20 +68,20 @@ def _row(schema: StateSchema, *, hidden: bool = True) -> pa.DataType:
     return pa.struct([field for field in schema.arrow if hidden or field.name != TOUCHED])
 
 
-def _known(schema: StateSchema) -> _Parts:
+def _declared_parts(schema: StateSchema) -> _Parts:
     return {part.path: part for part in schema.parts}
 
 
-def _compared(a: pa.Field, b: pa.Field, known: _Parts, at: tuple[str, ...]) -> list[str]:
+def _compared(a: pa.Field, b: pa.Field, declared: _Parts, at: tuple[str, ...]) -> list[str]:
     """Why values of one field cannot be read as those of another. at: the path of the newer one."""
     path = ".".join(at)
     problems = [f"field {path} was nullable and no longer is"] if a.nullable and not b.nullable else []
     if _kind(a.type) != _kind(b.type) or (not _kind(b.type) and not _widens(a.type, b.type)):
         return [*problems, f"field {path} changed its type from {type_name(a.type)} to {type_name(b.type)}"]
-    for part, sources in _matched(a.type, b.type, known, at):
+    for part, sources in _matched(a.type, b.type, declared, at):
         if sources:
             problems += _ambiguous(f"{path}.{part.name}", [source.name for source in sources])
-            problems += _compared(sources[0], part, known, (*at, part.name))
+            problems += _compared(sources[0], part, declared, (*at, part.name))
     return problems
 
 
@@ -128,13 +128,13 @@ def _widens(a: pa.DataType, b: pa.DataType) -> bool:
 
 
 def _matched(
-    a: pa.DataType, b: pa.DataType, known: _Parts, at: tuple[str, ...]
+    a: pa.DataType, b: pa.DataType, declared: _Parts, at: tuple[str, ...]
 ) -> Iterable[tuple[pa.Field, list[pa.Field]]]:
     """Every part of the new type, with the parts of the old one that it may have been; none where it is new."""
     if not pa.types.is_struct(b):
         return [(part, [source]) for part, source in zip(parts(b), parts(a), strict=True)]
     old, names = {part.name: part for part in a}, set(b.names)
-    renamed = {part.name: known[path].renamed if (path := (*at, part.name)) in known else () for part in b}
+    renamed = {part.name: declared[path].renamed if (path := (*at, part.name)) in declared else () for part in b}
     return [(part, [old[name] for name in _sources(part.name, renamed[part.name], old, names)]) for part in b]
 
 
@@ -168,7 +168,7 @@ class Gone:
 def gone(old: StateSchema, new: StateSchema) -> list[Gone]:
     """The fields of `old`, and the parts of its fields, that `new` has no more, in their order."""
     lost = []
-    for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _known(new)):
+    for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _declared_parts(new)):
         read = {source for _, sources, _ in level.now for source in sources}
         dropped = [field for field in level.before if field.name not in read]
         successors = _successors(dropped, level)
@@ -183,7 +183,7 @@ def without_default(old: StateSchema, new: StateSchema) -> list[tuple[str, str]]
     default: what older rows read as, the zero of the type, is nothing that anybody has said."""
     return [
         (level.path + field.name, type_name(field.type) or "")
-        for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _known(new))
+        for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _declared_parts(new))
         for field, sources, required in level.now
         if not sources and required
     ]
@@ -197,13 +197,13 @@ class _Level:
         before: The fields of the older schema.
         now: Of each field of the newer one: the names that it may have had before (none: it is new), and whether its
             default is nobody's.
-        known: What is known of the newer schema's parts.
+        declared: What is known of the newer schema's parts.
         at: Where these fields are in the row.
     """
 
     before: tuple[pa.Field, ...]
     now: tuple[tuple[pa.Field, list[str], bool], ...]
-    known: _Parts
+    declared: _Parts
     at: tuple[str, ...]
 
     @property
@@ -212,17 +212,17 @@ class _Level:
         return "".join(f"{name}." for name in self.at)
 
 
-def _levels(a: pa.DataType, b: pa.DataType, known: _Parts, at: tuple[str, ...] = ()) -> Iterator[_Level]:
+def _levels(a: pa.DataType, b: pa.DataType, declared: _Parts, at: tuple[str, ...] = ()) -> Iterator[_Level]:
     if not _kind(b) or _kind(a) != _kind(b):
         return
-    matched = list(_matched(a, b, known, at))
+    matched = list(_matched(a, b, declared, at))
     if pa.types.is_struct(b):
-        required = {path for path, part in known.items() if part.required}
+        required = {path for path, part in declared.items() if part.required}
         now = [(part, [source.name for source in old], (*at, part.name) in required) for part, old in matched]
-        yield _Level(tuple(a), tuple(now), known, at)
+        yield _Level(tuple(a), tuple(now), declared, at)
     for part, sources in matched:
         for source in sources[:1]:
-            yield from _levels(source.type, part.type, known, (*at, part.name))
+            yield from _levels(source.type, part.type, declared, (*at, part.name))
 
 
 def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
@@ -231,7 +231,7 @@ def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
     alike = []
     for was in dropped:
         for field, sources, _ in level.now:
-            if not sources and not _compared(was, field, level.known, (*level.at, field.name)):
+            if not sources and not _compared(was, field, level.declared, (*level.at, field.name)):
                 likeness = SequenceMatcher(None, was.name, field.name).ratio()
                 alike.append(((was.type == field.type, likeness), was.name, field.name))
     chosen = dict[str, str]()
@@ -250,10 +250,10 @@ def migrated(table: pa.Table, old: StateSchema, new: StateSchema) -> pa.Table:
         return table
     columns = [contiguous(column) for column in table.select(old.arrow.names).columns]
     rows = struct_of(_row(old), np.zeros(table.num_rows, bool), columns)
-    return pa.Table.from_arrays(_converted(rows, _row(new), _known(new), ()).flatten(), schema=new.arrow)
+    return pa.Table.from_arrays(_converted(rows, _row(new), _declared_parts(new), ()).flatten(), schema=new.arrow)
 
 
-def _converted(array: pa.Array, type: pa.DataType, known: _Parts, at: tuple[str, ...]) -> pa.Array:
+def _converted(array: pa.Array, type: pa.DataType, declared: _Parts, at: tuple[str, ...]) -> pa.Array:
     if not _kind(type):
         return array if array.type == type else array.cast(type)
     fields, nulls = parts(type), nulls_of(array)
@@ -261,21 +261,21 @@ def _converted(array: pa.Array, type: pa.DataType, known: _Parts, at: tuple[str,
     if pa.types.is_struct(type):
         children = dict(zip(array.type.names, array.flatten(), strict=True))
         converted = [
-            _converted(children[sources[0].name], part.type, known, (*at, part.name))
+            _converted(children[sources[0].name], part.type, declared, (*at, part.name))
             if sources
-            else _added(part, known.get((*at, part.name)), len(array))
-            for part, sources in _matched(array.type, type, known, at)
+            else _added(part, declared.get((*at, part.name)), len(array))
+            for part, sources in _matched(array.type, type, declared, at)
         ]
         return struct_of(type, missing, converted)
     inner, counts = elements(array)
     if pa.types.is_map(type):
         converted = [
-            _converted(child, part.type, known, (*at, part.name))
+            _converted(child, part.type, declared, (*at, part.name))
             for child, part in zip(inner.flatten(), fields, strict=True)
         ]
         pairs = struct_of(elements_type(type).type, np.zeros(len(inner), bool), converted)
         return list_of(type, missing, counts, pairs)
-    return list_of(type, missing, counts, _converted(inner, fields[0].type, known, (*at, fields[0].name)))
+    return list_of(type, missing, counts, _converted(inner, fields[0].type, declared, (*at, fields[0].name)))
 
 
 def _added(field: pa.Field, part: Part | None, rows: int) -> pa.Array:

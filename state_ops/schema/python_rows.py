@@ -121,14 +121,14 @@ class RowReader:
             ) from error
 
 
-def own(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy of lists and dicts, also nested ones, so that no change in place reaches what somebody else holds."""
     if isinstance(value, State):
         value = value.as_dict()
     if isinstance(value, dict):
-        return {key: part if part.__class__ in _ATOMS else own(part) for key, part in value.items()}
+        return {key: part if part.__class__ in _ATOMS else copied(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [part if part.__class__ in _ATOMS else own(part) for part in value]
+        return [part if part.__class__ in _ATOMS else copied(part) for part in value]
     return value
 
 

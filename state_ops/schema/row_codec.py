@@ -248,8 +248,8 @@ def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
         chain = (*schema.older, schema)
         rows = [np.flatnonzero(written == i).tolist() for i in range(len(chain))]
         tables = [
-            _decode_joined(layout_of, *join([values[row] for row in own]))
-            for layout_of, own in zip(chain, rows, strict=True)
+            _decode_joined(layout_of, *join([values[row] for row in indices]))
+            for layout_of, indices in zip(chain, rows, strict=True)
         ]
         places = np.empty(len(values), np.int64)
         places[np.argsort(written, kind="stable")] = np.arange(len(values))

@@ -183,7 +183,7 @@ def fetch(
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)
 
-    def one(file: StateFile, cancelled: Event) -> Fetched:
+    def fetch_file(file: StateFile, cancelled: Event) -> Fetched:
         if cancelled.is_set():
             raise CancelledError("A download was cancelled.", where=storage.full(file.path))
         local, part = target / file.name, target / f"{_PART}{file.name}"
@@ -210,7 +210,7 @@ def fetch(
         _check_name(file.name)
     # What this host has comes first: what is fetched may push it out.
     files = sorted(base.files, key=lambda file: objects is None or not objects.holds(file))
-    return sum(together(one, files, at_once=storage.transfers, deadline=deadline), Fetched())
+    return sum(together(fetch_file, files, at_once=storage.transfers, deadline=deadline), Fetched())
 
 
 def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
@@ -532,10 +532,10 @@ def upload(
     Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
     """
 
-    def one(file: LocalFile, cancelled: Event) -> StateFile:
+    def upload_file(file: LocalFile, cancelled: Event) -> StateFile:
         return sent(storage, attempt, file, base, full, cancelled)
 
-    listed = tuple(together(one, local.files, at_once=storage.transfers, deadline=deadline))
+    listed = tuple(together(upload_file, local.files, at_once=storage.transfers, deadline=deadline))
     snapshot = Snapshot(attempt.subtask, attempt.id, listed)
     write_manifest(attempt.directory, snapshot)
     return snapshot
@@ -545,18 +545,18 @@ def sent(
     storage: Storage, attempt: Attempt, file: LocalFile, base: Snapshot | None, full: bool, cancelled: Event
 ) -> StateFile:
     """One file of a snapshot, uploaded, or as the base names it."""
-    local, known = attempt.directory / "snapshot" / file.name, None
+    local, base_file = attempt.directory / "snapshot" / file.name, None
     if file.writing:
         async_writer.settle(attempt.directory, cancelled=cancelled)
     if file.inherited:
-        known = next((of_base for of_base in base.files if of_base.name == file.name), None) if base else None
-        if known is None:
+        base_file = next((other for other in base.files if other.name == file.name), None) if base else None
+        if base_file is None:
             raise DamageError(f"{file.name} was inherited from a base that does not have it.", where=str(local))
         if not full:
-            return replace(known, new=False, snapshot=attempt.id)
+            return replace(base_file, new=False, snapshot=attempt.id)
     path = f"{attempt.prefix}/{file.name}"
     size, digest = storage.put_file(local, path, cancelled=cancelled)
-    expected = known.digest if known else file.digest
+    expected = base_file.digest if base_file else file.digest
     if expected is not None and digest != expected:  # else rot on the local disk would get a digest that proves it
         raise DamageError("A local state file is not what it was when it was new.", where=str(local))
     return StateFile(

@@ -50,7 +50,7 @@ def upload(
 
     damaged: list[Ack] = []
 
-    def one(item: tuple[Ack, LocalFile | StagedFile], cancelled: Event) -> StateFile:
+    def upload_file(item: tuple[Ack, LocalFile | StagedFile], cancelled: Event) -> StateFile:
         ack, file = item
         if isinstance(file, LocalFile):
             try:
@@ -63,7 +63,7 @@ def upload(
         return StateFile(ack.operator, ack.subtask, *fields)
 
     try:
-        moved = together(one, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
+        moved = together(upload_file, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
     except DamageError as error:  # only now: the other transfers have stopped, which read the same directories
         raise _healed(damaged, error) from error
     by_subtask: dict[int, list[StateFile]] = {}

@@ -62,14 +62,15 @@ def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
     """
     causes = list(_causes(error))
     named = [cause.filename for cause in causes if isinstance(cause, OSError) and is_full(cause)]
-    of_files = [found for path in named if isinstance(path, str | Path) and (found := disk(path)) is not None]
-    others = [found for path in places.values() if (found := disk(path)) is not None]
-    candidates = [found for found in (*of_files, *others) if found.is_full]
+    of_files = [candidate for path in named if isinstance(path, str | Path) and (candidate := disk(path)) is not None]
+    others = [candidate for path in places.values() if (candidate := disk(path)) is not None]
+    candidates = [candidate for candidate in (*of_files, *others) if candidate.is_full]
     if not candidates and any(map(is_full, causes)):  # somebody has made room since, or it is a quota
-        candidates = of_files or sorted(others, key=lambda found: found.free)[:1]
+        candidates = of_files or sorted(others, key=lambda candidate: candidate.free)[:1]
     settings = {str(path): name for name, path in places.items()}
     descriptions = [
-        f"{found} ({settings[found.path]})" if found.path in settings else str(found) for found in candidates
+        f"{candidate} ({settings[candidate.path]})" if candidate.path in settings else str(candidate)
+        for candidate in candidates
     ]
     return "; ".join(dict.fromkeys(descriptions)) or None
 

@@ -91,11 +91,16 @@ def of_job(stage: Stage, error: Exception, master: str = "", rows: Landed | Chan
     from pyspark.errors import AnalysisException
 
     where, text, why = f"stage {stage.uid}", _with_causes(error), reason(error)
-    said = of_connect(error, f"{where}, spark.master = {master}") or error_told(str(error))
-    said = said or spark_plan.data_error(stage, error) or _of_worker(stage, text) or _of_storage(stage, text, why, rows)
-    if said is None and isinstance(error, AnalysisException):
+    explained = of_connect(error, f"{where}, spark.master = {master}") or error_told(str(error))
+    explained = (
+        explained
+        or spark_plan.data_error(stage, error)
+        or _of_worker(stage, text)
+        or _of_storage(stage, text, why, rows)
+    )
+    if explained is None and isinstance(error, AnalysisException):
         return spark_plan.unresolved(stage, error)
-    return said or TransientError(
+    return explained or TransientError(
         f"The Spark job of {stage.uid} failed: {why}",
         where=where,
         next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
@@ -166,8 +171,8 @@ def _without_path(text: str, path: str) -> str:
 def _same_place(uri: str, other: str) -> bool:
     """Whether two URIs, none of them escaped, name one file. Hadoop writes them in its own way: s3a for s3, and no
     double slashes."""
-    one, another = (normpath(_SCHEME.sub("", place)) for place in (uri, other))
-    return one == another
+    first, another = (normpath(_SCHEME.sub("", place)) for place in (uri, other))
+    return first == another
 
 
 def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirError | None:
@@ -228,14 +233,14 @@ def _with_causes(error: Exception) -> str:
 def reason(error: BaseException) -> str:
     """The first line that says what is wrong."""
     lines = [line.strip().removeprefix(": ") for line in redacted(str(error)).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return said[0][:500] if said else type(error).__name__
+    messages = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return messages[0][:500] if messages else type(error).__name__
 
 
 def _told(text: str, marks: re.Pattern[str]) -> str:
     """The marks that are in a text: status, code and kind. The rest may be what the store has answered, which is not
     repeated."""
-    return ", ".join(list(dict.fromkeys(found[0] for found in marks.finditer(text)))[:4])
+    return ", ".join(list(dict.fromkeys(match[0] for match in marks.finditer(text)))[:4])
 
 
 def _line_with(text: str, mark: str) -> str:

@@ -190,14 +190,14 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
     text = str(error)
     if isinstance(error, PythonException):
         return _from_udf(stage, text)
-    found = _CONDITION.search(text, 0, text.rfind("SQLSTATE: ") + len("SQLSTATE: 22012"))
-    if found is None or not found[3].startswith(_DATA_STATES):
+    match = _CONDITION.search(text, 0, text.rfind("SQLSTATE: ") + len("SQLSTATE: 22012"))
+    if match is None or not match[3].startswith(_DATA_STATES):
         return None
-    said = " ".join(_ADVICE.sub("", found[2]).split())
+    message = " ".join(_ADVICE.sub("", match[2]).split())
     parts = [f"where={stage.where!r}"] if stage.where else []
     parts += ["transform="] if stage.transform else []
     return InputError(
-        f"Spark cannot evaluate the stateless part of {stage.uid} for a row: [{found[1]}] {said}",
+        f"Spark cannot evaluate the stateless part of {stage.uid} for a row: [{match[1]}] {message}",
         where=", ".join([f"stage {stage.uid}", *parts]),
         next=(
             "Repair the input, or let the expression tolerate such values (try_cast, try_divide, ...); nothing of this"
@@ -224,14 +224,14 @@ def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
     special = _SPECIAL_LITERAL.search(stage.where or "")  # Spark puts in the moment's value while it parses
     java = getattr(rows, "_jdf", None)
     if special:
-        found: str | None = f"{special[1].lower()} '{special[2].lower()}'"
+        chance: str | None = f"{special[1].lower()} '{special[2].lower()}'"
     elif java is not None:
-        found = next(_chance(java.queryExecution().analyzed()), None)
+        chance = next(_chance(java.queryExecution().analyzed()), None)
     else:
-        found = chance_in_text(rows._explain_string(extended=True))  # type: ignore[operator]
-    if found:
+        chance = chance_in_text(rows._explain_string(extended=True))  # type: ignore[operator]
+    if chance:
         raise PipelineError(
-            f"{found} gives another result when a task runs again, so rows could be lost or doubled.",
+            f"{chance} gives another result when a task runs again, so rows could be lost or doubled.",
             where=f"stage {stage.uid}, where={stage.where!r}" if stage.where else f"stage {stage.uid}, transform=",
             next="Use columns of the input instead; the epoch's processing time is epoch.now in the stage's function.",
         )
@@ -277,5 +277,5 @@ def chance_in_text(plan: str) -> str | None:
     Texts stand in it without quotes, so one that reads like a call, 'rand()', is taken for it.
     """
     analysed = plan.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
-    found = _IN_PLAN.search(analysed or plan)
-    return f"{found[1].lower()}()" if found else None
+    match = _IN_PLAN.search(analysed or plan)
+    return f"{match[1].lower()}()" if match else None

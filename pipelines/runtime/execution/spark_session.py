@@ -122,12 +122,12 @@ def _with_patience(spark: SparkSession) -> None:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class Patience(DefaultPolicy):
-        said = -_SAID_SECONDS
+        last_said = -_SAID_SECONDS
 
         def can_retry(self, e: BaseException) -> bool:
             retried = super().can_retry(e)
-            if retried and time.monotonic() - self.said >= _SAID_SECONDS:
-                self.said = time.monotonic()
+            if retried and time.monotonic() - self.last_said >= _SAID_SECONDS:
+                self.last_said = time.monotonic()
                 log.warning("the Spark Connect server does not answer, trying again", error=plainly(e)[:200])
             return retried
 

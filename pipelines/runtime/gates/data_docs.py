@@ -235,8 +235,8 @@ def _with_assets(site: Path) -> None:
     for page in [*site.rglob("*.html"), *site.rglob("static/styles/*.css")]:
         up = "../" * (len(page.relative_to(site).parts) - 1)
 
-        def local(found: re.Match[str], up: str = up) -> str:
-            before, url = found["before"], found["url"].partition("?")[0].partition("#")[0]
+        def local(link: re.Match[str], up: str = up) -> str:
+            before, url = link["before"], link["url"].partition("?")[0].partition("#")[0]
             path = _LOGO if url.endswith(".png") else there.get(_plain(url))
             if path is not None:
                 return f"{before}{up}{path}"

@@ -77,12 +77,12 @@ def answered(
         try:
             for schema in _SCHEMAS:
                 connection.execute(f"CREATE SCHEMA {schema}")
-            for made in dict.fromkeys(_found(catalog, *name) for name in named):
-                if made is not None:
-                    catalog[made](connection)
+            for table in dict.fromkeys(_found(catalog, *name) for name in named):
+                if table is not None:
+                    catalog[table](connection)
             seal(connection, _SCHEMAS)
-            with asked(connection, query) as found:
-                yield found
+            with asked(connection, query) as answer:
+                yield answer
         except duckdb.Error as error:
             raise _explained(error, connection, catalog) from error
 
@@ -202,8 +202,8 @@ def _load_state_files(registry: Registry, connection: Connection) -> None:
                 files = registry.files(row)
             except PrunedError:
                 continue
-            said = {"checkpoint_id": row.id, "commit_id": row.commit_id}
-            yield pa.Table.from_pylist([dataclasses.asdict(file) | said for file in files], schema=STATE_FILES)
+            ids = {"checkpoint_id": row.id, "commit_id": row.commit_id}
+            yield pa.Table.from_pylist([dataclasses.asdict(file) | ids for file in files], schema=STATE_FILES)
 
     load(connection, f"{REGISTRY}.state_files", listings(), STATE_FILES)
 
@@ -242,20 +242,20 @@ def _explained(error: Exception, connection: Connection, catalog: Catalog) -> We
         return TransientError(
             plainly(error), where=_PURPOSE, next=f"Look at the storage and the disk: {page_about(error)}."
         )
-    said = str(error).splitlines()[0].partition(" Error: ")[2] or str(error)
+    message = str(error).splitlines()[0].partition(" Error: ")[2] or str(error)
     if isinstance(error, duckdb.CatalogException):
-        return ConfigurationError(said, where=_PURPOSE, next=_there_is(catalog))
+        return ConfigurationError(message, where=_PURPOSE, next=_there_is(catalog))
     if isinstance(error, duckdb.BinderException):
-        return ConfigurationError(said, where=_PURPOSE, next=_columns(connection) or _there_is(catalog))
+        return ConfigurationError(message, where=_PURPOSE, next=_columns(connection) or _there_is(catalog))
     if isinstance(error, duckdb.OutOfMemoryException | duckdb.IOException):
-        return WeirError(said, where=_PURPOSE, next="Select fewer rows or columns, or give TMPDIR a larger disk.")
-    return ConfigurationError(said, where=_PURPOSE, next="Correct the query; it changed nothing.")
+        return WeirError(message, where=_PURPOSE, next="Select fewer rows or columns, or give TMPDIR a larger disk.")
+    return ConfigurationError(message, where=_PURPOSE, next="Correct the query; it changed nothing.")
 
 
 def _there_is(catalog: Catalog) -> str:
-    made = {uid + ending for _, uid in catalog for ending in ("_history", "_changes")}
-    named = {schema: [name for one, name in catalog if one == schema] for schema in _SCHEMAS}
-    stages = [name for name in named[STATE] if name not in made]
+    derived = {uid + ending for _, uid in catalog for ending in ("_history", "_changes")}
+    named = {schema: [name for of, name in catalog if of == schema] for schema in _SCHEMAS}
+    stages = [name for name in named[STATE] if name not in derived]
     return (
         f"State: {', '.join(stages) or 'none'}, each also as NAME_history and NAME_changes. "
         f"Tables: {', '.join(named[TABLES]) or 'none'}. Registry: {', '.join(named[REGISTRY])}."

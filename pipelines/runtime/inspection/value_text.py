@@ -20,8 +20,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {_finite(name): _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {_finite(name): _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def jsonable(value: Any) -> Any:

@@ -93,7 +93,7 @@ def branch_name(start: datetime, end: datetime) -> str:
     return f"{_PREFIX}{start.astimezone(UTC):{_HOUR}}-{end.astimezone(UTC):{_HOUR}}"
 
 
-def said(report: EpochReport) -> str:
+def epoch_line(report: EpochReport) -> str:
     """An epoch of the replay, as a line for people."""
     return f"epoch {report.checkpoint.id} on the branch: {report.checkpoint.rows_read:,} rows"
 
@@ -162,7 +162,7 @@ def backfill(
     replaces: Literal["since", "range"] = "since",
     promote: bool = False,
     executor: Executor | None = None,
-    told: Callable[[EpochReport], None] | None = None,
+    on_epoch: Callable[[EpochReport], None] | None = None,
 ) -> Backfilled:
     """Replay event times from `start` up to and without `end`, and promote that if asked to and if something differs.
 
@@ -174,10 +174,10 @@ def backfill(
         raise ConfigurationError(f"{replaces!r} is nothing that a backfill replaces.", next="Say since or range.")
     _check_bounds(start, end)
     name = branch_name(start, end)
-    known = {one.branch.name: one for one in forks.forks(pipeline, settings)}
-    _check_overlap(pipeline, known, name, start, end)
+    branches = {branch.branch.name: branch for branch in forks.forks(pipeline, settings)}
+    _check_overlap(pipeline, branches, name, start, end)
     code = fingerprint(pipeline)
-    resumed = name in known and known[name].head is not None
+    resumed = name in branches and branches[name].head is not None
     if resumed and (why := _outdated(pipeline, settings, name, replaces, code)) is not None:
         log.info("a backfill begins anew", branch=name, reason=why)
         forks.drop(pipeline, settings, name)
@@ -185,7 +185,7 @@ def backfill(
     if not resumed:
         # A fork that was cut off is finished from where it was begun.
         at, unsure = None, None
-        if name not in known or known[name].head is not None:
+        if name not in branches or branches[name].head is not None:
             base, unsure = base_of(pipeline, settings, start)
             at = int(base.id)
         if unsure is not None:
@@ -202,8 +202,8 @@ def backfill(
     options = RunOptions(until_caught_up=True, reason=f"backfill of {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
     for report in runtime.run(here, settings, options, executor):
         epochs += 1
-        if told is not None:
-            told(report)
+        if on_epoch is not None:
+            on_epoch(report)
     difference = branch_diff.diff(pipeline, settings, name)
     _note(source, {**note, "state": WAITING})
     promoted = None
@@ -274,10 +274,12 @@ def _check_bounds(start: datetime, end: datetime) -> None:
         )
 
 
-def _check_overlap(pipeline: Pipeline, known: dict[str, forks.Fork], own: str, start: datetime, end: datetime) -> None:
-    for name in known:
+def _check_overlap(
+    pipeline: Pipeline, branches: dict[str, forks.Fork], name_of_this: str, start: datetime, end: datetime
+) -> None:
+    for name in branches:
         other = range_of(name)
-        if name != own and other is not None and other[0] < end and start < other[1]:
+        if name != name_of_this and other is not None and other[0] < end and start < other[1]:
             raise WeirError(
                 f"Another backfill of {pipeline.title} overlaps this range: {name}.",
                 next=f"Promote it, `weir promote {pipeline.title} {name}`, or drop it, `weir fork {pipeline.title} "

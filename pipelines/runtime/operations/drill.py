@@ -284,8 +284,8 @@ def _replayed(
     cut = EpochPlan(Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at)
     before = CheckpointId(head.id - 1)
     with claimed(pipeline, there, executor) as owner:
-        made = seed(owner, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
-        check_fits(pipeline, made)
+        seeded = seed(owner, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
+        check_fits(pipeline, seeded)
         coordinator = coordinator_of(owner.context, RunOptions(), before)
         threads = Threads()
         scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
@@ -397,11 +397,11 @@ def _same(row: Mapping[str, Any]) -> bool:
     return row["change"] == CHANGED and _close(row["old"], row["new"])
 
 
-def _close(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=_RELATIVE)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_close, one, other))
-    return bool(one == other)
+def _close(before: Any, other: Any) -> bool:
+    if isinstance(before, float) and isinstance(other, float):
+        return (math.isnan(before) and math.isnan(other)) or math.isclose(before, other, rel_tol=_RELATIVE)
+    if isinstance(before, dict) and isinstance(other, dict):
+        return before.keys() == other.keys() and all(_close(before[name], other[name]) for name in before)
+    if isinstance(before, list) and isinstance(other, list):
+        return len(before) == len(other) and all(map(_close, before, other))
+    return bool(before == other)

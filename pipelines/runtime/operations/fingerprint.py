@@ -209,11 +209,11 @@ class _Walk:
 
 def _names(code: types.CodeType) -> set[str]:
     """The names that code may look for among the globals, the functions in it too."""
-    found = set(code.co_names)
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
+            names |= _names(constant)
+    return names
 
 
 def _of_project(module: str | None, file: str | None) -> bool:

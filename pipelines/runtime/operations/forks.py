@@ -138,8 +138,8 @@ def _forked(
                 "failed over it.",
                 next="Look again: `weir checkpoints` lists what is retained. A savepoint stays: weir savepoint.",
             )
-    found = _described(pipeline, settings, pin)
-    if found.head is not None or (at is not None and pin.commit_id != base.commit_id):
+    fork = _described(pipeline, settings, pin)
+    if fork.head is not None or (at is not None and pin.commit_id != base.commit_id):
         raise WeirError(
             f"{pipeline.title} has a branch {name!r} already, forked from checkpoint {pin.checkpoint_id}.",
             next=f"Choose another name, or drop it: weir fork {pipeline.title} --drop {name}",
@@ -196,13 +196,13 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
     pin = registry.pinned(BRANCH, name)
     if pin is None:
         raise _unknown(pipeline, registry, name)
-    found, here = _described(pipeline, settings, pin), replace(pipeline, branch=_branch(pin))
-    own, _ = open_storage(here, settings)
-    if found.head is not None:
+    fork, here = _described(pipeline, settings, pin), replace(pipeline, branch=_branch(pin))
+    branch_storage, _ = open_storage(here, settings)
+    if fork.head is not None:
         with claimed(here, settings):  # BusyError where it is seen to run
             pass  # who runs it and is not seen to live commits nothing any more
-    storage.delete_tree(f"{BRANCHES}/{found.branch.id}")
-    shutil.rmtree(local_directory(settings, here, own), ignore_errors=True)
+    storage.delete_tree(f"{BRANCHES}/{fork.branch.id}")
+    shutil.rmtree(local_directory(settings, here, branch_storage), ignore_errors=True)
     maintenance.asked(
         pipeline,
         settings,
@@ -215,7 +215,7 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
             f"The coordinator of {pipeline.title} did not let the branch {name!r} go.",
             next="It failed over that: its log, and `weir status`, say why. Then ask again.",
         )
-    return found
+    return fork
 
 
 def range_of(branch: Storage, head: Checkpoint) -> Range | None:
@@ -228,8 +228,8 @@ def range_of(branch: Storage, head: Checkpoint) -> Range | None:
             counts only if its backfill has confirmed it.
     """
     if RANGE_START in head.totals:
-        found = Range(head.totals[RANGE_START], head.totals[RANGE_END])
-        return found if found.start < found.end else None
+        span = Range(head.totals[RANGE_START], head.totals[RANGE_END])
+        return span if span.start < span.end else None
     raw, note = branch.read_bytes(_ONLY), branch.read_bytes(NOTE)
     confirmed = note is not None and json.loads(note).get("replaces") == RANGE
     return Range(**json.loads(raw)) if raw and confirmed else None

@@ -25,17 +25,22 @@ HOUR = 3_600_000_000  # microseconds
 DAY = 24 * HOUR
 
 
-def needed(registry: Registry, holds: Mapping[str, HoldRecord], *, own: bool = False) -> dict[CheckpointId, list[str]]:
-    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the
-    registry's reads."""
+def needed(
+    registry: Registry, holds: Mapping[str, HoldRecord], *, as_owner: bool = False
+) -> dict[CheckpointId, list[str]]:
+    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them.
+
+    Args:
+        as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.
+    """
     reasons: dict[CheckpointId, list[str]] = {}
-    for row in unpublished(registry, own=own):
+    for row in unpublished(registry, as_owner=as_owner):
         reasons.setdefault(row.id, []).append("a sink lacks its rows")
     for path, hold in holds.items():
         if hold.commit_id:
             reasons.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
             continue
-        for row in registry.checkpoints(own=own):  # any of them may be what it holds
+        for row in registry.checkpoints(as_owner=as_owner):  # any of them may be what it holds
             reasons.setdefault(row.id, []).append(f"{hold.purpose} ({path})")
     return reasons
 
@@ -71,15 +76,15 @@ def prune(
     keep = context.settings.checkpoints.num_retained if keep is None else keep
     # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after
     # `prove`.
-    completed = context.registry.checkpoints(own=True)
+    completed = context.registry.checkpoints(as_owner=True)
     listings = {row.id: context.registry.files(row) for row in completed}
     live, dead = context.watcher.sorted_out(context.storage)
-    why = needed(context.registry, live, own=True)
+    why = needed(context.registry, live, as_owner=True)
     for id, reason in kept_for_backfills(context.pipeline, context.settings, completed).items() if keep else ():
         why.setdefault(id, []).append(reason)
     for id, reasons in (also or {}).items():
         why.setdefault(id, []).extend(reasons)
-    decided = retention.plan(completed, listings, keep, context.registry.pins(own=True), why)
+    decided = retention.plan(completed, listings, keep, context.registry.pins(as_owner=True), why)
     retention.apply(context.registry, context.storage, context.generation, decided, context.watcher)
     context.storage.delete_files(dead)
     return decided.drop

@@ -90,14 +90,15 @@ def _chain(registry: Registry, sink: str) -> frozenset[int]:
     return frozenset(id for link in ids for id in (link["id"], link["before"]) if id is not None)
 
 
-def unpublished(registry: Registry, *, own: bool = False) -> list[Checkpoint]:
+def unpublished(registry: Registry, *, as_owner: bool = False) -> list[Checkpoint]:
     """Retained checkpoints whose rows some sink lacks, as far as the registry knows: publishing may have been cut off.
 
-    own: as the registry's reads.
+    Args:
+        as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.
     """
-    published = {(row.checkpoint_id, row.sink) for row in registry.publications(own=own)}
+    published = {(row.checkpoint_id, row.sink) for row in registry.publications(as_owner=as_owner)}
     return [
         row
-        for row in registry.checkpoints(own=own)
+        for row in registry.checkpoints(as_owner=as_owner)
         if any((row.id, sink) not in published for sink, ids in row.sinks.items() if ids["id"] == row.id)
     ]

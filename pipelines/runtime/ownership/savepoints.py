@@ -50,7 +50,7 @@ def unname(context: RunContext, kind: str, name: str) -> None:
 
 def pin_branch(context: RunContext, request: Request) -> None:
     """Keep a checkpoint for a branch, unless it is gone or the name was taken meanwhile: then who asked finds none."""
-    base = next((row for row in context.registry.checkpoints(own=True) if row.id == request.checkpoint), None)
+    base = next((row for row in context.registry.checkpoints(as_owner=True) if row.id == request.checkpoint), None)
     if base is None:
         log.warning("no branch was forked: the checkpoint is gone", checkpoint=request.checkpoint)
         return

@@ -61,9 +61,9 @@ def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:
     epoch, reason = owner.begin(saved), f"from {origin}, its checkpoint {saved.id}"
     # Before the commit, and trusted only if the registry says that it came to one: this may be cut off in between.
     context.storage.put_bytes(ORIGIN, json.dumps({"origin": origin, "checkpoint": int(epoch)}).encode())
-    made = seed(owner, settings, source, registry, saved, epoch, reason)
-    log.info("started", pipeline=context.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
-    return made
+    checkpoint = seed(owner, settings, source, registry, saved, epoch, reason)
+    log.info("started", pipeline=context.pipeline.title, origin=origin, checkpoint=saved.id, bytes=checkpoint.bytes_new)
+    return checkpoint
 
 
 def seed(

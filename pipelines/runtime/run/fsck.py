@@ -17,7 +17,7 @@ from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease
 from state_ops.fsck.check import Reading, check
-from state_ops.fsck.findings import Finding, Kind, Report, found
+from state_ops.fsck.findings import Finding, Kind, Report
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.sinks import Marker
 from state_ops.storage.storage import Storage
@@ -61,7 +61,7 @@ def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry)
         for name, reader in readers(pipeline, settings).items():
             for file in reader.look((head.offsets if head else {}).get(name)).again:
                 what = f"the source {name} has read {reader.uri(file)}, which was delivered again afterwards"
-                yield found(Kind.DELIVERED_AGAIN, what)
+                yield Finding.of(Kind.DELIVERED_AGAIN, what)
 
 
 def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:

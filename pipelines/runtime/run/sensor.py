@@ -103,7 +103,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, text: str | None) -> Memory:
-        return cls(**lease.known(cls, json.loads(text))) if text else cls()
+        return cls(**lease.known_fields(cls, json.loads(text))) if text else cls()
 
 
 @dataclass(frozen=True, slots=True)

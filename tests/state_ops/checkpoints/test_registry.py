@@ -292,7 +292,9 @@ def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypa
 
     def prune(id):
         registry.drop_rows(Generation(1), [CheckpointId(id)])
-        registry.drop_listings(Generation(1), [one for one in registry.strays(own=True) if one.checkpoint_id == id])
+        registry.drop_listings(
+            Generation(1), [one for one in registry.strays(as_owner=True) if one.checkpoint_id == id]
+        )
 
     def noted(version, *others):
         at_once.append(version.path)
@@ -312,7 +314,7 @@ def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypa
     found = Registry(storage, APP)
     assert [row.id for row in found.checkpoints()] == list(range(10, 21))
     assert all(len(found.files(row)) == 1 for row in found.checkpoints())
-    assert [row.id for row in registry.checkpoints(own=True)] == list(range(10, 21))
+    assert [row.id for row in registry.checkpoints(as_owner=True)] == list(range(10, 21))
 
 
 @pytest.mark.parametrize("parent", [None, 1, 3])

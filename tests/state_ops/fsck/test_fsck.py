@@ -18,7 +18,7 @@ from state_ops.delta import fenced_table
 from state_ops.delta.fenced_table import DataFile
 from state_ops.errors import FencedError
 from state_ops.fsck.check import check
-from state_ops.fsck.findings import MEANINGS, Kind, Report, Severity, found
+from state_ops.fsck.findings import MEANINGS, Finding, Kind, Report, Severity
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.survey import chain_problems
 from state_ops.ids import Generation
@@ -218,7 +218,7 @@ def test_case_9_what_the_living_generation_stages_is_never_an_orphan(storage, re
 
 
 def test_only_what_was_shown_is_repaired():
-    one, other = (found(Kind.ORPHAN_OBJECT, "", path) for path in ("state/1", "state/2"))
+    one, other = (Finding.of(Kind.ORPHAN_OBJECT, "", path) for path in ("state/1", "state/2"))
     shown, fresh = RepairPlan(delete=(one,)), RepairPlan(delete=(one, other))
     assert agreed(fresh, shown).delete == (one,)
     assert agreed(RepairPlan(delete=(other,)), shown).empty
