@@ -39,7 +39,7 @@ def test_a_run_leaves_how_it_was_made(tmp_path, monkeypatch, asked, command, oft
     assert (facts["settings"]["memory_mb"], facts["settings"]["compression"]) == (128, "lz4")
     assert "GiB of memory" in facts["machine"]
     assert len(facts["repetitions"]) == (2 if "--reps" in asked else 1)
-    both = [one["figures"]["two layers"]["event_us_mean"] for one in facts["repetitions"]]
+    both = [repetition["figures"]["two layers"]["event_us_mean"] for repetition in facts["repetitions"]]
     assert facts["figures"]["two layers"]["event_us_mean"] == pytest.approx(sum(both) / len(both))
     page = (tmp_path / "tiny.md").read_text()
     assert f"{facts['machine']}. Made by `{command}` in " in page
@@ -50,15 +50,15 @@ def test_a_run_leaves_how_it_was_made(tmp_path, monkeypatch, asked, command, oft
 
 
 def test_figures_are_medians_over_repetitions():
-    made = [
+    repetitions = [
         {"figures": {"none": {"ms": ms, "entries": 4}}, "vectorised": [{"bytes": 16, "direct_us": ms / 2}]}
         for ms in (10.0, 20.0, 90.0)
     ]
-    assert cache.summary(made) == {
+    assert cache.summary(repetitions) == {
         "figures": {"none": {"ms": 20.0, "entries": 4}},
         "vectorised": [{"bytes": 16, "direct_us": 10.0}],
     }
-    assert cache.summary(made[:1])["figures"] == made[0]["figures"]
+    assert cache.summary(repetitions[:1])["figures"] == repetitions[0]["figures"]
 
 
 def test_the_command_is_what_was_asked(monkeypatch):

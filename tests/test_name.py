@@ -68,11 +68,11 @@ def test_what_would_be_found(text, tells):
 
 
 def test_no_text_tells_anybody_to_install_a_strangers_package():
-    found = [
+    places = [
         f"{path.relative_to(PROJECT)}: {line.strip()}"
         for path in texts()
         if path != Path(__file__)
         for line in path.read_text(errors="replace").splitlines()
         if _TELLS.search(line)
     ]
-    assert found == []
+    assert places == []

@@ -235,7 +235,7 @@ def test_own_backends_are_those_that_the_engine_names():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("spark: {parallelism: 2", "not valid YAML"),
         ("spark:\n\tparallelism: 2\n", "not valid YAML"),
@@ -244,9 +244,9 @@ def test_own_backends_are_those_that_the_engine_names():
         ("spark: 3", "spark: "),
     ],
 )
-def test_what_is_no_configuration_names_the_file(config, text, told):
+def test_what_is_no_configuration_names_the_file(config, text, message):
     error = _refused(config, text)
-    assert told in error.what and error.where.endswith("test.yaml")
+    assert message in error.what and error.where.endswith("test.yaml")
 
 
 def test_yaml_errors_name_line_and_column(config):

@@ -56,9 +56,9 @@ def test_rows_without_a_measurement_are_named_beside_those_that_failed(tmp_path)
     page = written(tmp_path, ours, peer, measured("uniform-20m", "flink-sql", error="out of memory"))
     assert "| (a) Spark's own aggregation | 2.5 x, reaching for 5 | 4.0 to 4.0 x | 1 rows | yes |" in page
     assert "| PyFlink SQL, no output | - | | | | | out of memory |" in page
-    told = re.findall(r"^Not measured: (.*)\.$", page, flags=re.MULTILINE)
-    assert len(told) == 1
-    assert told[0].split("; ") == [
+    unmeasured = re.findall(r"^Not measured: (.*)\.$", page, flags=re.MULTILINE)
+    assert len(unmeasured) == 1
+    assert unmeasured[0].split("; ") == [
         "Weir, `@stage` with `state.fold`",
         "Weir, `aggregate`, rows through Spark's shuffle",
         "Spark aggregation, changelog off, Parquet",

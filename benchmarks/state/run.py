@@ -59,7 +59,7 @@ def main(
     for matched in scenarios:
         for measured in _run(scratch, log, matched, chosen, repetitions, _QUICK_EPOCHS if quick else None):
             print(
-                f"{measured.workload} {measured.row} {measured.repetition + 1}/{repetitions}: {_said(measured)}",
+                f"{measured.workload} {measured.row} {measured.repetition + 1}/{repetitions}: {_line(measured)}",
                 flush=True,
             )
         shutil.rmtree(scratch / "bootstraps" / matched.workload.name, ignore_errors=True)
@@ -96,7 +96,7 @@ def _run(
             yield measured
 
 
-def _said(measurement: Measurement) -> str:
+def _line(measurement: Measurement) -> str:
     if measurement.error:
         return measurement.error
     right = (

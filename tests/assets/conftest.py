@@ -50,8 +50,8 @@ def project(landing) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ class Site:
         asked = "{ runsOrError { ... on Runs { results { runId jobName status tags { key value } } } } }"
         return self.ask(asked)["runsOrError"]["results"]
 
-    def said(self, words: str) -> bool:
+    def says(self, words: str) -> bool:
         """Whether one of the last ticks of the checkpoint sensor says so."""
         asked = """query ($name: String!) { sensorOrError(sensorSelector: {repositoryName: "__repository__",
             repositoryLocationName: "weir", sensorName: $name}) { ... on Sensor { sensorState { ticks(limit: 5) { skipReason } } } } }"""
@@ -156,19 +156,19 @@ def site(tmp_path, options) -> Iterator[Site]:
         "WEIR_DAGSTER__OBSERVE_SECONDS": "0",
         **options,
     }
-    made = Site(tmp_path, port, environment)
-    made.landing.mkdir()
+    site = Site(tmp_path, port, environment)
+    site.landing.mkdir()
     (tmp_path / "home").mkdir()
     shutil.copyfile(PROJECT / "infra" / "dagster.yaml", tmp_path / "home" / "dagster.yaml")
     with DagsterInstance.from_config(str(tmp_path / "home")):
         pass  # makes Dagster's databases: daemon and web server at once may leave two versions in one, which nothing opens again
     workspace = str(PROJECT / "workspace.yaml")
-    made.start("dagster-daemon", "run", "-w", workspace)
-    made.start("dagster-webserver", "-w", workspace, "-h", "127.0.0.1", "-p", str(port))
+    site.start("dagster-daemon", "run", "-w", workspace)
+    site.start("dagster-webserver", "-w", workspace, "-h", "127.0.0.1", "-p", str(port))
     try:
-        yield made
+        yield site
     finally:
-        for process in made.processes:
+        for process in site.processes:
             dagster_home.end(process)
 
 

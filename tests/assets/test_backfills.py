@@ -58,8 +58,8 @@ class Works:
     def check(self) -> tuple[bool, str]:
         key = dg.AssetCheckKey(OWN, backfills.SAME)
         (record,) = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
-        found = record.event.dagster_event.asset_check_evaluation_data
-        return found.passed, found.description
+        evaluation = record.event.dagster_event.asset_check_evaluation_data
+        return evaluation.passed, evaluation.description
 
 
 @pytest.fixture
@@ -76,16 +76,16 @@ def test_one_run_replays_all_days_and_waits_for_approval(works):
     result = works.backfill("2026-01-02", "2026-01-03")
     assert result.success
     assert works.replayed() == {"2026-01-02", "2026-01-03"}
-    passed, said = works.check()
+    passed, description = works.check()
     assert not passed
-    assert "waits for approval: weir promote sensors backfill-20260102T00-20260104T00" in said
+    assert "waits for approval: weir promote sensors backfill-20260102T00-20260104T00" in description
     (event, *_) = result.get_asset_materialization_events()
     shown = event.materialization.metadata
     assert shown["rows changed"].value == 2 * 72 + 2 * 3
     assert "| table readings |" in shown["report"].value
     assert set(works.plant.site.table("readings")["value"]) == {1, 2, 3, 4}
 
-    (branch,) = [one.branch.name for one in forks.forks(pipeline, works.plant.site.settings)]
+    (branch,) = [fork.branch.name for fork in forks.forks(pipeline, works.plant.site.settings)]
     assert works.promote(branch).success
     assert works.plant.head.kind != PROMOTION, "dry_run"
     assert works.promote(branch, dry_run=False).success
@@ -95,7 +95,7 @@ def test_one_run_replays_all_days_and_waits_for_approval(works):
 
 def test_the_promote_job_accepts_only_what_a_dry_run_has_shown(works):
     works.backfill("2026-01-02", "2026-01-03")
-    (branch,) = [one.branch.name for one in forks.forks(pipeline, works.plant.site.settings)]
+    (branch,) = [fork.branch.name for fork in forks.forks(pipeline, works.plant.site.settings)]
     works.plant.land(2, value=7)
     shown = works.promote(branch)
     (event,) = [event for event in shown.all_events if event.event_type_value == "STEP_OUTPUT"]

@@ -67,9 +67,9 @@ class Served:
 
     @property
     def lease(self) -> lease.Lease:
-        found = lease.read(self.storage)
-        assert found is not None, "nobody has run yet"
-        return found
+        holder = lease.read(self.storage)
+        assert holder is not None, "nobody has run yet"
+        return holder
 
     def start(self, *command: str) -> None:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
@@ -100,23 +100,23 @@ class Served:
 
     def family(self) -> list[psutil.Process]:
         """Every process of this home, also what has lost its parent."""
-        found = []
+        family = []
         for process in psutil.process_iter():
             try:
                 mine = process.environ().get("DAGSTER_HOME") == str(self.home)
                 if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    family.append(process)
             except psutil.Error:
                 continue
-        return found
+        return family
 
     def kill_code_servers(self) -> None:
         """SIGKILL to each that the daemon has: its newest, and an older one that lives for as long as a run of its
         own."""
-        for one in self.family():
+        for process in self.family():
             with suppress(psutil.Error):
-                if {"api", "grpc"} <= set(one.cmdline()) and one.ppid() != self.spared:
-                    one.kill()
+                if {"api", "grpc"} <= set(process.cmdline()) and process.ppid() != self.spared:
+                    process.kill()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -140,17 +140,17 @@ class Served:
         (self.bank.site.root / HOLD).unlink()
 
     def head(self) -> int:
-        found = self.bank.registry.head()
-        return found.id if found is not None else 0
+        head = self.bank.registry.head()
+        return head.id if head is not None else 0
 
     # -- what Dagster knows
 
     def runs(self) -> dict[str, list[str]]:
         """By job, how its runs stand, oldest first."""
-        found: dict[str, list[str]] = {}
+        statuses: dict[str, list[str]] = {}
         for run in reversed(self.instance.get_runs()):
-            found.setdefault(run.job_name.removeprefix("small_"), []).append(run.status.value)
-        return found
+            statuses.setdefault(run.job_name.removeprefix("small_"), []).append(run.status.value)
+        return statuses
 
     def requeued(self, job: str) -> bool:
         """Whether its run has gone back into the queue because no code server could start it."""
@@ -177,24 +177,26 @@ def served(tmp_path, request) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = {"python_module": {"module_name": _MODULE, "location_name": "weir"}}
+    own_module = {"python_module": {"module_name": _MODULE, "location_name": "weir"}}
     others = {"grpc_server": {"host": "127.0.0.1", "port": port, "location_name": "weir"}}
-    (bank.site.root / "workspace.yaml").write_text(yaml.safe_dump({"load_from": [others if request.param else own]}))
+    (bank.site.root / "workspace.yaml").write_text(
+        yaml.safe_dump({"load_from": [others if request.param else own_module]})
+    )
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.get_runs()  # makes the databases: two processes that do so at once trip over each other
         instance.all_instigator_state()
-        made = Served(bank, instance, port if request.param else None)
+        served = Served(bank, instance, port if request.param else None)
         try:
             if request.param:
-                made.serve()
-            made.daemon()
-            yield made
+                served.serve()
+            served.daemon()
+            yield served
         finally:
-            while family := made.family():  # nobody else ends a run whose code server was killed
-                for one in family:
+            while family := served.family():  # nobody else ends a run whose code server was killed
+                for member in family:
                     with suppress(psutil.Error):
-                        one.kill()
-                for process in made.started:
+                        member.kill()
+                for process in served.started:
                     process.wait(20)
 
 

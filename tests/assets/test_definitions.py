@@ -57,8 +57,8 @@ def test_loading_imports_no_spark_and_no_expectations_and_leaves_storage_alone(t
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=clean | overrides, cwd=PROJECT, capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {
+    imported = json.loads(done.stdout.splitlines()[-1])
+    assert imported == {
         "heavy": [],
         "keys": [
             "flights/aircraft_rotation",

@@ -60,8 +60,8 @@ def test_a_restore_proves_reports_and_resumes(house):
         "last_run": True,
         "on_time": True,
     }
-    made = {event.asset_key.to_user_string() for event in result.get_asset_materialization_events()}
-    assert made == {"small/accounts", "small/tables/booked", "small/checkpoint"}
+    assets = {event.asset_key.to_user_string() for event in result.get_asset_materialization_events()}
+    assert assets == {"small/accounts", "small/tables/booked", "small/checkpoint"}
     house.bank.assert_exact(1, 2, 3, 4)
 
 
@@ -72,10 +72,10 @@ def test_a_restore_of_what_is_damaged_changes_nothing_and_says_what_next(house):
     result = house.execute("small_restore_job")
     assert not result.success
     assert house.bank.registry.generation() == generation, "no run began"
-    told = failed_with(result)
-    assert told["kind"] == "DamageError"
-    assert path in told["where"] + told["what"]
-    assert "weir" in told["next"]
+    metadata = failed_with(result)
+    assert metadata["kind"] == "DamageError"
+    assert path in metadata["where"] + metadata["what"]
+    assert "weir" in metadata["next"]
     checked = house.checked()
     assert (checked["restorable"], checked["storage_is_whole"], checked["last_run"]) == (False, False, False)
     assert house.bank.ids() == before
@@ -191,9 +191,9 @@ def test_a_stop_ends_the_coordinator_and_sensors_wait_for_a_person(house):
     with living(house):
         assert house.execute("small_stop_job", {"savepoint": "at-the-end"}).success
     house.bank.land(4)
-    runs, said, _ = house.tick("checkpoint_sensor")
+    runs, message, _ = house.tick("checkpoint_sensor")
     assert runs == []
-    assert "stopped by a person" in said
+    assert "stopped by a person" in message
     assert house.execute("small_job").success
     house.bank.land(5)
     (request,), _, _ = house.tick("checkpoint_sensor")
@@ -328,7 +328,7 @@ def test_the_check_reads_storage_though_copies_are_here(house):
     picked = house.defs.resolve_job_def("__ASSET_JOB").get_subset(asset_selection=set(), asset_check_selection=chosen)
     assert picked.execute_in_process(instance=house.instance).success
     assert house.checked() == {"restorable": False}
-    assert "altered" in house.said("restorable")
+    assert "altered" in house.description("restorable")
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -337,9 +337,9 @@ def test_input_that_waits_for_too_long_is_overdue(house, waits):
     house.bank.site = replace(site, options={**site.options, "WEIR_DAGSTER__OVERDUE_SECONDS": "0.000001"})
     if waits:
         house.bank.land(4)
-    _, said, cursor = house.tick("lease_watchdog")
+    _, message, cursor = house.tick("lease_watchdog")
     assert house.checked() == ({"on_time": False} if waits else {})
-    assert ("1 files are waiting" if waits else "nothing is waiting") in said
+    assert ("1 files are waiting" if waits else "nothing is waiting") in message
     verdicts = house.history("on_time")
     house.tick("lease_watchdog", cursor)
     assert house.history("on_time") == verdicts, "only what has changed is reported"
@@ -379,7 +379,7 @@ def test_a_run_observes_its_source_with_its_columns(house):
     result = house.execute("small_job")
     records = house.instance.get_records_for_run(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION).records
     seen = [record.event_log_entry.asset_observation for record in records]
-    (source,) = [one.metadata for one in seen if one.asset_key == dg.AssetKey(["small", "landing"])]
+    (source,) = [event.metadata for event in seen if event.asset_key == dg.AssetKey(["small", "landing"])]
     assert (source["files read"].value, source["files waiting"].value, source["last file"].value) == (
         4,
         0,
@@ -400,8 +400,10 @@ def test_epochs_that_come_fast_share_an_observation_that_leaves_none_of_their_ro
     result = house.execute("small_job")
     records = house.instance.get_records_for_run(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION).records
     seen = [record.event_log_entry.asset_observation for record in records]
-    shown = [one.metadata for one in seen if one.asset_key == CHECKPOINT]
-    assert [(one["checkpoint"].value, one["epochs"].value, one["rows read"].value) for one in shown] == [
+    shown = [event.metadata for event in seen if event.asset_key == CHECKPOINT]
+    assert [
+        (metadata["checkpoint"].value, metadata["epochs"].value, metadata["rows read"].value) for metadata in shown
+    ] == [
         (4, 1, 10),
         (7, 3, 30),
     ]
@@ -410,12 +412,12 @@ def test_epochs_that_come_fast_share_an_observation_that_leaves_none_of_their_ro
 def test_a_tables_columns_say_where_they_come_from(house):
     house.bank.land(4)
     result = house.execute("small_job")
-    made = {
+    tables = {
         event.asset_key.path[-1]: event.materialization.metadata for event in result.get_asset_materialization_events()
     }
     of_table, of_stage = (
-        made["booked"]["dagster/column_lineage"].value,
-        made["accounts"]["dagster/column_lineage"].value,
+        tables["booked"]["dagster/column_lineage"].value,
+        tables["accounts"]["dagster/column_lineage"].value,
     )
     assert {name: [dep.asset_key.path[-1] for dep in deps] for name, deps in of_table.deps_by_column.items()} == {
         "id": ["accounts"],
@@ -423,7 +425,7 @@ def test_a_tables_columns_say_where_they_come_from(house):
         "amount": ["accounts"],
     }
     assert of_stage.deps_by_column["amount"] == [dg.TableColumnDep(dg.AssetKey(["small", "landing"]), "amount")]
-    assert (made["booked"]["rows added"].value, made["booked"]["dagster/row_count"].value) == (10, 40)
+    assert (tables["booked"]["rows added"].value, tables["booked"]["dagster/row_count"].value) == (10, 40)
 
 
 def test_obstacles_are_logged_as_the_launchpad_reads_them():

@@ -111,7 +111,7 @@ def test_a_day_at_the_pages(site, page, days):
     shows(page, "/assets/flights/aircraft_rotation?view=checks", "column_values_to_be_between_dep_delay", "Failed")
     shot("gate")
     assert site.registry.head().id == exact
-    site.until(lambda: site.said("held: A quality gate"), "the tick that waits")
+    site.until(lambda: site.says("held: A quality gate"), "the tick that waits")
 
     # The person takes the file away, and the sensor goes on by itself.
     (site.landing / "flights-2013-12-31.parquet").unlink()
@@ -126,7 +126,7 @@ def test_a_day_at_the_pages(site, page, days):
     page.get_by_role("dialog").get_by_role("button", name="Terminate", exact=False).last.click()
     site.until(lambda: lease.read(site.storage).stopped, "the end of what was cancelled")
     assert not site.read_all(), "it was to be cancelled in the middle"
-    site.until(lambda: site.said("cancelled by a person"), "the tick that leaves it alone")
+    site.until(lambda: site.says("cancelled by a person"), "the tick that leaves it alone")
     assert site.runs()[0]["status"] == "CANCELED"
 
     # `weir resume`, and it goes on by itself to the exact end.
@@ -214,8 +214,8 @@ def test_days_are_backfilled_at_the_partitions_page(site, page, days):
     assert run["status"] == "SUCCESS", "one run for all three days"
 
     expected = replay.expected(11)
-    found = replay.read_delta(site.root / "storage" / "flights" / "tables" / "aircraft_legs")
-    replay.assert_same(found, expected.legs, replay.LEG_KEY, "aircraft_legs")
+    legs = replay.read_delta(site.root / "storage" / "flights" / "tables" / "aircraft_legs")
+    replay.assert_same(legs, expected.legs, replay.LEG_KEY, "aircraft_legs")
     state = pa.concat_tables(list(state_reader.scan(flights.pipeline, site.settings, "aircraft_rotation")))
     replay.assert_same(state.to_pandas(use_threads=False), expected.aircraft, replay.AIRCRAFT_KEY, "the state")
-    assert wrong["dep_delay"].mean() > found["dep_delay"].mean() + 10, "it had been wrong"
+    assert wrong["dep_delay"].mean() > legs["dep_delay"].mean() + 10, "it had been wrong"

@@ -97,8 +97,8 @@ def test_an_unreadable_file_fails_the_run_with_what_where_and_next(landing, proj
 
 def test_with_nothing_to_do_the_sensor_skips(landing, project, instance):
     landing.mkdir()
-    runs, said, _ = tick(project, instance)
-    assert (runs, said) == ([], "nothing to do: no file is waiting, no coordinator needed")
+    runs, message, _ = tick(project, instance)
+    assert (runs, message) == ([], "nothing to do: no file is waiting, no coordinator needed")
 
 
 def test_files_and_no_coordinator_make_the_sensor_request_one_run(days, landing, project, instance):
@@ -116,8 +116,8 @@ def test_files_and_a_living_coordinator_make_the_sensor_ask_for_a_barrier_once(d
     flights_input.land(days, landing, 2)
     storage, registry = runtime.open_storage(flights.pipeline, project.settings)
     with Heartbeat(storage, registry.take_over(), 0, 5.0, None):
-        runs, said, cursor = tick(project, instance)
-        assert (runs, said) == ([], "asked the running coordinator for a barrier: 2 files new")
+        runs, message, cursor = tick(project, instance)
+        assert (runs, message) == ([], "asked the running coordinator for a barrier: 2 files new")
         (request,) = requests.pending(storage)
         assert (request.kind, request.trigger, request.reason, request.tick) == (
             "barrier",

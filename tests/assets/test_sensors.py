@@ -44,7 +44,7 @@ def failed_run(house: House, job: str = "small_job", raises: BaseException | Non
 
 def answer(house: House, run: dg.DagsterRun):
     """What the sensor says of a failed run, as the daemon asks it."""
-    (sensor,) = [one for one in house.defs.sensors if one.name == "small_run_failure_sensor"]
+    (sensor,) = [each for each in house.defs.sensors if each.name == "small_run_failure_sensor"]
     records = house.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.PIPELINE_FAILURE).records
     event = records[-1].event_log_entry.dagster_event
     context = dg.build_run_status_sensor_context(
@@ -94,13 +94,13 @@ def test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows(ho
         )
         return
     assert answer(house, run).job_name == "small_restore_job"
-    runs, said, cursor = house.tick("checkpoint_sensor")
+    runs, message, cursor = house.tick("checkpoint_sensor")
     assert runs == []
-    assert f"small_run_failure_sensor sees to run {run.run_id[:8]}" in said
+    assert f"small_run_failure_sensor sees to run {run.run_id[:8]}" in message
     # Nothing came of it, as if the daemon had died before it began the run: whoever looks next does not wait for ever.
-    runs, said, cursor = house.tick("checkpoint_sensor", cursor)
+    runs, message, cursor = house.tick("checkpoint_sensor", cursor)
     assert runs == []
-    assert "brought no checkpoint" in said
+    assert "brought no checkpoint" in message
     assert len(house.tick("checkpoint_sensor", cursor)[0]) == 1
 
 
@@ -117,9 +117,9 @@ def test_of_two_sensors_that_looked_before_either_marked_the_run_one_asks(house,
             mark(run_id, sensors[name])
 
     monkeypatch.setattr(house.instance, "add_run_tags", both)
-    runs, said, _ = house.tick("checkpoint_sensor")
+    runs, message, _ = house.tick("checkpoint_sensor")
     assert len(runs) == (last == "checkpoint")
-    assert runs or f"small_run_failure_sensor sees to run {run.run_id[:8]}" in said
+    assert runs or f"small_run_failure_sensor sees to run {run.run_id[:8]}" in message
 
 
 def test_a_run_that_ended_well_is_not_marked_as_answered(house):
@@ -134,8 +134,8 @@ def test_a_failure_that_only_a_person_can_mend_is_said_and_left(house):
     broken = house.with_pipeline(stages=(replace(stage, function=_raises),))
     broken.bank.land(4)
     run = failed_run(broken, raises=ValueError())
-    said = answer(broken, run).skip_message
-    assert "correct the stage's function" in said
+    message = answer(broken, run).skip_message
+    assert "correct the stage's function" in message
     assert not broken.checked()["last_run"]
 
 
@@ -233,9 +233,9 @@ def test_a_run_that_a_person_cancelled_is_not_begun_again_whether_or_not_it_had_
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
     if begun:
         dead_holder(house, run.run_id)
-    runs, said, cursor = house.tick("checkpoint_sensor")
+    runs, message, cursor = house.tick("checkpoint_sensor")
     assert runs == []
-    assert "cancelled by a person" in said
+    assert "cancelled by a person" in message
     assert suspension.clear(house.storage), "weir resume"
     assert house.tick("checkpoint_sensor", cursor)[0], "it is cancelled once"
 
@@ -258,19 +258,19 @@ def test_a_queued_run_that_was_one_too_many_may_be_cancelled(house):
 def test_the_watchdog_ends_the_run_of_a_dead_coordinator(house):
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
     dead_holder(house, run.run_id)
-    said = house.tick("lease_watchdog")[1]
-    assert "died" in said
-    assert "marked as failed" in said
+    message = house.tick("lease_watchdog")[1]
+    assert "died" in message
+    assert "marked as failed" in message
     assert house.instance.get_run_by_id(run.run_id).is_failure
 
 
 def test_the_watchdog_ends_a_coordinator_whose_run_is_over_but_not_at_first_sight(house):
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
     with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, run.run_id):
-        _, said, cursor = house.tick("lease_watchdog")
+        _, message, cursor = house.tick("lease_watchdog")
         assert requests.pending(house.storage) == []
-        _, said, cursor = house.tick("lease_watchdog", cursor)
-        assert "asked it to end" in said
+        _, message, cursor = house.tick("lease_watchdog", cursor)
+        assert "asked it to end" in message
         assert [request.kind for request in requests.pending(house.storage)] == ["stop"]
         house.tick("lease_watchdog", cursor)
         assert len(requests.pending(house.storage)) == 1
@@ -333,8 +333,8 @@ def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(ho
     boot = processes.born(os.getpid()).partition("/")[0]
     in_container = f"{socket.gethostname()}|{os.getpid()}|{boot}/1|{boot}/another container"
     house.instance.add_run_tags(boxed.run_id, {"weir/process": in_container})
-    said = house.tick("lease_watchdog")[1]
-    assert f"run {run.run_id[:8]} is marked as failed" in said
+    message = house.tick("lease_watchdog")[1]
+    assert f"run {run.run_id[:8]} is marked as failed" in message
     assert house.instance.get_run_by_id(run.run_id).is_failure
     assert not house.instance.get_run_by_id(other.run_id).is_finished
     assert not house.instance.get_run_by_id(boxed.run_id).is_finished, "its number says nothing outside of it"
@@ -406,11 +406,11 @@ def test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person(hou
     result = gated.execute("small_job")
     assert not result.success
     assert not gated.checked()["column_values_to_be_between_amount"]
-    assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount")
+    assert "10 of 10 rows" in gated.description("column_values_to_be_between_amount")
     assert gate_hold.read(gated.storage, None) is not None
-    runs, said, cursor = gated.tick("checkpoint_sensor")
+    runs, message, cursor = gated.tick("checkpoint_sensor")
     assert runs == []
-    assert "held: A quality gate of the stage accounts failed" in said
+    assert "held: A quality gate of the stage accounts failed" in message
     run = gated.instance.get_run_by_id(result.run_id)
     assert "repair the input or correct the gate" in answer(gated, run).skip_message
     # A person corrects the gate and materializes: it goes on, and sensors with it.
@@ -436,7 +436,9 @@ def test_a_gate_that_warns_is_a_warning_and_the_run_goes_on(house):
     chosen = {key for key in again if key.name == "column_values_to_be_between_amount"}
     picked = gated.defs.resolve_job_def("__ASSET_JOB").get_subset(asset_selection=set(), asset_check_selection=chosen)
     assert picked.execute_in_process(instance=gated.instance).success
-    assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount"), "what the newest checkpoint recorded"
+    assert "10 of 10 rows" in gated.description("column_values_to_be_between_amount"), (
+        "what the newest checkpoint recorded"
+    )
     gated.bank.assert_exact(1, 2, 3, 4, 5)
 
 
@@ -493,8 +495,8 @@ def killed_run(house: House) -> dg.DagsterRun:
     """A run whose process was killed, as Dagster's code server reports it."""
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
     house.instance.add_run_tags(run.run_id, {"weir/process": "worker-7|4711|boot/1|"})
-    said = get_run_crash_explanation(f"Run execution process for {run.run_id}", -signal.SIGKILL)
-    house.instance.report_engine_event(said, house.instance.get_run_by_id(run.run_id))
+    crash = get_run_crash_explanation(f"Run execution process for {run.run_id}", -signal.SIGKILL)
+    house.instance.report_engine_event(crash, house.instance.get_run_by_id(run.run_id))
     house.instance.report_run_failed(house.instance.get_run_by_id(run.run_id))
     return house.instance.get_run_by_id(run.run_id)
 
@@ -503,9 +505,9 @@ def test_a_killed_run_says_process_signal_and_what_was_asked_for(house):
     run = killed_run(house)
     dead_holder(house, run.run_id)
     assert answer(house, run).job_name == "small_restore_job"
-    said = house.said("last_run")
-    assert "process 4711 on worker-7" in said and "signal 9 (SIGKILL)" in said
-    assert "small_restore_job was asked for" in said
+    description = house.description("last_run")
+    assert "process 4711 on worker-7" in description and "signal 9 (SIGKILL)" in description
+    assert "small_restore_job was asked for" in description
 
 
 def test_a_run_that_is_gone_without_a_word_says_so(house):
@@ -514,8 +516,8 @@ def test_a_run_that_is_gone_without_a_word_says_so(house):
     dead_holder(house, run.run_id)
     assert len(house.tick("checkpoint_sensor")[0]) == 1
     answer(house, house.instance.get_run_by_id(run.run_id))
-    assert "by which signal nobody saw" in house.said("last_run")
-    assert "small_checkpoint_sensor sees to it" in house.said("last_run")
+    assert "by which signal nobody saw" in house.description("last_run")
+    assert "small_checkpoint_sensor sees to it" in house.description("last_run")
 
 
 @contextmanager
@@ -543,7 +545,7 @@ def test_the_first_commit_of_the_next_run_answers_that_the_last_one_failed(house
     house.bank.land(4)
     with living_run(house, "small_restore_job") as long:
         until(lambda: long.checked()["last_run"])
-        assert "checkpoint 4" in long.said("last_run")
+        assert "checkpoint 4" in long.description("last_run")
 
 
 def test_the_first_commit_after_a_rewind_answers_for_the_checkpoint_that_was_damaged(house):
@@ -557,7 +559,7 @@ def test_the_first_commit_after_a_rewind_answers_for_the_checkpoint_that_was_dam
     maintenance.rewind(house.pipeline, house.settings, int(older[0].id))
     with living_run(house, "small_job") as long:
         until(lambda: long.checked()["restorable"])
-        assert "does not name what was damaged" in long.said("restorable")
+        assert "does not name what was damaged" in long.description("restorable")
 
 
 def test_what_is_still_damaged_stays_red_however_many_epochs_follow(house):

@@ -46,27 +46,27 @@ class House:
 
     def execute(self, job: str, config: dict | None = None, **options):
         """Run a job. config: of its one op."""
-        made = self.defs.resolve_job_def(job)
+        job_def = self.defs.resolve_job_def(job)
         if config is not None:
-            (op,) = [node.name for node in made.nodes]
+            (op,) = [node.name for node in job_def.nodes]
             options["run_config"] = {"ops": {op: {"config": config}}}
-        return made.execute_in_process(instance=self.instance, raise_on_error=False, **options)
+        return job_def.execute_in_process(instance=self.instance, raise_on_error=False, **options)
 
     def checked(self) -> dict[str, bool]:
         """The last verdict of each check that has one."""
-        found = {}
+        passed = {}
         for key in self.defs.resolve_asset_graph().asset_check_keys:
             records = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
             if records and records[0].event is not None:
-                found[key.name] = records[0].event.dagster_event.asset_check_evaluation_data.passed
-        return found
+                passed[key.name] = records[0].event.dagster_event.asset_check_evaluation_data.passed
+        return passed
 
     def history(self, check: str) -> int:
         """How many verdicts of a check there are."""
         (key,) = [key for key in self.defs.resolve_asset_graph().asset_check_keys if key.name == check]
         return len(self.instance.event_log_storage.get_asset_check_execution_history(key, limit=100))
 
-    def said(self, check: str) -> str:
+    def description(self, check: str) -> str:
         """What the last verdict of a check says."""
         (key,) = [key for key in self.defs.resolve_asset_graph().asset_check_keys if key.name == check]
         (record,) = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
@@ -75,8 +75,8 @@ class House:
     def tick(self, sensor: str, cursor: str | None = None):
         """One tick as the daemon evaluates it: the requested runs, why it skipped, the cursor."""
         context = dg.build_sensor_context(instance=self.instance, cursor=cursor, definitions=self.defs)
-        (found,) = [one for one in self.defs.sensors if one.name == f"small_{sensor}"]
-        outcome = found.evaluate_tick(context)
+        (sensor_def,) = [each for each in self.defs.sensors if each.name == f"small_{sensor}"]
+        outcome = sensor_def.evaluate_tick(context)
         return outcome.run_requests or [], outcome.skip_message, outcome.cursor
 
     def with_pipeline(self, **changes) -> House:

@@ -39,13 +39,13 @@ Scraped = dict[tuple[str, ...], float]
 
 def parsed(text: str) -> Scraped:
     """Values by metric and the values of its labels, in the order of the labels' names."""
-    found = {}
+    samples_by_name = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = [value for _, value in sorted(sample.labels.items())]
-            assert (sample.name, *labels) not in found, "Prometheus would drop one of them"
-            found[(sample.name, *labels)] = sample.value
-    return found
+            assert (sample.name, *labels) not in samples_by_name, "Prometheus would drop one of them"
+            samples_by_name[(sample.name, *labels)] = sample.value
+    return samples_by_name
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def test_a_scrape_says_what_the_registry_says(bank: Bank):
     bank.epochs(1, 2, 3)
     maintenance.savepoint(bank.site.pipeline, bank.site.settings, "kept", "test", 60)
     bank.land(4, 5)
-    found, head = scraped(bank), bank.registry.head()
+    values, head = scraped(bank), bank.registry.head()
     assert head is not None
     expected = {
         ("weir_up", "small"): 1,
@@ -110,17 +110,17 @@ def test_a_scrape_says_what_the_registry_says(bank: Bank):
         ("weir_storage_requests_total", "put", "small"): head.totals["requests_put"],
         ("weir_storage_transferred_bytes_total", "up", "small"): head.totals["bytes_up"],
     }
-    assert {key: found.get(key) for key in expected} == expected
-    assert found["weir_scrape_seconds", "small"] < 1
-    assert not [key for key in found if key[0].startswith("weir_restore")], "there was none"
+    assert {key: values.get(key) for key in expected} == expected
+    assert values["weir_scrape_seconds", "small"] < 1
+    assert not [key for key in values if key[0].startswith("weir_restore")], "there was none"
 
 
 def test_before_the_first_checkpoint_and_before_the_first_run(bank: Bank):
     bank.land(1)
-    found = scraped(bank)
-    assert found["weir_up", "small"] == 1 and found["weir_source_files_waiting", "small", "landing"] == 1
-    assert found["weir_coordinator_generation", "small"] == 0 and found["weir_coordinator_alive", "small"] == 0
-    assert ("weir_checkpoint_id", "small") not in found
+    values = scraped(bank)
+    assert values["weir_up", "small"] == 1 and values["weir_source_files_waiting", "small", "landing"] == 1
+    assert values["weir_coordinator_generation", "small"] == 0 and values["weir_coordinator_alive", "small"] == 0
+    assert ("weir_checkpoint_id", "small") not in values
 
 
 def test_the_next_scrape_sees_what_came_since(bank: Bank):
@@ -128,8 +128,8 @@ def test_the_next_scrape_sees_what_came_since(bank: Bank):
     with served(Exporter(["small"], bank.site.settings)) as url:
         assert got(url)["weir_checkpoint_id", "small"] == 1
         bank.epochs(*range(2, 30))  # the registry's logs are cleaned up meanwhile
-        found = got(url)
-    assert found["weir_checkpoint_id", "small"] == 29 and found["weir_epochs_total", "small"] == 29
+        values = got(url)
+    assert values["weir_checkpoint_id", "small"] == 29 and values["weir_epochs_total", "small"] == 29
 
 
 def test_a_coordinator_that_lives_and_one_that_has_ended(bank: Bank):
@@ -168,20 +168,20 @@ def test_checkpoints_that_a_table_lacks(bank: Bank, monkeypatch):
         broken.setattr(steps, "publish_missing", refused)
         with pytest.raises(WeirError, match="cannot be reached"):
             bank.epochs(2)
-    found = scraped(bank)
-    assert found["weir_unpublished_checkpoints", "small"] == 1
-    assert found["weir_sink_checkpoint_id", "small", "booked"] == 2
-    assert found["weir_sink_published_checkpoint_id", "small", "booked"] == 1
+    values = scraped(bank)
+    assert values["weir_unpublished_checkpoints", "small"] == 1
+    assert values["weir_sink_checkpoint_id", "small", "booked"] == 2
+    assert values["weir_sink_published_checkpoint_id", "small", "booked"] == 1
 
 
 def test_a_gate_that_holds_the_pipeline_until_a_later_epoch_is_well(tmp_path: Path):
     bank = gated(tmp_path, between("amount", 0, 1), between("rows_in", 10, 10, of="figures"))
     with pytest.raises(GateError):
         bank.epochs(1, 2)
-    found = scraped(bank)
-    assert found["weir_held", "small"] == 1 and found["weir_checkpoint_id", "small"] == 1
-    assert found["weir_epoch_phase_seconds", "seal_gates", "small", ""] > 0
-    assert ("weir_epoch_phase_seconds", "gate", "small", "accounts") in found
+    values = scraped(bank)
+    assert values["weir_held", "small"] == 1 and values["weir_checkpoint_id", "small"] == 1
+    assert values["weir_epoch_phase_seconds", "seal_gates", "small", ""] > 0
+    assert ("weir_epoch_phase_seconds", "gate", "small", "accounts") in values
     (bank.site.landing / "00002.parquet").unlink()
     bank.land(1)  # its name was read already
     (bank.site.landing / "00001.parquet").rename(bank.site.landing / "00003.parquet")
@@ -194,11 +194,11 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
         monkeypatch.setenv(name, value)
     bank.epochs(1, 2)
     restore.restore("small")
-    found = scraped(bank)
-    assert found["weir_restore_last_valid", "small"] == 1
-    assert found["weir_restore_last_checkpoint_id", "small"] == 2
-    assert 0 < found["weir_restore_last_seconds", "fetch", "small"] < 60
-    assert abs(found["weir_restore_last_timestamp_seconds", "small"] - time.time()) < 600
+    values = scraped(bank)
+    assert values["weir_restore_last_valid", "small"] == 1
+    assert values["weir_restore_last_checkpoint_id", "small"] == 2
+    assert 0 < values["weir_restore_last_seconds", "fetch", "small"] < 60
+    assert abs(values["weir_restore_last_timestamp_seconds", "small"] - time.time()) < 600
     head = bank.registry.head()
     assert head is not None
     (bank.site.storage / bank.registry.files(head)[0].path).unlink()
@@ -211,9 +211,9 @@ def test_the_state_cache(tmp_path: Path):
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})
     reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
     look = Look(60.0, None, False, 1, [reports[-1].checkpoint], 0, 0, (), {}, None)
-    found = {(name, *labels): value for name, labels, value in samples(look)}
-    assert found["weir_cache_hits_total", "totals", "l1"] == 16 and found["weir_cache_misses_total", "totals"] == 8
-    assert found["weir_cache_writes_total", "totals", "flushed"] == 24
+    values = {(name, *labels): value for name, labels, value in samples(look)}
+    assert values["weir_cache_hits_total", "totals", "l1"] == 16 and values["weir_cache_misses_total", "totals"] == 8
+    assert values["weir_cache_writes_total", "totals", "flushed"] == 24
 
 
 # -- several pipelines, of which some cannot be read
@@ -234,10 +234,10 @@ def both(bank: Bank) -> Settings:
     return loaded
 
 
-def _assert_others_are_seen(found: Scraped) -> None:
-    assert found["weir_up", "successor"] == 1 and found["weir_checkpoint_id", "successor"] == 2
-    assert found["weir_up", "small"] == 0 and found["weir_up", "lost"] == 0
-    assert {key[0] for key in found if "small" in key[1:] or "lost" in key[1:]} == {"weir_up"}
+def _assert_others_are_seen(values: Scraped) -> None:
+    assert values["weir_up", "successor"] == 1 and values["weir_checkpoint_id", "successor"] == 2
+    assert values["weir_up", "small"] == 0 and values["weir_up", "lost"] == 0
+    assert {key[0] for key in values if "small" in key[1:] or "lost" in key[1:]} == {"weir_up"}
 
 
 def test_a_damaged_registry_hides_no_other_pipeline_and_is_named_once(bank: Bank, both: Settings):
@@ -249,8 +249,8 @@ def test_a_damaged_registry_hides_no_other_pipeline_and_is_named_once(bank: Bank
         _assert_others_are_seen(got(url))
         newest.write_bytes(whole)
         assert got(url)["weir_up", "small"] == 1
-    told = [(line["event"], line["pipeline"]) for line in logged if "pipeline" in line]
-    assert told == [
+    events = [(line["event"], line["pipeline"]) for line in logged if "pipeline" in line]
+    assert events == [
         ("a pipeline cannot be read", "lost"),
         ("a pipeline cannot be read", "small"),
         ("a pipeline can be read again", "small"),
@@ -297,9 +297,9 @@ def test_the_command_serves_until_it_is_ended(bank: Bank):
     with subprocess.Popen(command, cwd=PROJECT, env=_environment(bank), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            said = process.stderr.readline()
-            assert f"http://127.0.0.1:{port}/metrics" in said
-            found = got(f"http://127.0.0.1:{port}/metrics")
+            line = process.stderr.readline()
+            assert f"http://127.0.0.1:{port}/metrics" in line
+            values = got(f"http://127.0.0.1:{port}/metrics")
             taken = subprocess.run(
                 command, cwd=PROJECT, env=_environment(bank), capture_output=True, text=True, timeout=120
             )
@@ -307,7 +307,7 @@ def test_the_command_serves_until_it_is_ended(bank: Bank):
             assert process.wait(60) == 0
         finally:
             process.kill()
-    assert found["weir_up", "small"] == 1 and found["weir_checkpoint_id", "small"] == 1
+    assert values["weir_up", "small"] == 1 and values["weir_checkpoint_id", "small"] == 1
     assert taken.returncode == 2 and f"--port {port + 1}" in taken.stderr
 
 
@@ -317,8 +317,8 @@ def test_once_prints_all_pipelines_of_the_configuration_and_ends(bank: Bank):
         _command(bank, "--once"), cwd=PROJECT, env=_environment(bank), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    found = parsed(done.stdout)
-    assert found["weir_up", "small"] == 1 and ("weir_up", "flights") in found
+    values = parsed(done.stdout)
+    assert values["weir_up", "small"] == 1 and ("weir_up", "flights") in values
 
 
 def test_a_name_that_is_not_configured_is_refused(bank: Bank, monkeypatch):

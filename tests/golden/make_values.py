@@ -78,7 +78,7 @@ def rows() -> tuple[StateSchema, pa.Table]:
     another."""
     fields = [(f"f{i:02}", type, True, None) for i, (type, _, _) in enumerate(FIELDS)]
     schema = StateSchema.build([("id", pa.int64(), False, None), *fields])
-    columns = [pa.array([one, two, None, one], type) for type, one, two in FIELDS]
+    columns = [pa.array([first, two, None, first], type) for type, first, two in FIELDS]
     return schema, pa.table([pa.array([1, 2, 3, 4]), *columns], schema=schema.arrow)
 
 
@@ -100,10 +100,10 @@ KEYS: list[tuple[pa.DataType, list[Any]]] = [
 def keys() -> list[bytes]:
     """Three keys for each type alone, and three of them all together."""
     columns = [pa.array(values, type) for type, values in KEYS]
-    made = []
+    keys = []
     for composite in [*([column] for column in columns), columns]:
-        made += encode_keys(composite, key_groups(composite, 128).astype(np.uint16), 1)
-    return made
+        keys += encode_keys(composite, key_groups(composite, 128).astype(np.uint16), 1)
+    return keys
 
 
 if __name__ == "__main__":

@@ -46,26 +46,26 @@ def test_every_alert_is_played_and_says_what_is_wrong_what_is_next_and_how_urgen
     names = [rule["alert"] for rule in _rules()]
     assert len(names) == len(set(names)) == 10
     for rule in _rules():
-        name, told = rule["alert"], rule["annotations"]
+        name, annotations = rule["alert"], rule["annotations"]
         assert f'alertname="{name}"' in played or f"alertname: {name}" in played, name
         assert rule["labels"]["severity"] in ("warning", "critical"), name
-        assert told["summary"].endswith(".") and len(told["description"]) > 100, name
+        assert annotations["summary"].endswith(".") and len(annotations["description"]) > 100, name
         assert f"`{name}`" in guide, name
 
 
 def test_every_command_that_an_alert_advises_exists():
     command = typer.main.get_command(app)
     for rule in _rules():
-        said = re.findall(r"`weir ([^`]+)`", rule["annotations"]["description"])
-        assert said, f"{rule['alert']} names no command"
-        for words in said:
-            known: Any = command
+        commands = re.findall(r"`weir ([^`]+)`", rule["annotations"]["description"])
+        assert commands, f"{rule['alert']} names no command"
+        for words in commands:
+            group: Any = command
             for word in words.split():
-                if not hasattr(known, "commands"):
+                if not hasattr(group, "commands"):
                     break
-                assert word in known.commands, words
-                known = known.commands[word]
-            options = {option for parameter in known.params for option in parameter.opts}
+                assert word in group.commands, words
+                group = group.commands[word]
+            options = {option for parameter in group.params for option in parameter.opts}
             assert set(re.findall(r"--[a-z-]+", words)) <= options, words
 
 
@@ -105,5 +105,5 @@ def test_prometheus_finds_no_fault_with_names_types_and_helps(tmp_path: Path):
 def test_every_metric_is_documented():
     guide = GUIDE.read_text()
     assert [family.name for family in FAMILIES if f"`{family.name}" not in guide] == []
-    known = {family.name for family in FAMILIES}
-    assert set(re.findall(r"\bweir_[a-z_]+\b", guide)) <= known | {name.removesuffix("_total") for name in known}
+    names = {family.name for family in FAMILIES}
+    assert set(re.findall(r"\bweir_[a-z_]+\b", guide)) <= names | {name.removesuffix("_total") for name in names}

@@ -130,11 +130,11 @@ def test_postgres_that_is_down_is_said_without_a_trace():
         timeout=120,
         check=False,
     )
-    said = shown.stdout + shown.stderr
-    assert shown.returncode == 1 and "Traceback" not in said and "s3cret" not in said, said
-    assert "Dagster's database cannot be used: " in said and "refused" in said
-    assert f"where: Postgres at 127.0.0.1:{port}, database dagster" in said
-    assert "Start Postgres" in said and "docs/playbooks/dagster-lost.md" in said
+    output = shown.stdout + shown.stderr
+    assert shown.returncode == 1 and "Traceback" not in output and "s3cret" not in output, output
+    assert "Dagster's database cannot be used: " in output and "refused" in output
+    assert f"where: Postgres at 127.0.0.1:{port}, database dagster" in output
+    assert "Start Postgres" in output and "docs/playbooks/dagster-lost.md" in output
 
 
 def test_a_database_that_fails_while_it_is_used_is_said_as_that(home):

@@ -69,13 +69,13 @@ def _(project: Project) -> None:
 
 @action(r"the coordinator's log")
 def _(project: Project) -> str:
-    return project.said()
+    return project.output()
 
 
 @action(r"the coordinator ends with (\d+)")
 def _(project: Project, code: str) -> str:
-    assert project.ended() == int(code), project.said()
-    return project.said()
+    assert project.ended() == int(code), project.output()
+    return project.output()
 
 
 @action(r"one tick of the (\w+)")
@@ -126,8 +126,8 @@ def _(project: Project, how: str) -> None:
 @action(r"an object of the newest checkpoint is (lost|altered)")
 def _(project: Project, how: str) -> None:
     """A real file of its state: gone, or one byte of it another; a backup has it as it was."""
-    found = sorted((project.site.storage / "state" / "aircraft_rotation").glob("g*-e*/*/*.sst"))
-    victim = max(found, key=lambda path: int(path.parts[-3].split("-e")[1]))
+    tables = sorted((project.site.storage / "state" / "aircraft_rotation").glob("g*-e*/*/*.sst"))
+    victim = max(tables, key=lambda path: int(path.parts[-3].split("-e")[1]))
     backup = project.folder / "backup" / victim.relative_to(project.folder / ".weir" / "storage")
     backup.parent.mkdir(parents=True)
     shutil.copy2(victim, backup)
@@ -158,8 +158,8 @@ def _(project: Project) -> None:
 def _(project: Project) -> None:
     """So that a deploy can be taken back, as people do."""
     who = "git -c user.name=ops -c user.email=ops@example.org"
-    code, said = project.bash(f"git init -q . && echo .weir > .gitignore && git add -A . && {who} commit -qm good")
-    assert code == 0, said
+    code, output = project.bash(f"git init -q . && echo .weir > .gitignore && git add -A . && {who} commit -qm good")
+    assert code == 0, output
     project.env |= {f"GIT_{role}_{what}": "ops" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 
@@ -172,8 +172,8 @@ def _(project: Project) -> None:
         '    legs = legs.with_columns(pl.col("dep_delay", "arr_delay") * 2)  # minutes, surely\n    before ='
         " state.lag(",
     )
-    code, said = project.bash("git commit -qam 'minutes'")
-    assert code == 0, said
+    code, output = project.bash("git commit -qam 'minutes'")
+    assert code == 0, output
 
 
 # -- Dagster
@@ -185,8 +185,8 @@ def _(project: Project) -> None:
     home = project.folder / ".weir" / "dagster"
     home.mkdir()
     shutil.copy(project.folder / "infra" / "dagster.yaml", home)
-    code, said = project.bash('DAGSTER_HOME="$PWD/.weir/dagster" dagster run list')
-    assert code == 0, said
+    code, output = project.bash('DAGSTER_HOME="$PWD/.weir/dagster" dagster run list')
+    assert code == 0, output
     databases = list(home.rglob("*.db"))
     assert databases
     for database in databases:
@@ -234,13 +234,13 @@ def _(project: Project, name: str) -> None:
 @action(r"the provider copies everything below the root to (.*)")
 def _(project: Project, name: str) -> None:
     """By S3's own copy, on its side."""
-    found = project.bucket
-    assert found is not None
-    pages = found.client.get_paginator("list_objects_v2").paginate(Bucket=found.name, Prefix="weir/")
-    for one in (one for page in pages for one in page["Contents"]):
-        source = {"Bucket": found.name, "Key": one["Key"]}
-        found.client.copy_object(Bucket=name, Key=one["Key"], CopySource=source)
-    project.bucket = replace(found, name=name)
+    bucket = project.bucket
+    assert bucket is not None
+    pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, Prefix="weir/")
+    for stored in (stored for page in pages for stored in page["Contents"]):
+        source = {"Bucket": bucket.name, "Key": stored["Key"]}
+        bucket.client.copy_object(Bucket=name, Key=stored["Key"], CopySource=source)
+    project.bucket = replace(bucket, name=name)
 
 
 # -- somebody else at the tables
@@ -258,8 +258,8 @@ def _(project: Project, table: str, checkpoint: str) -> None:
     """Nobody has a copy. fsck names it, and readers of the table fail."""
     victim = min((project.site.storage / "tables" / table / "data").glob(f"g*-e{checkpoint}/*.parquet"))
     victim.unlink()
-    code, said = project.bash("weir fsck flights")
-    assert code == 1 and "missing rows (damage): 1" in said and f"-e{checkpoint}/" in said, said
+    code, output = project.bash("weir fsck flights")
+    assert code == 1 and "missing rows (damage): 1" in output and f"-e{checkpoint}/" in output, output
 
 
 @action(r"somebody deletes rows of the table (\w+)")
@@ -340,8 +340,8 @@ def _(project: Project) -> None:
         "        inherited=inherited,\n    )",
         '        inherited=inherited, weekday=legs["scheduled"].dt.weekday(),\n    )',
     )
-    code, said = project.bash("git commit -qam weekday")
-    assert code == 0, said
+    code, output = project.bash("git commit -qam weekday")
+    assert code == 0, output
 
 
 @action(r"the stage forgets keys after (\w+)")
@@ -364,7 +364,9 @@ def _(project: Project, count: str) -> None:
         table = pq.read_table(day)
         for name in ("dep_delay", "arr_delay"):
             at = table.schema.get_field_index(name)
-            longer = pa.array([None if one is None else one + 60 for one in table[name].to_pylist()], table[name].type)
+            longer = pa.array(
+                [None if value is None else value + 60 for value in table[name].to_pylist()], table[name].type
+            )
             table = table.set_column(at, table.schema.field(name), longer)
         project.deliver(table, day.name)
         project.wrong.append(day)
@@ -393,5 +395,5 @@ def _(project: Project) -> None:
 
 @action(r"the old version reads them")
 def _(project: Project) -> None:
-    code, said = project.bash("git stash -q && weir run flights --until-caught-up && git stash pop -q", timeout=240)
-    assert code == 0, said
+    code, output = project.bash("git stash -q && weir run flights --until-caught-up && git stash pop -q", timeout=240)
+    assert code == 0, output

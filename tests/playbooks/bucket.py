@@ -39,9 +39,9 @@ class Door:
             with contextlib.suppress(OSError):
                 self._listening.shutdown(socket.SHUT_RDWR)  # else the thread's accept() keeps it listening
             self._listening.close()
-        for one in self._open:
+        for end in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
     def _welcome(self, listening: socket.socket) -> None:
@@ -53,14 +53,14 @@ class Door:
                 threading.Thread(target=_carry, args=(guest, host), daemon=True).start()
 
 
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    with one, other, contextlib.suppress(OSError, ValueError):
+def _carry(left: socket.socket, other: socket.socket) -> None:
+    with left, other, contextlib.suppress(OSError, ValueError):
         while True:
-            for ready in select.select([one, other], [], [])[0]:
+            for ready in select.select([left, other], [], [])[0]:
                 data = ready.recv(1 << 16)
                 if not data:
                     return
-                (other if ready is one else one).sendall(data)
+                (other if ready is left else left).sendall(data)
 
 
 @dataclass
@@ -87,20 +87,20 @@ class Bucket:
     def copy_to(self, folder: Path) -> None:
         """Every object below the root, past the door."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix="weir/")
-        for found in (one for page in pages for one in page.get("Contents", ())):
-            path = folder / found["Key"].removeprefix("weir/")
+        for stored in (listed for page in pages for listed in page.get("Contents", ())):
+            path = folder / stored["Key"].removeprefix("weir/")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.client.get_object(Bucket=self.name, Key=found["Key"])["Body"].read())
+            path.write_bytes(self.client.get_object(Bucket=self.name, Key=stored["Key"])["Body"].read())
 
 
 @contextmanager
 def bucket() -> Iterator[Bucket]:
     with serving("s3_server") as port:
         client = s3_client(port)
-        made = Bucket(f"weir-{uuid.uuid4().hex[:12]}", Door(port), client)
-        client.create_bucket(Bucket=made.name)
-        made.door.open()
+        bucket = Bucket(f"weir-{uuid.uuid4().hex[:12]}", Door(port), client)
+        client.create_bucket(Bucket=bucket.name)
+        bucket.door.open()
         try:
-            yield made
+            yield bucket
         finally:
-            made.door.shut()
+            bucket.door.shut()

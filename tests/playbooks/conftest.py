@@ -39,6 +39,6 @@ def door() -> Iterator[Path]:
 
 @pytest.fixture
 def project(tmp_path, days, door) -> Iterator[Project]:
-    made = Project(tmp_path, days, door).make()
-    yield made
-    made.close()
+    project = Project(tmp_path, days, door).make()
+    yield project
+    project.close()

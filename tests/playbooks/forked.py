@@ -44,10 +44,10 @@ def serve(where: str) -> None:
 def _handle(guest: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     fds = array.array("i")
-    said, passed, _, _ = guest.recvmsg(1 << 20, socket.CMSG_SPACE(3 * fds.itemsize))
+    message, passed, _, _ = guest.recvmsg(1 << 20, socket.CMSG_SPACE(3 * fds.itemsize))
     for _, _, data in passed:
         fds.frombytes(data)
-    order = json.loads(said)
+    order = json.loads(message)
     child = os.fork()
     if child == 0:
         guest.close()

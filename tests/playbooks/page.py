@@ -40,30 +40,30 @@ def pages() -> list[Path]:
 
 def steps(page: Path) -> list[Step]:
     """In their order. ValueError for a fence of another kind, or an exit code without a command."""
-    text, found, code = page.read_text(), list[Step](), 0
+    text, steps, code = page.read_text(), list[Step](), 0
     for match in _STEP.finditer(text):
-        word, said, kind, body = match.groups()
+        word, text_of, kind, body = match.groups()
         line = text.count("\n", 0, match.start()) + 1
         if word == "exit":
-            code = int(said)
+            code = int(text_of)
             continue
         if word == "test":
-            found.append(Step("act", said, line))
+            steps.append(Step("act", text_of, line))
         elif kind in ("bash", "text", "yaml"):
-            found.append(Step(kind, body, line, code))
+            steps.append(Step(kind, body, line, code))
         else:
             raise ValueError(f"{page.name}:{line}: a fence of kind {kind!r}; there are bash, text and yaml")
         if code and kind != "bash":
             raise ValueError(f"{page.name}:{line}: an exit code has to stand before a command")
         code = 0
-    return found
+    return steps
 
 
-def missing(said: str, shown: str) -> str | None:
+def missing(expected: str, shown: str) -> str | None:
     """The first line of a page's text that what was shown does not have in its place; None if all are there."""
     lines = [_plain(line) for line in shown.splitlines()]
     at = 0
-    for wanted in filter(None, map(_plain, said.splitlines())):
+    for wanted in filter(None, map(_plain, expected.splitlines())):
         pattern = re.compile(".*".join(map(re.escape, wanted.split(ANY))))
         place = next((number for number in range(at, len(lines)) if pattern.fullmatch(lines[number])), None)
         if place is None:

@@ -129,10 +129,10 @@ class Project:
     def configure(self, more: Mapping[str, Any]) -> None:
         """Merge settings into the configuration file."""
 
-        def merged(one: Any, other: Any) -> Any:
-            if not (isinstance(one, dict) and isinstance(other, Mapping)):
+        def merged(base: Any, other: Any) -> Any:
+            if not (isinstance(base, dict) and isinstance(other, Mapping)):
                 return other
-            return one | {key: merged(one.get(key), value) for key, value in other.items()}
+            return base | {key: merged(base.get(key), value) for key, value in other.items()}
 
         settings = merged(yaml.safe_load(self.config.read_text()), more)
         self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -163,8 +163,8 @@ class Project:
 
     def weir(self, *arguments: str, code: int = 0) -> str:
         """A command that the page does not name, because it only sets the scene."""
-        found, shown = self.bash(" ".join(["weir", *arguments]))
-        assert found == code, f"weir {' '.join(arguments)} ended with {found}:\n{shown}"
+        ended, shown = self.bash(" ".join(["weir", *arguments]))
+        assert ended == code, f"weir {' '.join(arguments)} ended with {ended}:\n{shown}"
         return shown
 
     # -- what happens meanwhile
@@ -206,7 +206,7 @@ class Project:
             assert time.monotonic() < deadline, f"it never came: {what}\n{(log or self.log).read_text()}"
             time.sleep(0.05)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
     def until_read(self) -> None:
@@ -214,7 +214,7 @@ class Project:
 
         def read() -> bool:
             assert self.coordinator is not None
-            assert self.coordinator.poll() is None, f"it ended:\n{self.said()}"
+            assert self.coordinator.poll() is None, f"it ended:\n{self.output()}"
             return self.files_read() >= self.landed
 
         self.until(read, "all files read")
@@ -231,7 +231,7 @@ class Project:
 
     def signal(self, number: int) -> None:
         assert self.coordinator is not None
-        assert self.coordinator.poll() is None, f"it ended:\n{self.said()}"
+        assert self.coordinator.poll() is None, f"it ended:\n{self.output()}"
         os.killpg(self.coordinator.pid, number)
         if number == signal.SIGKILL:
             self.coordinator.wait()
@@ -265,10 +265,10 @@ class Project:
         from assets.names import REASON
 
         defs = weir_definitions([flights.pipeline], self.site.settings)
-        (found,) = [one for one in defs.sensors if one.name == f"flights_{sensor}"]
+        (sensor_def,) = [each for each in defs.sensors if each.name == f"flights_{sensor}"]
         with dg.DagsterInstance.ephemeral() as instance:
             context = dg.build_sensor_context(instance=instance, cursor=self.memory.get(sensor), definitions=defs)
-            outcome = found.evaluate_tick(context)
+            outcome = sensor_def.evaluate_tick(context)
         self.memory[sensor] = outcome.cursor
         asked = [f"{request.job_name}: {request.tags[REASON]}" for request in outcome.run_requests or ()]
         return "\n".join(asked) if asked else str(outcome.skip_message)

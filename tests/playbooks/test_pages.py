@@ -72,12 +72,14 @@ def test_links_lead_somewhere_and_commands_in_the_text_exist(page: Path):
     text = page.read_text()
     for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (page.parent / target).exists(), target
-    known = typer.main.get_command(app)
+    command_group = typer.main.get_command(app)
     for words in re.findall(r"`(?:WEIR_\w+=\S+ )?weir ([^`]+)`", text):
         command, *more = words.split()
-        assert command in known.commands, words
+        assert command in command_group.commands, words
         options = {
-            option for param in known.commands[command].params for option in (*param.opts, *param.secondary_opts)
+            option
+            for param in command_group.commands[command].params
+            for option in (*param.opts, *param.secondary_opts)
         }
         if command != "state":
             assert {word for word in more if word.startswith("--")} <= options, words

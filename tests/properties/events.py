@@ -66,11 +66,11 @@ def events(sizes: list[int], seed: int, most_behind: int = 240) -> list[list[dic
 def watermarks(cut: list[list[dict]], lateness: timedelta = timedelta()) -> list[datetime | None]:
     """W(0), W(1), ...: event time after each slice, by which the next one's rows are judged; None before the first
     row."""
-    found: list[datetime | None] = [None]
+    marks: list[datetime | None] = [None]
     for rows in cut:
-        seen = [row["ts"] - lateness for row in rows] + ([found[-1]] if found[-1] is not None else [])
-        found.append(max(seen, default=None))
-    return found
+        seen = [row["ts"] - lateness for row in rows] + ([marks[-1]] if marks[-1] is not None else [])
+        marks.append(max(seen, default=None))
+    return marks
 
 
 def database(cut: list[list[dict]], lateness: timedelta = timedelta(), **columns: list) -> duckdb.DuckDBPyConnection:
@@ -87,11 +87,11 @@ def database(cut: list[list[dict]], lateness: timedelta = timedelta(), **columns
     )
     for name, values in columns.items():
         table = table.append_column(name, pa.array(values, pa.int64()))
-    made = duckdb.connect(config={"threads": 1})
-    made.execute("SET TimeZone = 'UTC'")
-    made.register("events_in", table)
-    made.execute("CREATE TABLE events AS SELECT * FROM events_in")
-    return made
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.register("events_in", table)
+    connection.execute("CREATE TABLE events AS SELECT * FROM events_in")
+    return connection
 
 
 AGGREGATES = """

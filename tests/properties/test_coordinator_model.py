@@ -199,11 +199,11 @@ class Model(RuleBasedStateMachine):
             for file in ack.files
             if file.path not in self.store
         ]
-        own = [file for file in theirs if file.new]
+        own_files = [file for file in theirs if file.new]
         key = data.draw(st.sampled_from(SUBTASKS))
         book = self.pending[epoch]
-        if (own or dropped) and not book.committing:
-            wrong = replace(data.draw(st.sampled_from(own + dropped)), new=False)
+        if (own_files or dropped) and not book.committing:
+            wrong = replace(data.draw(st.sampled_from(own_files + dropped)), new=False)
             ack = self._upload(key, epoch, {STATE}, [wrong])
             self._deliver(ack, AckOutcome.DECLINED)
             book.declined = True
@@ -299,11 +299,11 @@ class Model(RuleBasedStateMachine):
         """What an attempt that was not there before has done when it acks."""
         self.attempts += 1
         name = f"attempt{self.attempts}"
-        own = [_file(*key, name, epoch, kind, generation) for kind in sorted(kinds or {STATE})]
-        self.store |= {file.path for file in own}
+        own_files = [_file(*key, name, epoch, kind, generation) for kind in sorted(kinds or {STATE})]
+        self.store |= {file.path for file in own_files}
         old = [replace(file, new=False) for file in reused or []]
         ids = AttemptId(name), CheckpointId(epoch), Generation(generation)
-        return Ack(key[0], key[1], *ids, files=(*own, *old))
+        return Ack(key[0], key[1], *ids, files=(*own_files, *old))
 
     def _deliver(self, ack: Ack, outcome: AckOutcome, untouched: bool = False) -> None:
         received = self.coordinator.receive(ack)
@@ -323,14 +323,14 @@ class Model(RuleBasedStateMachine):
 
     def _fall(self, fallen: tuple[Aborted, ...], first: int | None, reason: FailureReason) -> None:
         expected = [] if first is None else [id for id in sorted(self.pending) if id >= first]
-        assert [one.pending.id for one in fallen] == expected
-        for one in fallen:
-            assert one.reason is (reason if one.pending.id == first else FailureReason.PREDECESSOR)
-            book = self.pending.pop(one.pending.id)
-            own = {file.path for ack in book.winners.values() for file in ack.files if file.new}
-            assert {file.path for file in one.discard} == own
-            self._discard(one.discard, {ack.attempt for ack in book.winners.values()})
-            self.aborted.add(one.pending.id)
+        assert [pending.pending.id for pending in fallen] == expected
+        for pending in fallen:
+            assert pending.reason is (reason if pending.pending.id == first else FailureReason.PREDECESSOR)
+            book = self.pending.pop(pending.pending.id)
+            own_files = {file.path for ack in book.winners.values() for file in ack.files if file.new}
+            assert {file.path for file in pending.discard} == own_files
+            self._discard(pending.discard, {ack.attempt for ack in book.winners.values()})
+            self.aborted.add(pending.pending.id)
         if fallen:
             self.failures, self.since = self.failures + 1, self.elapsed
 
@@ -339,7 +339,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def ids_grow_and_none_completes_twice(self) -> None:
         assert self.completed == sorted(set(self.completed))
-        begun = [*self.completed, *(one.id for one in self.coordinator.pending)]
+        begun = [*self.completed, *(pending.id for pending in self.coordinator.pending)]
         assert begun == sorted(set(begun))
 
     @invariant()
@@ -348,7 +348,7 @@ class Model(RuleBasedStateMachine):
             before = self.completed[: self.completed.index(id)]
             assert self.rows[id].parent_id == (before[-1] if before else None)
         chain = [self.completed[-1], *self.pending]
-        assert [one.parent_id for one in self.coordinator.pending] == chain[:-1]
+        assert [pending.parent_id for pending in self.coordinator.pending] == chain[:-1]
         assert self.coordinator.head is self.rows[self.completed[-1]]
 
     @invariant()
@@ -360,8 +360,8 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def nothing_refers_to_what_is_not_confirmed(self) -> None:
         confirmed = {file.path for files in self.listings.values() for file in files}
-        for one in self.coordinator.pending:
-            assert {file.path for file in one.files() if not file.new} <= confirmed
+        for pending in self.coordinator.pending:
+            assert {file.path for file in pending.files() if not file.new} <= confirmed
 
     @invariant()
     def counts_equal_a_recount(self) -> None:
@@ -369,7 +369,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def no_more_are_pending_than_may_be(self) -> None:
-        assert [one.id for one in self.coordinator.pending] == sorted(self.pending)
+        assert [pending.id for pending in self.coordinator.pending] == sorted(self.pending)
         assert len(self.pending) <= self.policy.max_concurrent
         assert self.coordinator.failures == self.failures
         assert self.coordinator.failed_for_good == (self.failures > self.policy.tolerable_failures)

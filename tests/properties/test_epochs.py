@@ -109,8 +109,8 @@ class Replay:
             self.closed = max(self.newest - LATENESS, self.closed or self.newest - LATENESS)
         for site, start in sorted(self.windows):
             if drain or (self.closed is not None and start + HOUR <= self.closed):
-                one = self.windows.pop((site, start))
-                self.hourly.append((site, start, start + HOUR, *_figures(one)))
+                figures = self.windows.pop((site, start))
+                self.hourly.append((site, start, start + HOUR, *_figures(figures)))
                 if drain:
                     self.closed = max(self.closed or start + HOUR, start + HOUR)
 
@@ -130,16 +130,16 @@ class Replay:
         if judged_by is not None and start + HOUR <= judged_by:
             self.late.append(reading)
             return
-        one = self.windows.setdefault((row["site"], start), {"readings": 0, "values": [], "steps": []})
-        one["readings"] += 1
-        one["values"] += [value] if value is not None else []
-        one["steps"] += [step] if step is not None else []
+        figures = self.windows.setdefault((row["site"], start), {"readings": 0, "values": [], "steps": []})
+        figures["readings"] += 1
+        figures["values"] += [value] if value is not None else []
+        figures["steps"] += [step] if step is not None else []
 
 
-def _figures(one: dict) -> tuple:
-    values = one["values"]
+def _figures(figures: dict) -> tuple:
+    values = figures["values"]
     mean = math.fsum(values) / len(values) if values else None
-    return one["readings"], float(sum(values)), mean, min(values, default=None), max(one["steps"], default=None)
+    return figures["readings"], float(sum(values)), mean, min(values, default=None), max(figures["steps"], default=None)
 
 
 def rounded(rows: list[tuple]) -> Counter:
@@ -156,12 +156,12 @@ def readings(sizes: list[int], seed: int) -> list[list[dict]]:
     chance, clock, seq = random.Random(seed), 0, 0
     cut = []
     for size in sizes:
-        one = []
+        windows = []
         for _ in range(size):
             clock += chance.randrange(25)
             behind = chance.choice([0, 0, chance.randrange(30), chance.randrange(240)])
             seq += 1
-            one.append(
+            windows.append(
                 {
                     "site": chance.choice(["north", "süd", ""]),
                     "meter": chance.randrange(4),
@@ -170,7 +170,7 @@ def readings(sizes: list[int], seed: int) -> list[list[dict]]:
                     "value": chance.choice([None, chance.randrange(-40, 40) / 2, chance.randrange(-40, 40) / 2]),
                 }
             )
-        cut.append(one)
+        cut.append(windows)
     return cut
 
 
@@ -179,12 +179,12 @@ SIZES, SEEDS = st.lists(st.integers(0, 15), min_size=1, max_size=6), st.integers
 
 
 def expected_windows(replay: Replay) -> dict[tuple, tuple]:
-    return {key: _figures(one) for key, one in replay.windows.items()}
+    return {key: _figures(figures) for key, figures in replay.windows.items()}
 
 
-def check_tables(found: dict[str, pl.DataFrame], replay: Replay, place: str) -> None:
+def check_tables(frames: dict[str, pl.DataFrame], replay: Replay, place: str) -> None:
     for name, rows in (("steps", replay.steps), ("hourly", replay.hourly), ("hourly_late", replay.late)):
-        frame = found[name]
+        frame = frames[name]
         assert rounded(frame.rows()) == rounded(rows), f"{name}, {place}"
 
 
@@ -205,15 +205,15 @@ def test_every_checkpoint_is_a_replay_of_its_slices(sizes, seed, parallelism, ba
         replay.slice(rows, drain)
         place = f"epoch {number}"
         check_tables(running.tables, replay, place)
-        found = {key: value.as_dict() for key, value in running.states["meters"].items()}
-        assert found == replay.meters, place
+        meters = {key: value.as_dict() for key, value in running.states["meters"].items()}
+        assert meters == replay.meters, place
         still = running.stages["hourly"].open_windows
         windows = {(row[0], row[1]): row[3:] for row in still.rows()}
         assert _same_windows(windows, expected_windows(replay)), place
 
 
-def _same_windows(found: dict[tuple, tuple], expected: dict[tuple, tuple]) -> bool:
-    return rounded([(*key, *row) for key, row in found.items()]) == rounded(
+def _same_windows(actual: dict[tuple, tuple], expected: dict[tuple, tuple]) -> bool:
+    return rounded([(*key, *row) for key, row in actual.items()]) == rounded(
         [(*key, *row) for key, row in expected.items()]
     )
 

@@ -63,7 +63,8 @@ class Kept:
     def epoch(self, now: int) -> KeyedState:
         if self.life is not None and TOUCHED not in self.schema.arrow.names:
             self.collections = tuple(
-                replace(one, schema=ttl.stamped(one.schema).reading([one.schema])) for one in self.collections
+                replace(collection, schema=ttl.stamped(collection.schema).reading([collection.schema]))
+                for collection in self.collections
             )
             self.schema = ttl.stamped(self.schema).reading([self.schema])
         self.expiry = ttl.expiry_of(self.schema, self.life, now, self.forgotten)
@@ -81,26 +82,26 @@ class Kept:
     def sweep(self, most: int) -> None:
         self.state.barrier()
         if self.expiry is not None:
-            known = sorts(self.schema, self.collections)
-            after = ttl.sweep(self.backend, known, range(GROUPS), self.expiry, self.position, most)
+            declared = sorts(self.schema, self.collections)
+            after = ttl.sweep(self.backend, declared, range(GROUPS), self.expiry, self.position, most)
             self.position = after or b""
 
     def stored(self) -> dict[str, dict]:
         """What a reader finds, by kind and key."""
-        found: dict[str, dict] = {"value": {}, "recent": {}, "spent": {}, "seen": {}}
+        contents: dict[str, dict] = {"value": {}, "recent": {}, "spent": {}, "seen": {}}
         every = range(GROUPS)
         for table in scan_values(self.backend, self.schema, KEYS, every, self.expiry):
-            found["value"] |= {row["k"]: row["rides"] for row in table.to_pylist()}
-        for one in self.collections:
-            scan = scan_list if one.name == "recent" else scan_map
-            for table in scan(self.backend, one, KEYS, every, self.expiry):
+            contents["value"] |= {row["k"]: row["rides"] for row in table.to_pylist()}
+        for collection in self.collections:
+            scan = scan_list if collection.name == "recent" else scan_map
+            for table in scan(self.backend, collection, KEYS, every, self.expiry):
                 for row in table.to_pylist():
-                    if one.name == "recent":
-                        found["recent"].setdefault(row["k"], []).append((row["city"], row["fare"]))
+                    if collection.name == "recent":
+                        contents["recent"].setdefault(row["k"], []).append((row["city"], row["fare"]))
                     else:
-                        value = row["spent"] if one.name == "spent" else (row["city"], row["fare"])
-                        found[one.name].setdefault(row["k"], {})[row[f"{one.name}_key"]] = value
-        return found
+                        value = row["spent"] if collection.name == "spent" else (row["city"], row["fare"])
+                        contents[collection.name].setdefault(row["k"], {})[row[f"{collection.name}_key"]] = value
+        return contents
 
 
 class Model:
@@ -119,32 +120,32 @@ class Model:
             return
         if not self.had_life:
             self.had_life = True
-            for one in self.things():
-                one[1] = now
+            for thing in self.things():
+                thing[1] = now
         oldest = now - self.life.micros
-        self.value = {key: one for key, one in self.value.items() if one[1] > oldest}
-        self.recent = {key: [one for one in kept if one[1] > oldest] for key, kept in self.recent.items()}
+        self.value = {key: thing for key, thing in self.value.items() if thing[1] > oldest}
+        self.recent = {key: [thing for thing in kept if thing[1] > oldest] for key, kept in self.recent.items()}
         for name, maps in self.maps.items():
             self.maps[name] = {
-                key: {entry: one for entry, one in kept.items() if one[1] > oldest} for key, kept in maps.items()
+                key: {entry: thing for entry, thing in kept.items() if thing[1] > oldest} for key, kept in maps.items()
             }
 
     def things(self) -> list[list]:
-        maps = [one for maps in self.maps.values() for kept in maps.values() for one in kept.values()]
-        return [*self.value.values(), *maps, *(one for kept in self.recent.values() for one in kept)]
+        maps = [thing for maps in self.maps.values() for kept in maps.values() for thing in kept.values()]
+        return [*self.value.values(), *maps, *(thing for kept in self.recent.values() for thing in kept)]
 
     def read(self, things: list[list]) -> list:
-        for one in things:
+        for thing in things:
             if self.life is not None and self.life.on_read:
-                one[1] = self.now
-        return [one[0] for one in things]
+                thing[1] = self.now
+        return [thing[0] for thing in things]
 
     def stored(self) -> dict[str, dict]:
         return {
-            "value": {key: one[0] for key, one in self.value.items()},
-            "recent": {key: [one[0] for one in kept] for key, kept in self.recent.items() if kept},
+            "value": {key: thing[0] for key, thing in self.value.items()},
+            "recent": {key: [thing[0] for thing in kept] for key, kept in self.recent.items() if kept},
             **{
-                name: {key: {entry: one[0] for entry, one in kept.items()} for key, kept in maps.items() if kept}
+                name: {key: {entry: thing[0] for entry, thing in kept.items()} for key, kept in maps.items() if kept}
                 for name, maps in self.maps.items()
             },
         }
@@ -165,7 +166,7 @@ def apply(state: KeyedState, model: Model, do: str, rows: list[tuple[str, str, i
     unique = list({(key, entry): (key, entry, value) for key, entry, value in rows}.values())
     several = _keyed([key for key, _, _ in unique], m=[m for _, m, _ in unique], v=[v for _, _, v in unique])
     several = several.with_columns(b=pl.col("m").cast(pl.Binary))
-    one = rows[0][2] % 3
+    most = rows[0][2] % 3
     if do == "value":
         state.fold(frame, rides=agg.sum("v"))
         for key, _, value in rows:
@@ -187,18 +188,18 @@ def apply(state: KeyedState, model: Model, do: str, rows: list[tuple[str, str, i
         for key, entry, _ in rows:
             model.recent.setdefault(key, []).append([(entry, 7), model.now])
     elif do == "list":
-        expected = [(key, *one) for key in distinct for one in model.read(model.recent.get(key, []))]
+        expected = [(key, *element) for key in distinct for element in model.read(model.recent.get(key, []))]
         assert state.recent.get(frame).rows() == expected
     elif do == "last":
         expected = [
-            (key, *element) for key in distinct for element in model.read(model.recent.get(key, [])[-one - 1 :])
+            (key, *element) for key in distinct for element in model.read(model.recent.get(key, [])[-most - 1 :])
         ]
-        assert state.recent.last(frame, one + 1).rows() == expected
+        assert state.recent.last(frame, most + 1).rows() == expected
     elif do == "trim":
-        state.recent.trim(frame, one)
+        state.recent.trim(frame, most)
         for key in distinct:
             kept = model.recent.get(key, [])
-            model.recent[key] = kept[len(kept) - one :] if one < len(kept) else kept
+            model.recent[key] = kept[len(kept) - most :] if most < len(kept) else kept
     elif do == "put":
         state.spent.put(several, spent_key="m", spent="v")
         state.seen.put(several, seen_key="b", fare="v")
@@ -208,24 +209,24 @@ def apply(state: KeyedState, model: Model, do: str, rows: list[tuple[str, str, i
             old = mine.get(entry.encode(), [(None, 7)])[0]
             mine[entry.encode()] = [(old[0], value), model.now]
     elif do == "fold map":
-        found = state.spent.fold(frame, spent_key="m", spent=agg.sum("v"))
+        folded = state.spent.fold(frame, spent_key="m", spent=agg.sum("v"))
         for key, entry, value in rows:
             mine = model.maps["spent"].setdefault(key, {})
             mine[entry] = [mine.get(entry, [0])[0] + value, model.now]
-        assert sorted(found.rows()) == sorted(
+        assert sorted(folded.rows()) == sorted(
             {(key, entry, model.maps["spent"][key][entry][0]) for key, entry, _ in rows}
         )
     elif do == "get":
         mine = [model.maps["spent"].get(key, {}).get(entry) for key, entry, _ in rows]
         there = state.spent.contains(frame, spent_key="m").to_list()
-        assert there == [one is not None for one in mine]
-        found = state.spent.get(frame, spent_key="m")["spent"].to_list()
-        assert found == [0 if one is None else model.read([one])[0] for one in mine]
+        assert there == [value is not None for value in mine]
+        folded = state.spent.get(frame, spent_key="m")["spent"].to_list()
+        assert folded == [0 if value is None else model.read([value])[0] for value in mine]
     elif do == "all":
         expected = [
-            (key, entry, *model.read([one])[0])
+            (key, entry, *model.read([value])[0])
             for key in distinct
-            for entry, one in sorted(model.maps["seen"].get(key, {}).items())
+            for entry, value in sorted(model.maps["seen"].get(key, {}).items())
         ]
         assert state.seen.all(frame).rows() == expected
     elif do == "delete":
@@ -379,8 +380,8 @@ class Asked(MemoryBackend):
         super().write(puts, deletes)
 
 
-@pytest.mark.parametrize("one", ["get", "last", "trim", "clear"])
-def test_a_list_asks_for_no_more_than_what_the_sweep_has_left(one):
+@pytest.mark.parametrize("method", ["get", "last", "trim", "clear"])
+def test_a_list_asks_for_no_more_than_what_the_sweep_has_left(method):
     backend = Asked()
     kept = Kept(backend, Ttl(LIFE))
     added = _keyed(["a"] * 50, v=list(range(50)))
@@ -394,13 +395,13 @@ def test_a_list_asks_for_no_more_than_what_the_sweep_has_left(one):
     kept.epoch(now + 1)
     kept.begin()
     backend.asked = backend.deleted = 0
-    arguments = {"last": [1_000], "trim": [10]}.get(one, [])
-    found = getattr(kept.state.recent, one)(_keyed(["a"]), *arguments)
-    if one in ("get", "last"):
-        assert found["fare"].to_list() == list(range(50))
+    arguments = {"last": [1_000], "trim": [10]}.get(method, [])
+    elements = getattr(kept.state.recent, method)(_keyed(["a"]), *arguments)
+    if method in ("get", "last"):
+        assert elements["fare"].to_list() == list(range(50))
     kept.state.flush()
     assert backend.asked + backend.deleted <= 50 + len(NAMES) + 1
-    assert len(kept.state.recent.get(_keyed(["a"]))) == {"trim": 10, "clear": 0}.get(one, 50)
+    assert len(kept.state.recent.get(_keyed(["a"]))) == {"trim": 10, "clear": 0}.get(method, 50)
 
 
 def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off():

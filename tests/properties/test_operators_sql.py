@@ -65,18 +65,18 @@ def minutes(text: str) -> timedelta:
 @quick
 def test_running_aggregates(sizes, seed, few, parallelism, batch_rows):
     cut = events(sizes, seed)
-    made = aggregate("totals", EVENTS, key="k", order_by=["ts", "seq"], **WANTED)
-    run = testing.run(made, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
-    found = []
+    totals = aggregate("totals", EVENTS, key="k", order_by=["ts", "seq"], **WANTED)
+    run = testing.run(totals, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
+    rows_out = []
     with cramped(few):
         for rows in cut:
-            found += run.epoch(rows).rows()
+            rows_out += run.epoch(rows).rows()
     expected = database(cut).sql(f"""
         SELECT k, {aggregates("ts", "seq")}, number AS epoch
         FROM events, (SELECT DISTINCT slice AS number, k AS touched FROM events)
         WHERE slice <= number AND k = touched GROUP BY k, number
     """)
-    assert alike(found) == alike(expected.fetchall())
+    assert alike(rows_out) == alike(expected.fetchall())
     assert set(run.state) == {row["k"] for rows in cut for row in rows}
     run.close()
 
@@ -91,11 +91,11 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
     size = slide + (more and data.draw(st.integers(0, more * slide)))
     offset = data.draw(st.integers(0, slide - 1))
     cut = events(sizes, seed)
-    made = window(
+    windowed = window(
         "sized", EVENTS, key="k", on="ts", every=every, size=f"{size}m", offset=f"{offset}m", lateness=f"{lateness}m",
         order_by=["ts", "seq"], late=delta.append("late"), **WANTED,
     )  # fmt: skip
-    run = testing.run(made, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
+    run = testing.run(windowed, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     fired, late = [], []
     with cramped(few):
         for number, rows in enumerate([*cut, []], 1):
@@ -103,11 +103,13 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
             fired += [(number, *row) for row in out.rows()]
             late += run.late["seq"].to_list() if run.late.width else []
     behind = timedelta(minutes=lateness)
-    found = database(cut, behind)
+    connection = database(cut, behind)
     marks = watermarks(cut, behind)
-    found.execute("CREATE TABLE marks (number BIGINT, mark TIMESTAMPTZ)")
-    found.executemany("INSERT INTO marks VALUES (?, ?)", [[n, mark] for n, mark in enumerate(marks) if n] + [[0, None]])
-    found.execute(f"""
+    connection.execute("CREATE TABLE marks (number BIGINT, mark TIMESTAMPTZ)")
+    connection.executemany(
+        "INSERT INTO marks VALUES (?, ?)", [[n, mark] for n, mark in enumerate(marks) if n] + [[0, None]]
+    )
+    connection.execute(f"""
         CREATE TABLE placed AS SELECT e.*, to_timestamp(60 * ({offset} + nth * {slide} + {size})) AS ending
         FROM (SELECT *, (epoch(ts) // 60)::BIGINT AS minute FROM events) e,
              LATERAL (SELECT unnest(range(
@@ -116,7 +118,7 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
         WHERE minute >= {offset} + nth * {slide} AND minute < {offset} + nth * {slide} + {size}
           AND (before IS NULL OR to_timestamp(60 * ({offset} + nth * {slide} + {size})) > before)
     """)
-    expected = found.sql(f"""
+    expected = connection.sql(f"""
         SELECT coalesce((SELECT min(number) FROM marks WHERE mark >= ending), {len(cut) + 1}),
                k, ending - INTERVAL {size} MINUTE, ending, {aggregates("ts", "seq")}
         FROM placed GROUP BY k, ending
@@ -124,7 +126,9 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
     assert alike(fired) == alike(expected.fetchall())
     assert sorted(late) == [
         row[0]
-        for row in found.sql("SELECT seq FROM events WHERE seq NOT IN (SELECT seq FROM placed) ORDER BY 1").fetchall()
+        for row in connection.sql(
+            "SELECT seq FROM events WHERE seq NOT IN (SELECT seq FROM placed) ORDER BY 1"
+        ).fetchall()
     ]
     assert run.open_windows.is_empty()
     run.close()
@@ -149,30 +153,40 @@ def placed_in_sessions(
     for number, rows in enumerate(cut, 1):
         before, now = marks[number - 1], marks[number]
         for row in rows:
-            near = [one for one in open_ if one[0]["k"] == row["k"] and any(_near(row, other, gap) for other in one)]
-            open_ = [one for one in open_ if one not in near] + [[row, *(other for one in near for other in one)]]
+            near = [
+                session
+                for session in open_
+                if session[0]["k"] == row["k"] and any(_near(row, other, gap) for other in session)
+            ]
+            open_ = [session for session in open_ if session not in near] + [
+                [row, *(other for session in near for other in session)]
+            ]
         kept = []
-        for one in open_:
-            if before is None or _end(one, gap) > before or any(row["seq"] in session for row in one):
-                kept.append(one)
-                session |= {row["seq"]: 0 for row in one}
+        for events_of_session in open_:
+            if (
+                before is None
+                or _end(events_of_session, gap) > before
+                or any(row["seq"] in session for row in events_of_session)
+            ):
+                kept.append(events_of_session)
+                session |= {row["seq"]: 0 for row in events_of_session}
         open_ = []
-        for one in kept:
-            if now is not None and _end(one, gap) <= now:
+        for events_of_session in kept:
+            if now is not None and _end(events_of_session, gap) <= now:
                 identity = len(closing)
                 closing[identity] = number
-                session |= {row["seq"]: identity for row in one}
+                session |= {row["seq"]: identity for row in events_of_session}
             else:
-                open_.append(one)
-    for one in open_:
+                open_.append(events_of_session)
+    for events_of_session in open_:
         identity = len(closing)
         closing[identity] = len(cut) + 1
-        session |= {row["seq"]: identity for row in one}
+        session |= {row["seq"]: identity for row in events_of_session}
     return session, closing
 
 
-def _near(one: dict, other: dict, gap: timedelta) -> bool:
-    return abs(one["ts"] - other["ts"]) < gap
+def _near(event: dict, other: dict, gap: timedelta) -> bool:
+    return abs(event["ts"] - other["ts"]) < gap
 
 
 def _end(rows: list[dict], gap: timedelta) -> datetime:
@@ -185,8 +199,8 @@ def test_sessions(sizes, seed, few, gap, lateness, parallelism, batch_rows):
     cut = events(sizes, seed)
     fired, late = sessions_of(cut, gap, lateness, few, parallelism, batch_rows)
     session, closing = placed_in_sessions(cut, minutes(gap), timedelta(minutes=lateness))
-    found = database(cut, session=[session.get(row["seq"]) for rows in cut for row in rows])
-    expected = found.sql(f"""
+    connection = database(cut, session=[session.get(row["seq"]) for rows in cut for row in rows])
+    expected = connection.sql(f"""
         SELECT session, k, min(ts), max(ts) + INTERVAL {gap[:-1]} MINUTE, {aggregates("ts", "seq")}
         FROM events WHERE session IS NOT NULL GROUP BY session, k
     """)
@@ -214,11 +228,11 @@ def sessions_of(
     cut: list[list[dict]], gap: str, lateness: int, few: bool, parallelism: int, batch_rows: int
 ) -> tuple[list[tuple], list[int]]:
     """The sessions with the epoch in which each came, and the late rows' numbers."""
-    made = window(
+    sessions = window(
         "visits", EVENTS, key="k", on="ts", gap=gap, lateness=f"{lateness}m", order_by=["ts", "seq"],
         late=delta.append("late"), **WANTED,
     )  # fmt: skip
-    run = testing.run(made, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
+    run = testing.run(sessions, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     fired, late = [], []
     with cramped(few):
         for number, rows in enumerate([*cut, []], 1):
@@ -237,14 +251,14 @@ def sessions_of(
 @quick
 def test_the_first_row_of_each_key(sizes, seed, parallelism, batch_rows):
     cut = events(sizes, seed)
-    made = deduplicate("unique", EVENTS, key=["k", "b"], order_by=["ts", "seq"], where="b IS NOT NULL")
-    run = testing.run(made, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
-    found = [row for rows in cut for row in run.epoch(rows).rows()]
+    unique = deduplicate("unique", EVENTS, key=["k", "b"], order_by=["ts", "seq"], where="b IS NOT NULL")
+    run = testing.run(unique, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
+    rows_out = [row for rows in cut for row in run.epoch(rows).rows()]
     expected = database(cut).sql(f"""
         SELECT {", ".join(SCHEMA.names)} FROM events WHERE b IS NOT NULL
         QUALIFY row_number() OVER (PARTITION BY k, b ORDER BY slice, ts, seq) = 1
     """)
-    assert alike(found) == alike(expected.fetchall())
+    assert alike(rows_out) == alike(expected.fetchall())
     run.close()
 
 
@@ -268,8 +282,8 @@ def remembered(
 @quick
 def test_the_first_row_of_each_key_within_a_while_of_event_time(sizes, seed, few, ttl, parallelism, batch_rows):
     cut = events(sizes, seed)
-    made = deduplicate("unique", EVENTS, key="k", on="ts", ttl=ttl, order_by=["ts", "seq"], late=delta.append("late"))
-    run = testing.run(made, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
+    unique = deduplicate("unique", EVENTS, key="k", on="ts", ttl=ttl, order_by=["ts", "seq"], late=delta.append("late"))
+    run = testing.run(unique, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     out, late, duplicates = [], [], 0
     with cramped(few):
         for rows in cut:
@@ -289,8 +303,8 @@ def test_the_first_row_of_each_key_within_a_while_of_event_time(sizes, seed, few
 @quick
 def test_the_first_row_of_each_key_within_a_while_of_processing_time(sizes, seed, few, ttl, parallelism, batch_rows):
     cut = events(sizes, seed)
-    made = deduplicate("unique", EVENTS, key="k", ttl=f"{ttl}m", order_by=["ts", "seq"])
-    run = testing.run(made, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
+    unique = deduplicate("unique", EVENTS, key="k", ttl=f"{ttl}m", order_by=["ts", "seq"])
+    run = testing.run(unique, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     seen, expected, out = {}, [], []
     with cramped(few):
         for number, rows in enumerate(cut):  # an epoch is a minute in these tests
@@ -305,12 +319,12 @@ def test_the_first_row_of_each_key_within_a_while_of_processing_time(sizes, seed
 
 @pytest.mark.parametrize("kind", ["aggregate", "sessions", "deduplicate"])
 def test_an_epoch_without_rows_changes_nothing(kind):
-    made = {
+    stages = {
         "aggregate": aggregate("one", EVENTS, key="k", n=agg.count()),
         "sessions": window("one", EVENTS, key="k", on="ts", gap="30m", n=agg.count()),
         "deduplicate": deduplicate("one", EVENTS, key="k", on="ts", ttl="1h"),
     }[kind]
-    run = testing.run(made, parallelism=2, schema=SCHEMA)
+    run = testing.run(stages, parallelism=2, schema=SCHEMA)
     run.epoch(events([20], 1)[0])
     named = {file.path for ack in run.acks for file in ack.files if file.kind == "state"}
     assert run.epoch([]).is_empty()

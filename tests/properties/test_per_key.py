@@ -101,8 +101,8 @@ def test_per_key_is_vectorised_is_a_replay(slices, parallelism, batch_rows, size
         expected = replay.epoch(rows)
         assert sorted(keys.epoch(rows).rows(), key=str) == expected
         assert sorted(columns.epoch(rows).rows(), key=str) == expected
-        found = {key: meter.as_dict() for key, meter in keys.state.items()}
-        assert found == replay.state
-        assert found == {key: meter.as_dict() for key, meter in columns.state.items()}
+        meters = {key: meter.as_dict() for key, meter in keys.state.items()}
+        assert meters == replay.state
+        assert meters == {key: meter.as_dict() for key, meter in columns.state.items()}
     keys.close()
     columns.close()

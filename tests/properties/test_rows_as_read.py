@@ -177,8 +177,8 @@ def both(type: pa.DataType, value: Any, nullable: bool) -> tuple[str, str]:
 @given(st.data(), TYPES, st.booleans())
 def test_a_value_is_read_as_arrow_reads_it(data: st.DataObject, type: pa.DataType, nullable: bool) -> None:
     value = data.draw(of_type(type))
-    told, by_arrow = both(type, value, nullable)
-    assert told == by_arrow
+    in_python, by_arrow = both(type, value, nullable)
+    assert in_python == by_arrow
 
 
 @settings(max_examples=100)

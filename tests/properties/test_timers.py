@@ -148,9 +148,9 @@ def _compared(epochs, parallelism: int) -> None:
         now, watermark = now + later, (watermark or 0) + further
         given_ = [{"k": key, "do": do, "at": at} for key, do, at in rows]
         model.rows(rows, now)
-        found = driven.epoch(given_, now=now, watermark=watermark, drain=drain)
+        fired = driven.epoch(given_, now=now, watermark=watermark, drain=drain)
         expected = list(model.barrier(now, watermark, drain))
-        assert sorted(found.select("k", "at", "nth", "domain").rows()) == sorted(expected)
+        assert sorted(fired.select("k", "at", "nth", "domain").rows()) == sorted(expected)
         left = [
             (row["k"], row["domain"], row["at"])
             for subtask, backend in enumerate(driven.backends)
@@ -174,8 +174,8 @@ def _times(driven: Driven) -> dict[int, int]:
 
 
 def _of_key(driven: Driven) -> int:
-    found = 0
+    entries = 0
     for backend in driven.backends:
         for key, _ in backend.scan(b"", b"\xff"):
-            found += key[2] in (EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY)
-    return found
+            entries += key[2] in (EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY)
+    return entries

@@ -121,12 +121,12 @@ def _array(type: pa.DataType, values: list[Any]) -> pa.Array:
         return _lists(type, values, entries, pa.int32())
     if pa.types.is_fixed_size_list(type):
         field = type.value_field
-        flat = [one for value in values for one in (value or ([_hidden(field)] * type.list_size))]
+        flat = [element for value in values for element in (value or ([_hidden(field)] * type.list_size))]
         valid = pa.array([not null for null in nulls], pa.bool_()).buffers()[1]
         children = [_array(field.type, flat)]
         return pa.Array.from_buffers(type, len(values), [valid if any(nulls) else None], children=children)
     if pa.types.is_list(type) or pa.types.is_large_list(type):
-        flat = [one for value in values for one in value or []]
+        flat = [element for value in values for element in value or []]
         offsets = pa.int64() if pa.types.is_large_list(type) else pa.int32()
         return _lists(type, values, _array(type.value_type, flat), offsets)
     if pa.types.is_decimal(type):
@@ -200,7 +200,7 @@ def _block(type: pa.DataType, values: list[Any]) -> bytes:
         columns = [[None if value is None else value[i] for value in values] for i in range(type.num_fields)]
         return nulls + b"".join(_block(field.type, column) for field, column in zip(type, columns, strict=True))
     fixed = b"" if pa.types.is_fixed_size_list(type) else b"".join(_fixed(type, value) for value in values)
-    return nulls + fixed + _variable(type, [one for value in values for one in _elements(type, value)])
+    return nulls + fixed + _variable(type, [element for value in values for element in _elements(type, value)])
 
 
 def _elements(type: pa.DataType, value: Any) -> Any:
@@ -216,11 +216,11 @@ def _variable(type: pa.DataType, elements: list[Any]) -> bytes:
 
 
 def _slots(type: pa.DataType, value: Any) -> list[tuple[pa.DataType, Any]]:
-    found = [(type, value)]
+    slots = [(type, value)]
     if pa.types.is_struct(type):
         for i, field in enumerate(type):
-            found += _slots(field.type, None if value is None else value[i])
-    return found
+            slots += _slots(field.type, None if value is None else value[i])
+    return slots
 
 
 def described(schema: StateSchema, row: list[Any]) -> bytes:
@@ -274,7 +274,7 @@ def test_a_byte_changed_or_cut_is_another_sound_row_or_damage(case, data):
         decode_rows(schema, [*values, bytes(value[: data.draw(st.integers(0, len(value) - 1))])])
     value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        found = decode_rows(schema, [bytes(value)])
+        decoded = decode_rows(schema, [bytes(value)])
     except DamageError:
         return
-    assert encode_rows(schema, found) == [bytes(value)]
+    assert encode_rows(schema, decoded) == [bytes(value)]

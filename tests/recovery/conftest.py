@@ -24,7 +24,7 @@ def days(tmp_path_factory) -> list[Path]:
 def site(tmp_path) -> Callable[..., Site]:
     """Makes a site: `site(max_files=7, parallelism=2)`. heartbeat: seconds."""
 
-    def made(*, max_files: int, parallelism: int = 2, heartbeat: float = 5) -> Site:
+    def make_site(*, max_files: int, parallelism: int = 2, heartbeat: float = 5) -> Site:
         options = {
             "WEIR_EPOCH__MAX_FILES": str(max_files),
             "WEIR_SPARK__PARALLELISM": str(parallelism),
@@ -32,14 +32,14 @@ def site(tmp_path) -> Callable[..., Site]:
         }
         return Site(tmp_path / "site", options)
 
-    return made
+    return make_site
 
 
 class Ended(NamedTuple):
-    """How a command ended. said: what it wrote to stderr; out: to stdout."""
+    """How a command ended. err: what it wrote to stderr; out: to stdout."""
 
     code: int
-    said: str
+    err: str
     out: str
 
 

@@ -94,12 +94,12 @@ class Site:
 
     def objects(self) -> dict[str, tuple[int, int]]:
         """Size and time of change of every file in storage but the lease and other requests to the coordinator."""
-        found = {}
+        objects = {}
         for file in self.storage.rglob("*"):
             name = file.relative_to(self.storage).as_posix()
             if file.is_file() and not name.startswith("coordinator/"):
-                found[name] = (file.stat().st_size, file.stat().st_mtime_ns)
-        return found
+                objects[name] = (file.stat().st_size, file.stat().st_mtime_ns)
+        return objects
 
     # -- checks
 
@@ -210,6 +210,6 @@ def child(site: Site, point: str, epoch: int) -> Iterator[Child]:
         yield held
     finally:
         if process.poll() is None:
-            for one in reversed(held.family()):
-                one.kill()
+            for member in reversed(held.family()):
+                member.kill()
             process.wait()

@@ -41,14 +41,14 @@ def bank_on(root: Path, backend: str, **options: str) -> Bank:
 @pytest.fixture
 def begun(monkeypatch) -> list[str]:
     """The attempts whose snapshots have been begun after their barrier."""
-    real, found = async_writer.begin, list[str]()
+    real, directories = async_writer.begin, list[str]()
 
     def begin(directory, write):
-        found.append(directory.name)
+        directories.append(directory.name)
         return real(directory, write)
 
     monkeypatch.setattr(async_writer, "begin", begin)
-    return found
+    return directories
 
 
 def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkeypatch):
@@ -238,11 +238,11 @@ def test_a_run_that_is_killed_while_it_writes_goes_on(tmp_path):
     options = {"WEIR_LEASE__HEARTBEAT_SECONDS": "0.5"}
     bank = bank_on(tmp_path, "filesystem", **options)
     bank.epochs(1)
-    said = [
+    arguments = [
         f"{name}={value}" for name, value in (ASYNCHRONOUS | options | {"WEIR_STATE__BACKEND": "filesystem"}).items()
     ]
     env = os.environ | {"PYTHONPATH": str(PROJECT)}
-    doomed = subprocess.run([sys.executable, "-c", _DOOMED, bank.site.root, *said], env=env, check=False)
+    doomed = subprocess.run([sys.executable, "-c", _DOOMED, bank.site.root, *arguments], env=env, check=False)
     assert doomed.returncode == -signal.SIGKILL
     assert 2 <= bank.registry.head().id < 7
     bank.epochs()

@@ -37,10 +37,10 @@ _READ = 3  # days in the base, all in one epoch
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, spark, days) -> Site:
-    made = Site(tmp_path_factory.mktemp("bad-input") / "base")
-    made.land(days[:_READ])
-    made.run()
-    return made
+    site = Site(tmp_path_factory.mktemp("bad-input") / "base")
+    site.land(days[:_READ])
+    site.run()
+    return site
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def _impossible(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "messages"),
     [
         (_garbage, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
         (_empty, ["FILE", "is empty", "Repair it, or move it out of"]),
@@ -121,7 +121,7 @@ def _impossible(file: Path) -> None:
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
-def test_a_bad_file_is_named_and_changes_nothing(flights, days, weir, spoil, told):
+def test_a_bad_file_is_named_and_changes_nothing(flights, days, weir, spoil, messages):
     before, bad = _standing(flights), days[_READ]
     shutil.copyfile(bad, flights.landing / bad.name)
     spoil(flights.landing / bad.name)
@@ -129,8 +129,8 @@ def test_a_bad_file_is_named_and_changes_nothing(flights, days, weir, spoil, tol
     ended = weir(flights, "run", "flights", "--until-caught-up")
 
     assert ended.code == 1
-    for words in told:
-        assert (bad.name if words == "FILE" else words) in ended.said, ended.said
+    for words in messages:
+        assert (bad.name if words == "FILE" else words) in ended.err, ended.err
     assert _standing(flights) == before
     flights.assert_no_orphans()
 
@@ -157,14 +157,14 @@ def _changed(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "told"),
+    ("happens", "messages"),
     [
         (_changed, ["FILE", "A file changed while an epoch was reading it", "deliver corrections under a new name"]),
         (Path.unlink, ["FILE", "A file vanished while an epoch was reading it", "Put it back"]),
     ],
     ids=["changes", "vanishes"],
 )
-def test_a_file_that_changes_while_it_is_read_declines_the_epoch(flights, days, weir, monkeypatch, happens, told):
+def test_a_file_that_changes_while_it_is_read_declines_the_epoch(flights, days, weir, monkeypatch, happens, messages):
     before, file = _standing(flights), flights.landing / days[_READ].name
     flights.land([days[_READ]])
     verify = FilesReader.verify
@@ -178,8 +178,8 @@ def test_a_file_that_changes_while_it_is_read_declines_the_epoch(flights, days, 
         ended = weir(flights, "run", "flights", "--until-caught-up")
 
     assert ended.code == 1
-    for words in told:
-        assert (file.name if words == "FILE" else words) in ended.said, ended.said
+    for words in messages:
+        assert (file.name if words == "FILE" else words) in ended.err, ended.err
     assert _standing(flights) == before
     flights.assert_no_orphans()
 
@@ -221,10 +221,10 @@ def test_an_error_in_a_stage_shows_the_authors_own_traceback(readings, weir):
     ended = weir(readings, "run", "sensors", "--until-caught-up")
 
     assert ended.code == 1
-    assert "The function of the stage sensors raised KeyError: 'K'" in ended.said
-    assert "first keys of the batch: [{'sensor': " in ended.said and "subtask" in ended.said
-    assert "Correct the function; the epoch was declined" in ended.said
-    trace = ended.said[: ended.said.index("error:")]
+    assert "The function of the stage sensors raised KeyError: 'K'" in ended.err
+    assert "first keys of the batch: [{'sensor': " in ended.err and "subtask" in ended.err
+    assert "Correct the function; the epoch was declined" in ended.err
+    trace = ended.err[: ended.err.index("error:")]
     assert "tests/recovery/sensors.py" in trace and "return float(number) * FACTORS[unit]" in trace
     assert "pipelines/runtime" not in trace and "pyspark" not in trace, "only what the author wrote"
     assert _standing(readings) == before
@@ -242,8 +242,8 @@ def test_a_row_without_a_key_names_the_key_and_the_stage(readings, weir):
     ended = weir(readings, "run", "sensors", "--until-caught-up")
 
     assert ended.code == 1
-    assert "1 rows of a batch have no 'sensor', which is a key of sensors" in ended.said
-    assert 'where="sensor IS NOT NULL"' in ended.said and 'null_keys="drop"' in ended.said
+    assert "1 rows of a batch have no 'sensor', which is a key of sensors" in ended.err
+    assert 'where="sensor IS NOT NULL"' in ended.err and 'null_keys="drop"' in ended.err
     assert _standing(readings) == before
     readings.assert_no_orphans()
 
@@ -254,7 +254,7 @@ def test_a_row_without_a_key_names_the_key_and_the_stage(readings, weir):
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "messages"),
     [
         ({"WEIR_EPOCH__MAX_FLIES": "7"}, ["epoch.max_flies", "did you mean 'max_files'", "WEIR_EPOCH__MAX_FLIES"]),
         (
@@ -265,21 +265,21 @@ def test_a_row_without_a_key_names_the_key_and_the_stage(readings, weir):
     ],
     ids=["key", "module", "placeholder"],
 )
-def test_a_typo_in_the_configuration_starts_nothing(readings, weir, env, told):
+def test_a_typo_in_the_configuration_starts_nothing(readings, weir, env, messages):
     before = readings.objects()
 
     ended = weir(readings, "run", "sensors", "--until-caught-up", **env)
 
     assert ended.code == 2
-    for words in told:
-        assert words in ended.said, ended.said
+    for words in messages:
+        assert words in ended.err, ended.err
     assert readings.objects() == before, "not even a generation was claimed"
 
 
 def test_a_pipeline_that_is_not_configured_names_those_that_are(readings, weir):
     ended = weir(readings, "run", "flihgts")
     assert ended.code == 2
-    assert "flihgts" in ended.said and "flights, sensors" in ended.said
+    assert "flihgts" in ended.err and "flights, sensors" in ended.err
 
 
 # -- a directory that is not there
@@ -295,7 +295,7 @@ def test_a_landing_directory_that_does_not_exist_is_said_everywhere(tmp_path, we
         "landing": str(bank.site.landing)
     }
     run = weir(bank.site, "run", "small", "--until-caught-up")
-    assert run.code == 0 and gone in run.out and gone in run.said and "0 files" not in run.said
+    assert run.code == 0 and gone in run.out and gone in run.err and "0 files" not in run.err
     assert str(bank.site.landing) in weir(bank.site, "plan", "small").out
     decision = decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0)
     assert gone in decision.reason and "no file is waiting" not in decision.reason
@@ -303,7 +303,7 @@ def test_a_landing_directory_that_does_not_exist_is_said_everywhere(tmp_path, we
     bank.site.landing.mkdir()
     assert "0 files in" in weir(bank.site, "status", "small").out
     assert json.loads(weir(bank.site, "status", "small", "--json").out)["missing"] == {}
-    assert "0 files waiting" in weir(bank.site, "run", "small", "--until-caught-up").said
+    assert "0 files waiting" in weir(bank.site, "run", "small", "--until-caught-up").err
     assert "no file is waiting" in decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0).reason
     bank.epochs(1)
     bank.site.landing.rename(tmp_path / "unmounted")
@@ -366,10 +366,10 @@ def test_a_bad_file_is_set_aside_where_its_source_wants_that(tmp_path, spoil, fi
     bad = spoil(bank.site.landing / "00003.parquet")
     reports = bank.epochs(5)
     bank.assert_exact(1, 2, 4, 5)
-    (one,) = [one for report in reports for one in report.checkpoint.slice["landing"].get("set_aside", ())]
-    assert one["name"] == bad.name and one["reason"]
+    (aside,) = [aside for report in reports for aside in report.checkpoint.slice["landing"].get("set_aside", ())]
+    assert aside["name"] == bad.name and aside["reason"]
     shown = status_of(bank.site.pipeline, bank.site.settings)
-    assert shown["set_aside"]["landing"] == {"files": 1, "last": one}
+    assert shown["set_aside"]["landing"] == {"files": 1, "last": aside}
     assert shown["lag"] == {"landing": 0} and shown["held"] is None
     # Repaired, it comes under a name of its own; as it is, it is not tried again.
     assert bank.epochs() == []
@@ -470,8 +470,8 @@ def test_a_file_of_which_spark_finds_that_it_is_bad_is_set_aside(tmp_path, direc
     bank.land(1, 2, 3)
     bad = _page_smashed((bank.site.landing / "00002.parquet").rename(bank.site.landing / name))
     (report,) = list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True)))
-    (one,) = report.checkpoint.slice["landing"]["set_aside"]
-    assert one["name"] == bad.name
+    (aside,) = report.checkpoint.slice["landing"]["set_aside"]
+    assert aside["name"] == bad.name
     bank.assert_exact(1, 3)
 
 

@@ -74,7 +74,7 @@ def test_case_8_one_of_three_unreadable_checkpoints_is_raised_not_skipped(bank, 
         three.epochs(4)
     assert rows[victim].name in str(raised.value)
     after = bank.site.objects()
-    assert all(after[name] == found for name, found in before.items() if name.startswith(("state/", "tables/")))
+    assert all(after[name] == digest for name, digest in before.items() if name.startswith(("state/", "tables/")))
     assert not [name for name in after if "-e4/" in name]
 
 

@@ -104,7 +104,7 @@ def _data(site: Site) -> dict:
     """All that a refused or declined epoch must leave as it was; a take-over leaves its mark in the registry's logs, a
     restore in its table."""
     marks = ("_delta_log", "registry/restores")
-    kept = {name: found for name, found in site.objects().items() if not any(mark in name for mark in marks)}
+    kept = {name: digest for name, digest in site.objects().items() if not any(mark in name for mark in marks)}
     return kept | {"checkpoints": site.registry("checkpoints").to_json()}
 
 
@@ -128,16 +128,16 @@ def meters(base, tmp_path) -> Site:
 def test_a_pipeline_that_lacks_what_the_checkpoint_holds_is_refused_until_it_is_retired(meters):
     _deliver(meters, 1)
     before, source = _data(meters), _landing()
-    for told, changed in (
+    for what, changed in (
         ("source 'landing'", Pipeline("meters", _both(_landing("arrivals")))),
         ("source 'landing'", Pipeline("meters", _both(_landing("arrivals")), retired=("counts", "arrivals"))),
         ("stage 'counts'", Pipeline("meters", (_peaks(source),))),
         ("stage 'counts'", Pipeline("meters", (_peaks(source), _counts(source, "counters")))),
         ("stage 'counts'", Pipeline("meters", (_peaks(source),), retired=("landing", "counted"))),
     ):
-        with pytest.raises(PipelineError, match=f"has a {told}, which the pipeline meters has no more") as refused:
+        with pytest.raises(PipelineError, match=f"has a {what}, which the pipeline meters has no more") as refused:
             replace(meters, pipeline=changed).run()
-        assert f"retired=({told.split()[1]},)" in str(refused.value)
+        assert f"retired=({what.split()[1]},)" in str(refused.value)
         assert _data(meters) == before
     with pytest.raises(PipelineError, match="stage 'counts'"):
         run.check_fits(Pipeline("meters", (_peaks(_landing("arrivals")),), retired=("landing",)), _head(meters))
@@ -199,8 +199,8 @@ def test_a_stage_that_hangs_is_cancelled_when_the_epochs_time_is_up(tmp_path, sp
                     time.sleep(0.1)
             raise TimeoutError("woken")  # Spark cancels the task, but lets its worker sleep: it is to stage nothing now
 
-    made = Pipeline("hanging", (_counts(_landing(), before=hang),))
-    site = Site(tmp_path / "site", {}, made, __name__)
+    hanging = Pipeline("hanging", (_counts(_landing(), before=hang),))
+    site = Site(tmp_path / "site", {}, hanging, __name__)
     _deliver(site, 0)
     started = time.monotonic()
 
@@ -360,15 +360,15 @@ def _ends(storage: Storage, heartbeat: Heartbeat) -> None:
     pass
 
 
-@pytest.mark.parametrize(("ends", "told"), [(_fails, "failed"), (_is_replaced, "was replaced by another")])
-def test_a_drain_that_did_not_happen_is_not_called_one(meters, weir, ends, told):
+@pytest.mark.parametrize(("ends", "how"), [(_fails, "failed"), (_is_replaced, "was replaced by another")])
+def test_a_drain_that_did_not_happen_is_not_called_one(meters, weir, ends, how):
     storage, _ = run.open_storage(pipeline, meters.settings)
     before = meters.objects()
     with _coordinator(meters, ends):
         ended = weir(meters, "stop", "meters", "--drain")
     assert ended.code == 1
-    assert f"{told} before it reached its barrier, and nothing was drained" in ended.said
-    assert "weir run meters" in ended.said
+    assert f"{how} before it reached its barrier, and nothing was drained" in ended.err
+    assert "weir run meters" in ended.err
     assert requests.pending(storage) == [], "the request does not wait for the next run"
     assert meters.objects() == before
 

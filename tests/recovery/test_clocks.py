@@ -61,10 +61,10 @@ def test_clocks_that_jump_make_no_second_coordinator_and_delete_nothing_live(tmp
         assert [end["kind"] for end in owner.ends] == ["FencedError"], owner.complaint()
         wait_for(lambda: rival.listen().ended, "the rival to read everything", rival)
         assert rival.ends[-1]["kind"] == "done", rival.complaint()
-    said = sorted(owner.epochs + rival.epochs, key=lambda epoch: epoch["epoch"])
-    for epoch in said:
+    epochs = sorted(owner.epochs + rival.epochs, key=lambda epoch: epoch["epoch"])
+    for epoch in epochs:
         verifier.heard(epoch)
-    times = [epoch["epoch_now"] for epoch in said]
+    times = [epoch["epoch_now"] for epoch in epochs]
     assert times == sorted(times) and times[-1] - times[0] < 3 * _YEAR
     verifier.check()
     list(run(pipeline, site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor()))

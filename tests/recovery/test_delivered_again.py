@@ -15,15 +15,15 @@ from tests.recovery.small import Bank
 @pytest.fixture
 def bank(tmp_path) -> Bank:
     """Of two files that were read, the first was empty then and is full now."""
-    made = Bank.at(tmp_path / "site")
-    made.site.landing.mkdir(parents=True)
+    bank = Bank.at(tmp_path / "site")
+    bank.site.landing.mkdir(parents=True)
     empty = pa.table(
         {"id": pa.array([], pa.string()), "at": pa.array([], pa.int64()), "amount": pa.array([], pa.int64())}
     )
-    pq.write_table(empty, made.site.landing / "00001.parquet")
-    made.epochs(2)
-    made.land(1)
-    return made
+    pq.write_table(empty, bank.site.landing / "00001.parquet")
+    bank.epochs(2)
+    bank.land(1)
+    return bank
 
 
 def test_status_plan_and_fsck_name_it(bank, weir):
@@ -35,10 +35,12 @@ def test_status_plan_and_fsck_name_it(bank, weir):
 
     planned = weir(bank.site, "plan", "small")
     assert planned.code == 0 and "1 file: 00001.parquet" in planned.out
-    found = [
-        one for one in json.loads(weir(bank.site, "plan", "small", "--json").out)["findings"] if one["kind"] == "source"
+    findings = [
+        finding
+        for finding in json.loads(weir(bank.site, "plan", "small", "--json").out)["findings"]
+        if finding["kind"] == "source"
     ]
-    assert [(one["aspect"], one["verdict"]) for one in found] == [("files", "compatible")]
+    assert [(finding["aspect"], finding["verdict"]) for finding in findings] == [("files", "compatible")]
 
     checked = weir(bank.site, "fsck", "small")
     assert checked.code == 0 and "file delivered again (foreign): 1" in checked.out and "00001.parquet" in checked.out
@@ -47,8 +49,8 @@ def test_status_plan_and_fsck_name_it(bank, weir):
 def test_a_run_says_so_once_and_reads_on(bank):
     with capture_logs() as logs:
         bank.epochs(3, 4)
-    said = [entry for entry in logs if "delivered again" in entry["event"]]
-    assert [entry["files"] for entry in said] == ["1 file: 00001.parquet"]
+    warnings = [entry for entry in logs if "delivered again" in entry["event"]]
+    assert [entry["files"] for entry in warnings] == ["1 file: 00001.parquet"]
     bank.assert_exact(2, 3, 4)
 
 

@@ -36,9 +36,9 @@ def everything(bank: Bank) -> set[str]:
 
 @pytest.fixture
 def bank(tmp_path) -> Bank:
-    made = Bank.at(tmp_path / "site", **RETAINED)
-    made.epochs(1, 2, 3)
-    return made
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank.epochs(1, 2, 3)
+    return bank
 
 
 def test_an_epoch_that_is_replayed_gives_the_same_state_and_leaves_production_as_it_was(bank):
@@ -79,9 +79,11 @@ def test_a_drill_that_fails_times_no_recovery(bank, weir, monkeypatch):
     assert failed.code == 1
     assert "Recovery takes" not in failed.out
     assert failed.out.splitlines()[-1].startswith("It does not come back")
-    told = json.loads(weir(bank.site, "drill", "small", "--json", **timed).out)
-    assert told["recovery_seconds"] is None
-    assert [one for one in told["missed"] if "recovery_time_objective_seconds" in one], "no time is no time within it"
+    facts = json.loads(weir(bank.site, "drill", "small", "--json", **timed).out)
+    assert facts["recovery_seconds"] is None
+    assert [objective for objective in facts["missed"] if "recovery_time_objective_seconds" in objective], (
+        "no time is no time within it"
+    )
 
 
 def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_where(bank):
@@ -141,7 +143,7 @@ def test_objectives_are_judged(bank):
             )
         }
     )
-    assert [one.split(",")[0].split()[0] for one in done.missed(with_objectives)] == ["recovery", "input"]
+    assert [objective.split(",")[0].split()[0] for objective in done.missed(with_objectives)] == ["recovery", "input"]
     assert done.missed(bank.site.settings) == []
 
 
@@ -188,10 +190,10 @@ def _reminds(after: str):
 def test_timers_are_compared_though_no_row_shows_them(tmp_path, gone):
     bank = Bank.at(tmp_path / "site", **RETAINED)
     source = files("{landing}/*.parquet", name="landing")
-    made = stage("seen", source=source, key="id", state=Seen, order_by=["at"], on_timer=_fires)(_reminds("1h"))
-    bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(made,)))
+    timed = stage("seen", source=source, key="id", state=Seen, order_by=["at"], on_timer=_fires)(_reminds("1h"))
+    bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(timed,)))
     bank.epochs(1, 2)
-    later = replace(made, function=_reminds("9h")) if gone else made
+    later = replace(timed, function=_reminds("9h")) if gone else timed
     problems = drilled(bank, stages=(later,)).problems
     assert ("timers by processing time" in "".join(problems)) == gone
 

@@ -166,8 +166,8 @@ def test_add_drop_widen_rename_and_reorder_over_three_classes(tmp_path):
     _epoch(site, "3", KEYS[1], KEYS[4])
     assert _state(site) == _replayed([*KEYS[:4], KEYS[0]], [KEYS[1], KEYS[4]], [])
     assert _state(site)[KEYS[0]]["flights"] == 20
-    one = state_reader.get(site.pipeline, site.settings, "legs", [KEYS[2]])
-    assert one == [{"id": KEYS[2], **_replayed(KEYS[:4], [], [])[KEYS[2]]}], "a row nobody has rewritten"
+    rows = state_reader.get(site.pipeline, site.settings, "legs", [KEYS[2]])
+    assert rows == [{"id": KEYS[2], **_replayed(KEYS[:4], [], [])[KEYS[2]]}], "a row nobody has rewritten"
 
     site = _site(tmp_path, _staged(Third, _third))
     _epoch(site, "4", KEYS[1], KEYS[2], KEYS[5])
@@ -199,9 +199,9 @@ def test_a_class_that_comes_back_reads_its_rows_of_both_times(tmp_path):
         rows: Annotated[int, pa.int32()] = 0
         flights: Annotated[int, renamed_from("legs")] = 0
 
-    one = pl.lit(1, pl.Int32)
+    one_row = pl.lit(1, pl.Int32)
     for number, (state, name) in enumerate([(Once, "legs"), (Between, "flights"), (Back, "legs")]):
-        change = lambda old, name=name: old.with_columns(pl.col("rows") + one, pl.col(name) + 10)  # noqa: E731
+        change = lambda old, name=name: old.with_columns(pl.col("rows") + one_row, pl.col(name) + 10)  # noqa: E731
         _epoch(_site(tmp_path, _staged(state, change)), str(number), KEYS[number], KEYS[3])
     site = _site(tmp_path, _staged(Back, _first))
     single = {"rows": 1, "legs": 10}
@@ -263,8 +263,8 @@ def test_other_changes_are_refused_before_the_first_row(tmp_path, old, new, mess
     changed = _site(tmp_path, _staged(new, never))
     with pytest.raises(PipelineError, match=message) as refused:
         _epoch(changed, "2", *KEYS)
-    said = str(refused.value)
-    assert "stage legs" in said and "checkpoint 1" in said and "give the stage a new uid" in said
+    refusal = str(refused.value)
+    assert "stage legs" in refusal and "checkpoint 1" in refusal and "give the stage a new uid" in refusal
     assert {name for name in site.objects() if "state/" in name} == {name for name in objects if "state/" in name}
     _epoch(site, "3", KEYS[0])  # and the old code goes on
 

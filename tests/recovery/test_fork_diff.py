@@ -21,19 +21,19 @@ from tests.recovery.test_rewind import bad
 
 @pytest.fixture
 def bank(tmp_path) -> Branched:
-    found = at(tmp_path)
-    found.epochs(1, 2, 3)
-    found.fork(at=1)
-    return found
+    bank = at(tmp_path)
+    bank.epochs(1, 2, 3)
+    bank.fork(at=1)
+    return bank
 
 
-def found(bank: Branched, code=pipeline, name: str = "fix"):
+def difference(bank: Branched, code=pipeline, name: str = "fix"):
     return diff(code, bank.site.settings, name)
 
 
 def test_the_same_code_on_the_same_input_differs_in_nothing(bank):
     ran(bank.branch("fix"))
-    compared = found(bank)
+    compared = difference(bank)
     assert compared.same
     assert compared.tables[0].rows == (20, 20)
     assert "**Nothing differs.**" in compared.to_markdown()
@@ -44,13 +44,13 @@ def test_rows_whose_columns_came_in_another_order_are_the_same_rows(bank):
     bank = replace(bank, site=replace(bank.site, pipeline=deployed))
     bank.epochs(4)
     ran(bank.branch("fix", deployed))
-    compared = found(bank, deployed)
+    compared = difference(bank, deployed)
     assert compared.same
     assert compared.tables[0].rows == (30, 30)
 
 
 def test_a_branch_that_has_read_less_says_so(bank):
-    compared = found(bank)
+    compared = difference(bank)
     assert (compared.behind, compared.same) == ({"landing": 2}, False)
     assert compared.tables[0].counts == {"added": 0, "removed": 20, "changed": 0}
     assert "still to read 2 files of landing" in compared.to_markdown()
@@ -58,7 +58,7 @@ def test_a_branch_that_has_read_less_says_so(bank):
 
 def test_other_amounts_are_changes_of_the_same_keys(bank):
     ran(bank.branch("fix", bad))
-    compared = found(bank, bad)
+    compared = difference(bank, bad)
     (table,), (state,) = compared.tables, compared.states
     assert table.counts == {"added": 0, "removed": 0, "changed": 20}
     assert [(row["change"], row["amount"]) for row in table.sample[:2]] == [("was", 2), ("is", 4)]
@@ -71,16 +71,16 @@ def test_other_amounts_are_changes_of_the_same_keys(bank):
 def test_corrected_input_shows_in_rows_and_state(bank):
     corrected(bank, 3)
     ran(bank.branch("fix"))
-    compared = found(bank)
+    compared = difference(bank)
     assert {row["amount"] for row in compared.tables[0].sample} == {3, 300}
     assert compared.states[0].counts == {"added": 0, "removed": 0, "changed": 10}
 
 
 def test_a_stage_that_only_the_branch_has(bank):
     ran(Bank(replace(bank.branch("fix", green).site)))
-    compared = found(bank, green)
-    assert {one.table: one.rows for one in compared.tables} == {"booked": (20, 20), "large": (0, 10)}
-    states = {one.stage: one for one in compared.states}
+    compared = difference(bank, green)
+    assert {table.table: table.rows for table in compared.tables} == {"booked": (20, 20), "large": (0, 10)}
+    states = {state.stage: state for state in compared.states}
     assert states["large"].why == "only the branch has it"
     assert states["accounts"].counts == {"added": 0, "removed": 0, "changed": 0}
     assert compared.same is False
@@ -89,7 +89,7 @@ def test_a_stage_that_only_the_branch_has(bank):
 def test_a_table_that_the_branch_s_code_has_no_more(bank):
     code = Pipeline("small", (replace(accounts, sink=None),), max_parallelism=8)
     ran(bank.branch("fix", code))
-    compared = found(bank, code)
+    compared = difference(bank, code)
     assert compared.tables[0].counts == {"added": 0, "removed": 20, "changed": 0}
 
 
@@ -129,15 +129,18 @@ def test_what_says_when_a_row_was_processed_is_left_out_and_named_so_that_a_real
     bank.fork(at=1)
     same = bank.branch("fix", clocked("nobody"))
     ran(Bank(replace(same.site, options={**same.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "2"})))
-    compared = found(bank, clocked("nobody"))
+    compared = difference(bank, clocked("nobody"))
     assert compared.same, compared.to_markdown()
 
     bank.fork("less", at=1)
     ran(bank.branch("less", clocked("only-3-0")))
-    compared = found(bank, clocked("only-3-0"), "less")
-    tables, states = {one.table: one for one in compared.tables}, {one.stage: one for one in compared.states}
-    for one in (*compared.tables, *compared.states):
-        assert one.counts == {"added": 0, "removed": 1, "changed": 0}, one
+    compared = difference(bank, clocked("only-3-0"), "less")
+    tables, states = (
+        {table.table: table for table in compared.tables},
+        {state.stage: state for state in compared.states},
+    )
+    for part in (*compared.tables, *compared.states):
+        assert part.counts == {"added": 0, "removed": 1, "changed": 0}, part
     assert states["firsts"].left_out == ("first_seen", "expires") and tables["means"].left_out == ("epoch",)
     assert tables["means"].sample == [{"change": "removed", "id": "only-3-0", "mean": 3.0}]
     report = compared.to_markdown()

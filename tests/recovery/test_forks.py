@@ -31,8 +31,8 @@ class Branched(Bank):
     """A bank of which `bank.branch("fix")` is a branch, looked at by the same means."""
 
     def branch(self, name: str, code=pipeline) -> Bank:
-        found = forks.branched(code, self.site.settings, name)
-        return Bank(replace(self.site, pipeline=found))
+        branch = forks.branched(code, self.site.settings, name)
+        return Bank(replace(self.site, pipeline=branch))
 
     def fork(self, name: str = "fix", at=None, **options) -> forks.Fork:
         return forks.fork(self.site.pipeline, self.site.settings, name, at, **options)
@@ -44,9 +44,9 @@ def at(tmp_path, **options: str) -> Branched:
 
 @pytest.fixture
 def bank(tmp_path) -> Branched:
-    found = at(tmp_path)
-    found.epochs(1, 2, 3)
-    return found
+    bank = at(tmp_path)
+    bank.epochs(1, 2, 3)
+    return bank
 
 
 def nobody_lives(bank: Bank) -> None:
@@ -61,10 +61,10 @@ def ran(branch: Bank) -> list:
 
 def test_a_fork_copies_nothing_and_has_the_state_of_its_checkpoint(bank):
     before = bank.site.objects()
-    made = bank.fork(at=2)
-    assert (made.branch.name, made.base, made.behind) == ("fix", 2, {"landing": 1})
-    own = bank.site.objects().keys() - before.keys()
-    assert not [name for name in own if "/state/" in name or "/channels/" in name or "/tables/" in name]
+    fork = bank.fork(at=2)
+    assert (fork.branch.name, fork.base, fork.behind) == ("fix", 2, {"landing": 1})
+    new = bank.site.objects().keys() - before.keys()
+    assert not [name for name in new if "/state/" in name or "/channels/" in name or "/tables/" in name]
     branch = bank.branch("fix")
     assert (branch.registry.head().id, branch.registry.head().kind) == (2, FORK)
     assert branch.state() == {
@@ -115,14 +115,14 @@ def test_fsck_of_a_branch_looks_at_what_it_inherits(bank):
     for _ in range(2):  # as it was forked, then with an epoch of its own beside what it inherits
         report = fsck.examine(branch.site.pipeline, branch.site.settings)
         assert not report.findings
-        assert report.checkpoints and all(one.intact for one in report.checkpoints)
+        assert report.checkpoints and all(checkpoint.intact for checkpoint in report.checkpoints)
         assert plan_repair(report).refused is None
         ran(branch)
     inherited = [file.path for file in branch.registry.files(branch.registry.head()) if is_inherited(file.path)]
     assert inherited
     (bank.site.storage / own_of_parent(inherited[0])).unlink()
     damage = fsck.examine(branch.site.pipeline, branch.site.settings).damage
-    assert {(one.kind, one.path) for one in damage} == {(Kind.MISSING_OBJECT, inherited[0])}
+    assert {(finding.kind, finding.path) for finding in damage} == {(Kind.MISSING_OBJECT, inherited[0])}
 
 
 def test_a_branch_deletes_only_what_is_its_own(bank):
@@ -162,8 +162,8 @@ def test_a_running_coordinator_forks_and_drops(bank):
         storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
         until(lambda: lease.alive(lease.read(storage)))
         bank.fork(at=3, reason="beside it")
-        (found,) = forks.forks(bank.site.pipeline, bank.site.settings)
-        assert (found.branch.name, found.reason) == ("fix", "beside it")
+        (fork,) = forks.forks(bank.site.pipeline, bank.site.settings)
+        assert (fork.branch.name, fork.reason) == ("fix", "beside it")
         with pytest.raises(WeirError, match="a branch 'fix' already"):
             bank.fork()
         assert not ran(bank.branch("fix"))
@@ -226,7 +226,7 @@ def test_cut_off_anywhere_it_is_finished_by_asking_again(tmp_path, monkeypatch, 
         nobody_lives(bank)
         bank.epochs(3)  # production goes on, whatever came of it
         bank.assert_exact(1, 2, 3)
-        there = {one.branch.name: one for one in forks.forks(bank.site.pipeline, bank.site.settings)}
+        there = {fork.branch.name: fork for fork in forks.forks(bank.site.pipeline, bank.site.settings)}
         if what == "fork":
             if "fix" not in there or there["fix"].head is None:
                 ask()
@@ -260,9 +260,9 @@ def test_a_branch_that_is_not_whole_runs_nothing_and_is_not_promoted(bank, monke
 
 
 def test_what_a_zombie_of_a_dropped_branch_writes_is_removed(bank):
-    made = bank.fork()
+    fork = bank.fork()
     forks.drop(bank.site.pipeline, bank.site.settings, "fix")
-    left = bank.site.storage / "branches" / made.branch.id / "coordinator" / "lease.json"
+    left = bank.site.storage / "branches" / fork.branch.id / "coordinator" / "lease.json"
     left.parent.mkdir(parents=True)
     left.write_text("{}")
     (finding,) = fsck.examine(bank.site.pipeline, bank.site.settings).findings

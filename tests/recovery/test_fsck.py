@@ -67,7 +67,7 @@ def bank_at(root: Path) -> Bank:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Bank:
+def base(tmp_path_factory) -> Bank:
     """Two generations, five files, one file an epoch; retained: the savepoint 2, and 4 and 5."""
     bank = bank_at(tmp_path_factory.mktemp("made") / "site")
     bank.epochs(1, 2, executor=Apart())
@@ -81,8 +81,8 @@ def made(tmp_path_factory) -> Bank:
 
 
 @pytest.fixture
-def bank(made, tmp_path) -> Bank:
-    return Bank(made.site.copied_to(tmp_path / "site"))
+def bank(base, tmp_path) -> Bank:
+    return Bank(base.site.copied_to(tmp_path / "site"))
 
 
 def check(bank: Bank, **options) -> Report:
@@ -158,7 +158,7 @@ def test_nothing_is_found_where_nothing_is_wrong(bank, weir):
     before = bank.site.objects()
     ended = weir(bank.site, "fsck", "small", "--json")
     report = json.loads(ended.out)
-    assert (ended.code, ended.said, report["findings"], report["damaged"]) == (0, "", [], False)
+    assert (ended.code, ended.err, report["findings"], report["damaged"]) == (0, "", [], False)
     assert report["checkpoints"] == [
         {"id": 2, "names": ["before"], "intact": True},
         {"id": 4, "names": [], "intact": True},
@@ -268,20 +268,20 @@ def test_damage_is_found_by_its_name_and_ends_with_code_1(bank, weir, name):
     ended = weir(bank.site, "fsck", "small", "--json")
     report = json.loads(ended.out)
     assert (ended.code, report["damaged"]) == (1, True)
-    found = [one for one in report["findings"] if one["kind"] == damage.kind]
-    assert found and all(one["severity"] == "damage" for one in found)
+    findings = [finding for finding in report["findings"] if finding["kind"] == damage.kind]
+    assert findings and all(finding["severity"] == "damage" for finding in findings)
     path = target.relative_to(bank.site.storage).as_posix()
-    assert any(path.startswith(one["path"]) for one in found), found
-    harmed = tuple(one["id"] for one in report["checkpoints"] if not one["intact"])
+    assert any(path.startswith(finding["path"]) for finding in findings), findings
+    harmed = tuple(checkpoint["id"] for checkpoint in report["checkpoints"] if not checkpoint["intact"])
     if damage.harms:
         assert harmed == damage.harms
     assert (damage.kind in kinds(check(bank, quick=True))) == damage.quick
     shown = weir(bank.site, "fsck", "small")
     assert shown.code == 1 and f"{damage.kind} (damage)" in shown.out
-    assert found[0]["path"] in shown.out
+    assert findings[0]["path"] in shown.out
 
 
-@pytest.mark.parametrize("name", [name for name, one in DAMAGES.items() if MEANINGS[one.kind].blocks])
+@pytest.mark.parametrize("name", [name for name, damage in DAMAGES.items() if MEANINGS[damage.kind].blocks])
 def test_nothing_is_deleted_while_it_cannot_be_told_what_is_named(bank, weir, name):
     plant_orphans(bank)
     DAMAGES[name].how(DAMAGES[name].target(bank))
@@ -289,8 +289,8 @@ def test_nothing_is_deleted_while_it_cannot_be_told_what_is_named(bank, weir, na
     ended = weir(bank.site, "fsck", "small", "--repair", "--yes")
     assert ended.code == 1 and "nothing is published or deleted" in ended.out
     assert bank.site.objects() == before
-    told = json.loads(weir(bank.site, "fsck", "small", "--repair", "--yes", "--json").out)
-    assert told["plan"]["refused"] and not (told["plan"]["delete"] or told["repaired"])
+    facts = json.loads(weir(bank.site, "fsck", "small", "--repair", "--yes", "--json").out)
+    assert facts["plan"]["refused"] and not (facts["plan"]["delete"] or facts["repaired"])
     assert bank.site.objects() == before
 
 
@@ -299,7 +299,7 @@ def test_a_registry_that_was_set_back_leaves_the_table_ahead(tmp_path, weir):
     bank.epochs(1, 2, 3)
     registry_log(bank).unlink()
     report = check(bank)
-    assert report.damage[0].kind is Kind.SINK_AHEAD and [one.id for one in report.checkpoints] == [1, 2]
+    assert report.damage[0].kind is Kind.SINK_AHEAD and [checkpoint.id for checkpoint in report.checkpoints] == [1, 2]
     before = bank.site.objects()
     assert weir(bank.site, "fsck", "small", "--repair", "--yes").code == 1
     assert bank.site.objects() == before
@@ -361,9 +361,9 @@ def plant_dead_hold(bank: Bank) -> None:
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     with ReaderHold(storage, registry, registry.checkpoints()[0], "a test") as hold:
         path = bank.site.storage / hold._path
-        told = json.loads(path.read_text())
+        holder = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told | {"born": "another life"}))
+    path.write_text(json.dumps(holder | {"born": "another life"}))
 
 
 def plant_orphans(bank: Bank) -> None:
@@ -500,10 +500,10 @@ def test_without_consent_the_plan_is_shown_and_nothing_happens(bank, weir):
     plant_orphans(bank)
     before = bank.site.objects()
     ended = weir(bank.site, "fsck", "small", "--repair")
-    assert ended.code == 2 and "--yes" in ended.said
+    assert ended.code == 2 and "--yes" in ended.err
     assert f"delete: state/accounts/g1-e2/0-{LOST}/000077.sst" in ended.out
-    told = weir(bank.site, "fsck", "small", "--repair", "--json")
-    assert told.code == 2 and len(json.loads(told.out)["plan"]["delete"]) == 2
+    ended_with_json = weir(bank.site, "fsck", "small", "--repair", "--json")
+    assert ended_with_json.code == 2 and len(json.loads(ended_with_json.out)["plan"]["delete"]) == 2
     assert bank.site.objects() == before
 
 
@@ -523,7 +523,12 @@ def test_a_repair_does_not_cost_the_last_good_checkpoint(bank, weir):
     last(bank.site.storage, "state/accounts/g*-e6/*/*.sst").unlink()
     ended = weir(bank.site, "fsck", "small", "--repair", "--yes")
     assert ended.code == 1
-    assert [(one.id, one.intact) for one in check(bank).checkpoints] == [(2, True), (4, True), (5, True), (6, False)]
+    assert [(checkpoint.id, checkpoint.intact) for checkpoint in check(bank).checkpoints] == [
+        (2, True),
+        (4, True),
+        (5, True),
+        (6, False),
+    ]
     assert len(bank.site.table("booked")) == 60, "its rows were whole, and are published"
 
 
@@ -563,8 +568,8 @@ CHANCES = st.lists(
 @given(chances=CHANCES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.long
-def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(made, tmp_path, chances):
-    bank = Bank(made.site.copied_to(tmp_path / uuid.uuid4().hex))
+def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(base, tmp_path, chances):
+    bank = Bank(base.site.copied_to(tmp_path / uuid.uuid4().hex))
     harmed = False
     for number, (where, generation, epoch, half) in enumerate(chances):
         attempt = f"{number}-{uuid.uuid4().hex}"
@@ -596,8 +601,10 @@ def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(made, tmp_path, cha
     assert {name: after.get(name) for name in names} == before
     report = check(bank)
     assert bool(report.damage) == harmed
-    left = [one for one in report.findings if one.severity is Severity.LEFTOVER and one.repair is not None]
-    assert newest == 4 and all("g4-e" in (one.path or "") for one in left), (
+    left = [
+        finding for finding in report.findings if finding.severity is Severity.LEFTOVER and finding.repair is not None
+    ]
+    assert newest == 4 and all("g4-e" in (finding.path or "") for finding in left), (
         "only what bears the repair's own generation"
     )
     shutil.rmtree(bank.site.root)
@@ -660,15 +667,15 @@ def test_epochs_that_complete_in_the_middle_of_every_look_are_no_damage(bank, mo
     report = check(bank)
     assert next(upcoming) == 8, "there was something to find at first sight, so it looked twice"
     assert report.findings == ()
-    assert [one.id for one in report.checkpoints] == [2, 5, 6]
+    assert [checkpoint.id for checkpoint in report.checkpoints] == [2, 5, 6]
 
 
 def test_damage_is_found_beside_a_running_coordinator_too(bank, weir):
     with bank.coordinator():
         until_alive(bank)
         (bank.site.storage / "state/accounts").glob("g*-e5/*/*.sst").__next__().unlink()
-        told = json.loads(weir(bank.site, "fsck", "small", "--json").out)
-        assert told["coordinator_alive"] and [one["kind"] for one in told["findings"]] == ["missing object"]
+        facts = json.loads(weir(bank.site, "fsck", "small", "--json").out)
+        assert facts["coordinator_alive"] and [finding["kind"] for finding in facts["findings"]] == ["missing object"]
         weir(bank.site, "stop", "small")
 
 

@@ -50,10 +50,10 @@ def test_a_run_names_the_disk_that_is_full_with_path_and_bytes_free(tmp_path, sm
     filler = fill(small_disk)
     with pytest.raises(TransientError) as raised:
         bank.epochs(2)
-    said = str(raised.value)
-    assert f"the disk {small_disk} of {small_disk / 'place'}" in said
-    assert f"0 bytes free of {BYTES:,}" in said and f"({setting})" in said
-    assert "docs/playbooks/disk-full.md" in said
+    message = str(raised.value)
+    assert f"the disk {small_disk} of {small_disk / 'place'}" in message
+    assert f"0 bytes free of {BYTES:,}" in message and f"({setting})" in message
+    assert "docs/playbooks/disk-full.md" in message
     filler.unlink()
     bank.epochs()
     assert bank.ids() == [2] or bank.ids() == [3]

@@ -45,14 +45,14 @@ POINTS = [
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, spark, days) -> Site:
     """Two epochs of ten days, and ten more days that wait."""
-    made = Site(
+    site = Site(
         tmp_path_factory.mktemp("kills") / "base",
         {"WEIR_EPOCH__MAX_FILES": "10", "WEIR_CHECKPOINTS__NUM_RETAINED": "1"},
     )
-    made.land(days[:20])
-    made.run()
-    made.land(days[20:_DAYS])
-    return made
+    site.land(days[:20])
+    site.run()
+    site.land(days[20:_DAYS])
+    return site
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,8 @@ def zygotes() -> Iterator[list[Zygote]]:
 
 
 def _deviations(played: list[Played]) -> str:
-    wrong = [one for one in played if one.outcome.problems]
-    return "\n\n".join("\n".join([str(one.trial), *one.outcome.problems]) for one in wrong)
+    wrong = [trial for trial in played if trial.outcome.problems]
+    return "\n\n".join("\n".join([str(trial.trial), *trial.outcome.problems]) for trial in wrong)
 
 
 @pytest.mark.long
@@ -65,7 +65,7 @@ def test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error
         zygotes, [Trial(Disturbance(fault, Point(label, 1))) for fault, label in blows], lambda _: None
     )
 
-    assert [one.outcome.ended for one in played] == ["TransientError"] * len(blows)
+    assert [trial.outcome.ended for trial in played] == ["TransientError"] * len(blows)
     assert not _deviations(played)
 
 
@@ -77,7 +77,7 @@ def test_half_a_file_that_a_killed_coordinator_left_is_removed_by_the_next(zygot
 
     played = matrix.play(zygotes, [Trial(Disturbance("torn, killed", point)) for point in torn], lambda _: None)
 
-    assert [one.outcome.ended for one in played] == ["killed"] * len(torn)
+    assert [trial.outcome.ended for trial in played] == ["killed"] * len(torn)
     assert not _deviations(played)
 
 

@@ -133,10 +133,10 @@ def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeyp
         commit(registry, checkpoint, *others, **given)
 
     def noted(storage, acks, *others, **given):
-        found = upload(storage, acks, *others, **given)
+        files = upload(storage, acks, *others, **given)
         if acks[0].epoch == 3:
             uploaded.set()
-        return found
+        return files
 
     def received(coordinator, ack):
         if ack.epoch == 3 and ack.handover is None:
@@ -157,7 +157,7 @@ def gated(bank: Bank, refused: int, *behind: Stage) -> Bank:
     """The same with a gate that refuses the rows of one file."""
     gate = expect("ExpectColumnValuesToNotBeInSet", column="amount", value_set=[refused])
     first = replace(accounts, gates=(gate,))
-    checked = replace(pipeline, stages=(first, *[replace(one, input=first) for one in behind]))
+    checked = replace(pipeline, stages=(first, *[replace(stage, input=first) for stage in behind]))
     return Bank(replace(bank.site, pipeline=checked))
 
 
@@ -232,12 +232,12 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
             raise TransientError("the sink is away")
         return publish(context, checkpoints)
 
-    told: list[int] = []
+    ids: list[int] = []
 
     def coordinate() -> None:
         asked = RunOptions(until_caught_up=True)
         for report in runtime.run(bank.site.pipeline, bank.site.settings, asked, InMemoryExecutor()):
-            told.append(report.checkpoint.id)
+            ids.append(report.checkpoint.id)
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(steps, "publish_missing", failing)
@@ -249,7 +249,7 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
         gate.open()
         with pytest.raises(TransientError, match="the sink is away"):
             ran.result(60)
-    assert told == [1]
+    assert ids == [1]
     bank.epochs()
     bank.assert_exact(1, 2, 3)
     bank.site.assert_no_orphans()
@@ -542,9 +542,9 @@ def test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it(bank, mon
             return acks
 
     def late(*arguments):
-        said = judge(*arguments)
-        assert said[0][0].passed or third.wait(30)
-        return said
+        verdicts = judge(*arguments)
+        assert verdicts[0][0].passed or third.wait(30)
+        return verdicts
 
     monkeypatch.setattr(transitions, "judge", late)
     bank = gated(limited(bank, 3), 2)
@@ -741,13 +741,13 @@ def test_an_epoch_that_ended_well_is_told_before_the_failure_of_the_next(bank, m
     monkeypatch.setattr(stage_upload, "upload", failing)
     threading.Thread(target=open_late, daemon=True).start()
     bank.land(1, 2)
-    told: list[int] = []
+    ids: list[int] = []
     with pytest.raises(InputError, match="the second"):
         for report in runtime.run(
             bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()
         ):
-            told.append(report.checkpoint.id)
-    assert told == [1]
+            ids.append(report.checkpoint.id)
+    assert ids == [1]
 
 
 def test_a_run_that_nobody_listens_to_any_more_leaves_nothing(bank):
@@ -882,12 +882,12 @@ def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_on
     look = runtime._look
 
     def slow(context, offsets):
-        found = look(context, offsets)
+        action = look(context, offsets)
         if context.head is None and not offsets.get("landing"):
-            return found
+            return action
         listed.set()
         assert over.wait(60)
-        return found
+        return action
 
     monkeypatch.setattr(runtime, "_look", slow)
     requests.send(storage, requests.Request("barrier", reason="asked for"))
@@ -1051,8 +1051,8 @@ def test_what_a_dead_subtask_said_of_its_restore_prolongs_no_epoch(bank):
 
         def run(self, task, rows, columns, deadline):
             subject = ("epoch", task.stage.uid, 0, int(task.generation), int(task.epoch))
-            said = Restoring(*subject, bytes=1, bytes_total=9, beat=3)
-            task.storage.put_bytes(said.path, json.dumps(said.to_dict()).encode())
+            restoring = Restoring(*subject, bytes=1, bytes_total=9, beat=3)
+            task.storage.put_bytes(restoring.path, json.dumps(restoring.to_dict()).encode())
             patience = time.monotonic() + 20
             while time.monotonic() < deadline():
                 assert time.monotonic() < patience, "its time never ends"

@@ -132,13 +132,13 @@ def test_case_16_five_processes_that_race_for_a_pipeline_read_every_file_once(tm
             child.kill()
             kinds = [end["kind"] for end in child.ends]
             assert set(kinds) <= {"BusyError", "FencedError", "done"} and kinds[-1:] == ["done"], child.complaint()
-        said = [epoch for child in children for epoch in child.epochs]
+        epochs = [epoch for child in children for epoch in child.epochs]
     fenced = sum(end["kind"] == "FencedError" for child in children for end in child.ends)
     assert len(frozen) >= 3 and fenced >= 3, "nobody was taken over"
 
-    assert len({epoch["epoch"] for epoch in said}) == len(said), "two completed one epoch"
+    assert len({epoch["epoch"] for epoch in epochs}) == len(epochs), "two completed one epoch"
     verifier = Verifier(site, Replay(_SEED))
-    for epoch in said:
+    for epoch in epochs:
         verifier.heard(epoch)
     verifier.check()
     *_, last = _run(replace(site, options=_RETAINED), drain=True)
@@ -417,11 +417,11 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
     strays, drop_rows = Registry.strays, Registry.drop_rows
 
     def asleep(self: Registry):
-        found = strays(self)
+        listings = strays(self)
         monkeypatch.setattr(Registry, "strays", strays)
 
         def after_a_restore_began(self: Registry, generation, ids):
-            if held.id in ids and not any(one.path.startswith(HOLDS) for one in storage.list(HOLDS)):
+            if held.id in ids and not any(file.path.startswith(HOLDS) for file in storage.list(HOLDS)):
                 hold.__enter__()
             return drop_rows(self, generation, ids)
 
@@ -429,7 +429,7 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
             patched.setattr(lease, "watch", lambda _: False)
             patched.setattr(Registry, "drop_rows", after_a_restore_began)
             bank.epochs(3, 4)
-        return found
+        return listings
 
     with (
         pytest.raises(FencedError, match="belongs to generation 3"),

@@ -97,7 +97,7 @@ def only_newest(bank: Bank) -> list[StateFile]:
 def test_every_object_is_proven_before_it_is_used(whole, damage, tmp_path):
     for number, file in enumerate(newest(whole)):
         bank = elsewhere(whole, tmp_path / f"{number}" / "site")
-        twin = next(one for one in newest(bank) if one.digest != file.digest)
+        twin = next(other for other in newest(bank) if other.digest != file.digest)
         damage(bank.site.storage / file.path, bank.site.storage / twin.path)
         before = bank.site.objects()
         with pytest.raises(DamageError) as raised:
@@ -114,14 +114,14 @@ def test_every_object_is_proven_before_it_is_used(whole, damage, tmp_path):
 def test_the_policy_rewind_goes_on_from_the_newest_that_is_whole(whole, damage, tmp_path):
     bank = elsewhere(whole, tmp_path / "site", **REWINDING)
     file = only_newest(bank)[0]
-    twin = next(one for one in newest(bank) if one.digest != file.digest)
+    twin = next(other for other in newest(bank) if other.digest != file.digest)
     damage(bank.site.storage / file.path, bank.site.storage / twin.path)
     reports = bank.epochs(6)
     bank.assert_exact(1, 2, 3, 4, 5, 6)
     assert [report.checkpoint.id for report in reports] == [7, 8]
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-    told = [(row.checkpoint_id, row.purpose, row.valid) for row in restore_log.recorded(storage)]
-    assert told[-1] == (4, "rewind", True)
+    restores = [(row.checkpoint_id, row.purpose, row.valid) for row in restore_log.recorded(storage)]
+    assert restores[-1] == (4, "rewind", True)
     rewound = next(row for row in bank.registry.checkpoints() if row.id == 6)
     assert rewound.kind == "rewind"
     assert rewound.reason.startswith("to checkpoint 4: checkpoint 5 is damaged")
@@ -131,8 +131,8 @@ def test_the_policy_rewind_passes_over_what_is_damaged_too_and_says_when_nothing
     bank = elsewhere(whole, tmp_path / "site", **REWINDING)
     rows = {row.id: row for row in bank.registry.checkpoints()}
     for id in (5, 4):
-        own = next(file for file in bank.registry.files(rows[id]) if file.kind == STATE and file.new)
-        (bank.site.storage / own.path).unlink()
+        new_file = next(file for file in bank.registry.files(rows[id]) if file.kind == STATE and file.new)
+        (bank.site.storage / new_file.path).unlink()
     last = Bank(bank.site.copied_to(tmp_path / "last"))
     bank.epochs()
     bank.assert_exact(1, 2, 3, 4, 5)
@@ -239,12 +239,12 @@ ALTERED = {
 }  # fmt: skip
 
 
-def _stops_every_run(bank: Bank, said: str) -> None:
+def _stops_every_run(bank: Bank, message: str) -> None:
     """The next run says what is damaged, and has used, published and deleted nothing by then."""
     before, booked = bank.site.objects(), len(bank.site.table("booked"))
     with pytest.raises(DamageError) as raised:
         bank.epochs(6)
-    assert said in str(raised.value), raised.value
+    assert message in str(raised.value), raised.value
     assert raised.value.next
     after = bank.site.objects()
     assert set(before) <= set(after), "nothing was deleted"
@@ -288,11 +288,11 @@ def test_rows_that_another_engine_updates_stop_a_run_and_are_a_finding(named, ta
     """Files and log are as sound as any after that."""
     bank = elsewhere(named, tmp_path / "site")
     DeltaTable(str(bank.site.storage / "registry" / table)).update({column: value})
-    said = f"not what was committed, its digest is another one: {table}, "
-    _stops_every_run(bank, said)
+    message = f"not what was committed, its digest is another one: {table}, "
+    _stops_every_run(bank, message)
     checked = weir(bank.site, "fsck", "small")
     assert checked.code == 1
-    assert said in " ".join(checked.out.split())
+    assert message in " ".join(checked.out.split())
 
 
 def _bit_of_a_page_flipped(path: Path, other: Path) -> None:
@@ -415,7 +415,7 @@ def test_the_command_proves_and_records(whole, weir, tmp_path):
     (bank.site.storage / lost).unlink()
     failed = weir(bank.site, "restore", "small", "--json")
     assert failed.code == 1
-    assert lost in failed.said
+    assert lost in failed.err
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
     assert [(row.checkpoint_id, row.valid) for row in restore_log.recorded(storage)] == [(4, True), (5, False)]
     assert weir(bank.site, "restore", "small", "--savepoint", "none").code == 1
@@ -435,7 +435,7 @@ def test_what_lies_in_storage_is_proven_though_this_host_has_copies(whole, weir,
         content = path.read_bytes()
         _bit_flipped(path, path)
         proven = weir(bank.site, "restore", "small", "--storage")
-        assert proven.code == 1 and file.path in proven.said, "it is damaged in storage, wherever copies are"
+        assert proven.code == 1 and file.path in proven.err, "it is damaged in storage, wherever copies are"
         path.write_bytes(content)
     done = json.loads(weir(bank.site, "restore", "small", "--storage", "--json").out)["restored"]
     assert (done["valid"], done["bytes_unread"]) == (True, 0)
@@ -448,8 +448,8 @@ def test_a_restore_from_copies_says_what_it_did_not_read(whole, weir, tmp_path):
     assert "not read" not in weir(elsewhere(whole, tmp_path / "b" / "site").site, "restore", "small").out
     total = bank.registry.head().bytes_total
     assert json.loads(weir(bank.site, "restore", "small", "--json").out)["restored"]["bytes_unread"] == total
-    said = weir(bank.site, "restore", "small").out
-    assert f"{total:,} bytes were not read in storage" in said and "weir restore small --storage" in said
+    output = weir(bank.site, "restore", "small").out
+    assert f"{total:,} bytes were not read in storage" in output and "weir restore small --storage" in output
     assert "not read" not in weir(bank.site, "restore", "small", "--storage").out
 
 
@@ -482,11 +482,11 @@ def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_u
         on_state("accounts", between("total", 0, 14)): DamageError,
         on_table("booked", between("amount", 1, 4)): GateError,
     }
-    for number, (one, error) in enumerate(fails.items()):
-        bank = expecting(elsewhere(whole, tmp_path / f"{number}" / "site", **REWINDING), holds[0], one)
+    for number, (expectation, error) in enumerate(fails.items()):
+        bank = expecting(elsewhere(whole, tmp_path / f"{number}" / "site", **REWINDING), holds[0], expectation)
         if error is DamageError:
             bank.site.options.pop("WEIR_RESTORE__ON_INVALID")
-        with pytest.raises(error, match=f"expected of it: {one.of} {one.name}: .* rows, e.g. "):
+        with pytest.raises(error, match=f"expected of it: {expectation.of} {expectation.name}: .* rows, e.g. "):
             bank.epochs(6)
         assert bank.registry.head().id == 5, "rows of a table would only be made again"
 
@@ -550,11 +550,11 @@ def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
     for table in (tmp_path / "site" / "work").rglob("snapshot/*.sst"):
-        known, content = table.stat(), bytearray(table.read_bytes())
+        stat, content = table.stat(), bytearray(table.read_bytes())
         content[-1] ^= 1  # of the footer, which no cache of RocksDB has
         with table.open("r+b") as file:
             file.write(content)
-        os.utime(table, ns=(known.st_atime_ns, known.st_mtime_ns))  # as when a disk rots
+        os.utime(table, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as when a disk rots
     if not are_homes_there:
         for home in (tmp_path / "site" / "work").glob("small-*"):
             shutil.rmtree(home)

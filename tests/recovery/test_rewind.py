@@ -47,10 +47,10 @@ def deployed(bank: Bank, pipeline: Pipeline) -> Bank:
 @pytest.fixture
 def bank(tmp_path) -> Bank:
     """Three good epochs, then five of a bad deploy."""
-    found = Bank.at(tmp_path, **RETAINED)
-    found.epochs(1, 2, 3)
-    deployed(found, bad).epochs(4, 5, 6, 7, 8)
-    return found
+    bank = Bank.at(tmp_path, **RETAINED)
+    bank.epochs(1, 2, 3)
+    deployed(bank, bad).epochs(4, 5, 6, 7, 8)
+    return bank
 
 
 def obstacles(bank: Bank, to: int) -> tuple[str, ...]:
@@ -62,8 +62,13 @@ def back(bank: Bank, to: int, **options):
 
 
 def test_after_a_rewind_the_bad_deploy_has_never_happened(bank):
-    made = back(bank, 3, reason="doubled amounts")
-    assert (made.id, made.parent_id, made.kind, made.reason) == (9, 3, REWIND, "to checkpoint 3: doubled amounts")
+    rewound = back(bank, 3, reason="doubled amounts")
+    assert (rewound.id, rewound.parent_id, rewound.kind, rewound.reason) == (
+        9,
+        3,
+        REWIND,
+        "to checkpoint 3: doubled amounts",
+    )
     bank.assert_exact(1, 2, 3)
     reports = bank.epochs(9)
     assert [report.checkpoint.id for report in reports] == list(range(10, 16)), "ids are never used again"
@@ -250,11 +255,11 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(bank):
 
 
 def test_the_rewind_names_no_published_rows_and_the_same_state(bank):
-    made = back(bank, 3)
+    rewound = back(bank, 3)
     third = next(row for row in bank.registry.checkpoints() if row.id == 3)
     listed = {file.path for file in bank.registry.files(third) if file.kind == STATE}
-    assert {file.path for file in bank.registry.files(made)} == listed
-    assert not [file for file in bank.registry.files(made) if file.kind == OUTPUT or file.new]
+    assert {file.path for file in bank.registry.files(rewound)} == listed
+    assert not [file for file in bank.registry.files(rewound) if file.kind == OUTPUT or file.new]
 
 
 def test_the_command_shows_what_would_change_and_asks(bank, weir):
@@ -267,8 +272,8 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert weir(bank.site, "rewind", "small", "--to", "3").code == 2, "nobody can be asked"
     assert weir(bank.site, "rewind", "small").code == 2
     assert weir(bank.site, "rewind", "small", "--to", "77").code == 1
-    told = weir(bank.site, "rewind", "small", "--to", "3", "--dry-run").out
-    assert "Undone: everything after 3; of it 4, 5, 6, 7, 8 are still retained and can be taken back to." in told
+    output = weir(bank.site, "rewind", "small", "--to", "3", "--dry-run").out
+    assert "Undone: everything after 3; of it 4, 5, 6, 7, 8 are still retained and can be taken back to." in output
     done = weir(bank.site, "rewind", "small", "--to", "3", "--yes")
     assert done.code == 0
     assert "is at checkpoint 9, to checkpoint 3" in done.out
@@ -283,7 +288,7 @@ def test_the_command_takes_a_savepoints_name_too(bank, weir):
         facts = json.loads(weir(bank.site, "rewind", "small", *named, "--dry-run", "--json").out)
         assert facts["to"] == 8
     unknown = weir(bank.site, "rewind", "small", "--to", "bad")
-    assert unknown.code == 1 and "no savepoint 'bad'" in unknown.said and "good (8)" in unknown.said
+    assert unknown.code == 1 and "no savepoint 'bad'" in unknown.err and "good (8)" in unknown.err
     assert "is at checkpoint 10, to checkpoint 8" in weir(bank.site, "rewind", "small", "--to", "good", "--yes").out
 
 
@@ -305,12 +310,12 @@ def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
 
 
 def test_savepoints_say_until_when_tables_can_be_taken_back_to_them(bank, weir):
-    said = weir(bank.site, "savepoint", "small", "--name", "good").said
-    assert "the table booked keeps its log for 30 days (delta.logRetentionDuration): it can be taken back" in said
-    assert "keeps its log" not in weir(bank.site, "savepoints", "small").said, "once, when one is made"
+    output = weir(bank.site, "savepoint", "small", "--name", "good").err
+    assert "the table booked keeps its log for 30 days (delta.logRetentionDuration): it can be taken back" in output
+    assert "keeps its log" not in weir(bank.site, "savepoints", "small").err, "once, when one is made"
     table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 400 days"})
-    assert "keeps its log" not in weir(bank.site, "savepoint", "small", "--name", "better").said
+    assert "keeps its log" not in weir(bank.site, "savepoint", "small", "--name", "better").err
     back(bank, 3)  # such a commit of others changes no rows
     bank.assert_exact(1, 2, 3)
 

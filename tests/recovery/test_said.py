@@ -53,17 +53,17 @@ def test_a_run_says_at_once_from_where_it_goes_on_and_at_the_end_what_it_did(ban
     monkeypatch.chdir(tmp_path)
     bank.land(1, 2)
     ran = weir(bank.site, "run", "small", "--until-caught-up")
-    said = ran.said.splitlines()
-    assert said[0] == "small: generation 1, no checkpoint yet, 2 files waiting"
+    lines = ran.err.splitlines()
+    assert lines[0] == "small: generation 1, no checkpoint yet, 2 files waiting"
     assert all("rows/s" in line for line in ran.out.splitlines() if line.startswith("epoch"))
     tables = bank.site.storage.relative_to(tmp_path) / "tables"
     assert ran.out.splitlines()[-2:] == ["Caught up at checkpoint 2: 2 epochs, 20 rows.", f"Tables in {tables}: booked"]
     assert [row.trigger for row in bank.registry.checkpoints()][-1] == "catch_up"
 
     bank.land(3)
-    assert "small: generation 2, from checkpoint 2, 1 file waiting\n" in weir(bank.site, "run", "small", "--drain").said
+    assert "small: generation 2, from checkpoint 2, 1 file waiting\n" in weir(bank.site, "run", "small", "--drain").err
     again = weir(bank.site, "run", "small", "--until-caught-up")
-    assert "0 files waiting" in again.said and "Spark" not in again.said
+    assert "0 files waiting" in again.err and "Spark" not in again.err
     assert "Nothing to do: small is at checkpoint" in again.out
 
 
@@ -71,9 +71,9 @@ def test_a_run_after_a_crash_says_so(bank, weir):
     bank.epochs(1, 2)
     pid = died(bank)
     bank.land(3)
-    said = weir(bank.site, "run", "small", "--until-caught-up").said
-    assert f"the run before (process {pid} on " in said
-    assert ") died, goes on from checkpoint 2, 1 file waiting" in said
+    output = weir(bank.site, "run", "small", "--until-caught-up").err
+    assert f"the run before (process {pid} on " in output
+    assert ") died, goes on from checkpoint 2, 1 file waiting" in output
 
 
 def test_a_source_that_cannot_be_listed_is_the_runs_to_report(bank, weir, monkeypatch):
@@ -86,8 +86,8 @@ def test_a_source_that_cannot_be_listed_is_the_runs_to_report(bank, weir, monkey
         patched.setattr(FilesReader, "backlog", fails)
         patched.setattr(FilesReader, "look", fails)
         ended = weir(bank.site, "run", "small", "--until-caught-up")
-    assert ended.said.startswith("small: generation 1, no checkpoint yet\n")
-    assert ended.code == 1 and "the disk is gone" in ended.said
+    assert ended.err.startswith("small: generation 1, no checkpoint yet\n")
+    assert ended.code == 1 and "the disk is gone" in ended.err
 
 
 def test_a_run_that_ends_early_does_not_say_that_it_has_caught_up(bank, weir):
@@ -118,16 +118,16 @@ def of_tables(number: int) -> Pipeline:
     source = replace(accounts.input, event_time="at")
     stages = [
         window(
-            f"w{one}",
+            f"w{nth}",
             source,
             key="id",
             on="at",
             every="1h",
-            sink=delta.append(f"t{one}"),
-            late=delta.append(f"l{one}"),
+            sink=delta.append(f"t{nth}"),
+            late=delta.append(f"l{nth}"),
             n=agg.count(),
         )
-        for one in range(number)
+        for nth in range(number)
     ]
     return Pipeline("small", tuple(stages), max_parallelism=8)
 
@@ -164,12 +164,14 @@ def test_an_extra_column_of_a_file_is_left_out_with_a_word_and_that_once(windowe
     word = "columns that the first files did not have"
     planned = weir(windowed.site, "plan", "small")
     assert f"files that wait have {word}, and that are not read: weight" in " ".join(planned.out.split())
-    (said,) = [
-        one for one in json.loads(weir(windowed.site, "plan", "small", "--json").out)["findings"] if word in one["what"]
+    (finding,) = [
+        each
+        for each in json.loads(weir(windowed.site, "plan", "small", "--json").out)["findings"]
+        if word in each["what"]
     ]
-    assert (said["kind"], said["name"], said["verdict"]) == ("source", "landing", "compatible")
+    assert (finding["kind"], finding["name"], finding["verdict"]) == ("source", "landing", "compatible")
     ran = weir(windowed.site, "run", "small", "--until-caught-up")
-    assert ran.code == 0 and (ran.said + ran.out).count(f"{word} are not read: weight") == 1
+    assert ran.code == 0 and (ran.err + ran.out).count(f"{word} are not read: weight") == 1
 
 
 def test_spark_s_start_is_said_when_it_starts_and_not_before_what_needs_none(tmp_path, weir, monkeypatch):
@@ -182,10 +184,10 @@ def test_spark_s_start_is_said_when_it_starts_and_not_before_what_needs_none(tmp
 
     monkeypatch.setattr(spark_session, "session", session)
     refused = weir(replace(bank.site, pipeline=pipeline, module=__name__), "run", "small", "--until-caught-up")
-    assert refused.code == 2 and "has no more" in refused.said
-    assert "Spark" not in refused.said + refused.out
+    assert refused.code == 2 and "has no more" in refused.err
+    assert "Spark" not in refused.err + refused.out
     asked = weir(bank.site, "run", "small", "--until-caught-up")
-    assert (asked.said + asked.out).count("Spark starts (some 30 s)") == 1 and "there is no Java here" in asked.said
+    assert (asked.err + asked.out).count("Spark starts (some 30 s)") == 1 and "there is no Java here" in asked.err
 
 
 def test_the_seconds_of_epochs_that_overlap_add_up_and_hold_no_start_of_spark():
@@ -200,7 +202,7 @@ def test_the_seconds_of_epochs_that_overlap_add_up_and_hold_no_start_of_spark():
     executor = SparkExecutor(None, "a test")
     executor.ready_at = noon + timedelta(seconds=20)
     pace = progress.Pace(executor)
-    assert [pace.seconds(one) for one in (epoch(0, 22), epoch(1, 23), epoch(22, 25), epoch(60, 62))] == [2, 1, 2, 2]
+    assert [pace.seconds(row) for row in (epoch(0, 22), epoch(1, 23), epoch(22, 25), epoch(60, 62))] == [2, 1, 2, 2]
 
 
 def test_a_note_that_holds_for_many_tables_is_given_once(bank, weir, monkeypatch):
@@ -209,32 +211,32 @@ def test_a_note_that_holds_for_many_tables_is_given_once(bank, weir, monkeypatch
     hour(Bank(many), "1", 12)
     hour(Bank(many), "2", 15)
     weir(many, "run", "small", "--until-caught-up")
-    told = weir(many, "savepoint", "small", "--name", "kept")
-    assert told.code == 0 and told.said.count("logRetentionDuration") == 1
-    assert "20 tables keep their logs for 30 days" in told.said and "t0, l0, t1, l1" in told.said
+    ended = weir(many, "savepoint", "small", "--name", "kept")
+    assert ended.code == 0 and ended.err.count("logRetentionDuration") == 1
+    assert "20 tables keep their logs for 30 days" in ended.err and "t0, l0, t1, l1" in ended.err
 
 
 def test_rewind_has_one_way_to_name_a_checkpoint():
     (asked,) = [
-        one
-        for path, one in _options(typer.main.get_command(main.app), "weir")
-        if path == "weir rewind" and "--to" in one.opts
+        option
+        for path, option in _options(typer.main.get_command(main.app), "weir")
+        if path == "weir rewind" and "--to" in option.opts
     ]
     assert "savepoint" in asked.help
     shown = [
-        one
-        for path, one in _options(typer.main.get_command(main.app), "weir")
-        if path == "weir rewind" and not one.hidden
+        option
+        for path, option in _options(typer.main.get_command(main.app), "weir")
+        if path == "weir rewind" and not option.hidden
     ]
-    assert "--savepoint" not in [name for one in shown for name in one.opts]
+    assert "--savepoint" not in [name for option in shown for name in option.opts]
 
 
 def _options(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     for parameter in command.params:
         if parameter.param_type_name == "option":  # of whichever click typer brings
             yield path, parameter
-    for name, one in getattr(command, "commands", {}).items():
-        yield from _options(one, f"{path} {name}")
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from _options(subcommand, f"{path} {name}")
 
 
 def test_no_option_has_a_half_that_says_no_and_adds_nothing():

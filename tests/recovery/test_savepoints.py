@@ -44,12 +44,12 @@ def test_a_savepoint_of_a_pipeline_at_rest_is_its_newest_checkpoint(bank, weir):
     bank.epochs(1, 2)
     taken = weir(bank.site, "savepoint", "small", "--name", "before-upgrade", "--reason", "new code")
     assert taken.code == 0
-    assert taken.said.startswith("note  the table booked keeps its log for 30 days"), "that is all"
-    assert taken.said.count("\n") == 1
+    assert taken.err.startswith("note  the table booked keeps its log for 30 days"), "that is all"
+    assert taken.err.count("\n") == 1
     bank.epochs(3, 4, 5)
     assert bank.ids() == [2, 5]
     listed = json.loads(weir(bank.site, "savepoints", "small", "--json").out)
-    assert [(one["name"], one["checkpoint"], one["reason"]) for one in listed] == [("before-upgrade", 2, "new code")]
+    assert [(row["name"], row["checkpoint"], row["reason"]) for row in listed] == [("before-upgrade", 2, "new code")]
     shown = json.loads(weir(bank.site, "checkpoints", "small", "--json").out)
     assert [(row["id"], row["named"]) for row in shown] == [(2, ["before-upgrade"]), (5, [])]
     bank.assert_exact(1, 2, 3, 4, 5)
@@ -82,15 +82,15 @@ def test_a_stop_can_leave_a_savepoint(bank, weir):
 
 
 def test_names_are_taken_once_and_bad_ones_refused(bank, weir):
-    assert "has no checkpoint" in weir(bank.site, "savepoint", "small", "--name", "early").said
+    assert "has no checkpoint" in weir(bank.site, "savepoint", "small", "--name", "early").err
     bank.epochs(1)
     assert weir(bank.site, "savepoint", "small", "--name", "one").code == 0
     again = weir(bank.site, "savepoint", "small", "--name", "one")
-    assert again.code == 1 and "already" in again.said and "--drop one" in again.said
+    assert again.code == 1 and "already" in again.err and "--drop one" in again.err
     assert weir(bank.site, "savepoint", "small", "--name", "../up").code == 2
     assert weir(bank.site, "savepoint", "small").code == 2
     missing = weir(bank.site, "savepoint", "small", "--drop", "two")
-    assert missing.code == 1 and "Its savepoints: one" in missing.said
+    assert missing.code == 1 and "Its savepoints: one" in missing.err
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["at-rest", "running"])
@@ -258,17 +258,17 @@ def test_prune_explains_every_checkpoint_and_object_and_changes_nothing(bank, we
     more = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "3"}))
     more.epochs(2, 3, 4)
     before = bank.site.objects()
-    told = json.loads(weir(bank.site, "prune", "small", "--dry-run", "--json").out)
-    assert {fate["id"]: (fate["stays"], fate["reasons"]) for fate in told["checkpoints"]} == {
+    facts = json.loads(weir(bank.site, "prune", "small", "--dry-run", "--json").out)
+    assert {fate["id"]: (fate["stays"], fate["reasons"]) for fate in facts["checkpoints"]} == {
         1: (True, ["savepoint 'kept'"]),
         2: (False, []),
         3: (False, []),
         4: (True, ["the newest checkpoint"]),
     }
     stored = {name for name in before if name.startswith("state/")}
-    assert {fate["path"] for fate in told["objects"]} == stored
-    goes = {fate["path"]: fate["bytes"] for fate in told["objects"] if not fate["stays"]}
-    assert goes and told["bytes_freed"] == sum(goes.values()) == sum(fate["frees"] for fate in told["checkpoints"])
+    assert {fate["path"] for fate in facts["objects"]} == stored
+    goes = {fate["path"]: fate["bytes"] for fate in facts["objects"] if not fate["stays"]}
+    assert goes and facts["bytes_freed"] == sum(goes.values()) == sum(fate["frees"] for fate in facts["checkpoints"])
     assert bank.site.objects() == before
     shown = weir(bank.site, "prune", "small", "--dry-run").out
     assert "savepoint 'kept'" in shown and "nothing needs it" in shown and "no checkpoint that stays names it" in shown
@@ -352,10 +352,10 @@ def barrier(bank, monkeypatch):
     @contextmanager
     def coordinator(waited_for: int):
         bank.land(1)
-        found, held = requests.pending, [True]
+        pending_requests, held = requests.pending, [True]
 
         def pending(storage):
-            waiting = found(storage)
+            waiting = pending_requests(storage)
             held[0] = held[0] and len(waiting) < waited_for
             return [] if held[0] else waiting
 
@@ -425,8 +425,8 @@ def test_a_deletion_that_failed_in_the_middle_does_not_say_that_nothing_is_lost(
         monkeypatch.setattr(Registry, "drop_listings", broken)
         cancelled = weir(bank.site, "cancel", "small", "--delete")
     assert bank.ids() == []
-    assert cancelled.code != 0 and "failed before it had deleted all" in cancelled.said
-    assert "Nothing is lost" not in cancelled.said
+    assert cancelled.code != 0 and "failed before it had deleted all" in cancelled.err
+    assert "Nothing is lost" not in cancelled.err
 
 
 def test_a_savepoint_that_could_not_be_dropped_is_not_said_to_be(bank, weir, monkeypatch):
@@ -439,7 +439,7 @@ def test_a_savepoint_that_could_not_be_dropped_is_not_said_to_be(bank, weir, mon
         until(lambda: alive(bank))
         monkeypatch.setattr(Registry, "unpin", broken)
         dropped = weir(bank.site, "savepoint", "small", "--drop", "kept")
-        assert dropped.code != 0 and "kept" in dropped.said
+        assert dropped.code != 0 and "kept" in dropped.err
     assert [pin.name for pin in bank.registry.pins()] == ["kept"]
 
 
@@ -542,14 +542,14 @@ def test_a_number_names_a_checkpoint_and_no_savepoint(bank, weir):
     bank.epochs(1, 2)
     refused = weir(bank.site, "savepoint", "small", "--name", "4")
     assert refused.code == 2
-    assert "a number names a checkpoint" in refused.said
+    assert "a number names a checkpoint" in refused.err
     registry = bank.registry
     head = registry.head()
     registry.pin(registry.take_over(), Pin("savepoint", "4", head.id, head.commit_id, head.completed_at, "as before"))
     bank.epochs(3, 4, 5)
     refused = weir(bank.site, "rewind", "small", "--to", "4", "--yes")
     assert refused.code == 2
-    assert "the name of a savepoint, which is checkpoint 2" in refused.said
+    assert "the name of a savepoint, which is checkpoint 2" in refused.err
     assert weir(bank.site, "fork", "small", "--name", "x", "--from", "4").code == 2
     assert bank.ids() == [1, 2, 3, 4, 5]
     assert weir(bank.site, "rewind", "small", "--savepoint", "4", "--yes").code == 0

@@ -161,7 +161,7 @@ class Parking:
             if due <= newest or drained:
                 fines.append((plate, due, "fine", barrier))
         table = self.site.table("events")
-        found = sorted(
+        actual = sorted(
             zip(
                 table["id"],
                 [moment.to_pydatetime() for moment in table["at"]],
@@ -170,11 +170,11 @@ class Parking:
                 strict=True,
             )
         )
-        assert found == sorted([*stops, *fines])
+        assert actual == sorted([*stops, *fines])
         rows = [
             row
-            for one in state_reader.scan(self.site.pipeline, self.site.settings, "parking")
-            for row in one.to_pylist()
+            for table in state_reader.scan(self.site.pipeline, self.site.settings, "parking")
+            for row in table.to_pylist()
         ]
         assert {row["id"] for row in rows} == set(KEYS)
         for row in rows:
@@ -254,15 +254,15 @@ def _with(state: type[State]) -> Pipeline:
 
 def test_lists_and_maps_that_do_not_fit_what_is_stored_are_refused_and_wider_ones_read_it(tmp_path):
     Parking(tmp_path).epochs(1)
-    for state, said in ((Less, "the map fees is gone"), (Recast, "fees was a map by string, is a map by binary")):
-        with pytest.raises(PipelineError, match=said):
+    for state, message in ((Less, "the map fees is gone"), (Recast, "fees was a map by string, is a map by binary")):
+        with pytest.raises(PipelineError, match=message):
             Parking(tmp_path, _with(state)).epochs(2)
     with pytest.raises(PipelineError, match="stops: field stops changed its type from int32 to string"):
         Parking(tmp_path, _with(Recast)).epochs(2)
     wider = Parking(tmp_path, _with(Widened))
     wider.epochs(2)
-    found = state_reader.get(wider.site.pipeline, wider.site.settings, "parking", ["k3"])[0]
-    assert found == {"id": "k3", "parked": 1, "stops": [1, 2], "fees": None, "notes": None}
+    row = state_reader.get(wider.site.pipeline, wider.site.settings, "parking", ["k3"])[0]
+    assert row == {"id": "k3", "parked": 1, "stops": [1, 2], "fees": None, "notes": None}
 
 
 # -- timers that are pending where a run goes on from a savepoint, or goes back to one
@@ -296,23 +296,23 @@ Fired = dict[str, list[tuple[datetime, int]]]
 
 def fired(lot: Parking) -> Fired:
     """By key, what has fired, as it lies in the files, which are read from the oldest epoch's on."""
-    found: Fired = {key: [] for key in KEYS}
+    fired: Fired = {key: [] for key in KEYS}
     table = lot.site.table("events")
     for key, at, nth in zip(table["id"], table["at"], table["nth"], strict=True):
-        found[key].append((at.to_pydatetime(), nth))
-    return found
+        fired[key].append((at.to_pydatetime(), nth))
+    return fired
 
 
 def due(upto: int, drained: bool = False) -> Fired:
     """What must have fired by the barrier of file `upto`: by key, everything that was due by then, in the order of
     time."""
     newest = _moment(upto, len(KEYS) - 1)
-    found = {}
+    fired = {}
     for number, key in enumerate(KEYS):
         stops = [_moment(n, number) for n in range(1, upto + 1)]
         moments = sorted(stop + timedelta(minutes=minutes) for stop in stops for minutes in DELAYS)
-        found[key] = [(at, nth) for nth, at in enumerate(moments, 1) if drained or at <= newest]
-    return found
+        fired[key] = [(at, nth) for nth, at in enumerate(moments, 1) if drained or at <= newest]
+    return fired
 
 
 def saved(lot: Parking) -> int:
@@ -326,9 +326,9 @@ def saved(lot: Parking) -> int:
     return pin.checkpoint_id
 
 
-def after_it(found: Fired) -> Fired:
+def after_it(fired: Fired) -> Fired:
     """Without what had fired at the savepoint."""
-    return {key: one[len(due(2)[key]) :] for key, one in found.items()}
+    return {key: firings[len(due(2)[key]) :] for key, firings in fired.items()}
 
 
 def test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_in_a_pipeline_that_starts_from_it(tmp_path):
@@ -383,8 +383,8 @@ def test_a_timer_that_was_held_on_a_branch_fires_on_time_after_its_promotion(tmp
     forks.fork(many.site.pipeline, many.site.settings, "fix")
     many.epochs(2, 3, 4)
     slow = Parking(tmp_path, ticking, WEIR_CHECKPOINTS__NUM_RETAINED="5")
-    made = promotion.promote(slow.site.pipeline, slow.site.settings, "fix", executor=InMemoryExecutor())
-    assert made.id == 5, "the branch is at 4, the pipeline at 2"
+    promoted = promotion.promote(slow.site.pipeline, slow.site.settings, "fix", executor=InMemoryExecutor())
+    assert promoted.id == 5, "the branch is at 4, the pipeline at 2"
     assert ticks(many) == ["12:30"]
     many.epochs(5)
     assert ticks(many) == ["12:30", "12:50"]

@@ -28,9 +28,9 @@ TORN = {
 
 @pytest.fixture
 def bank(tmp_path: Path) -> Bank:
-    made = Bank.at(tmp_path)
-    made.epochs(1)
-    return made
+    bank = Bank.at(tmp_path)
+    bank.epochs(1)
+    return bank
 
 
 def left(bank: Bank, path: str, content: bytes) -> Path:
@@ -59,14 +59,14 @@ def test_a_lease_or_halt_that_cannot_be_read_is_named_and_said_how_to_mend(bank,
 @pytest.mark.parametrize("content", TORN.values(), ids=TORN)
 def test_a_request_that_cannot_be_read_is_dropped_and_reported(bank, content):
     before, during = (left(bank, f"{requests.REQUESTS}/{name * 32}.json", content) for name in "ab")
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as logged:
         bank.epochs(2)
         assert not before.exists() and not during.exists()
         with bank.coordinator():
             torn = left(bank, f"{requests.REQUESTS}/{'c' * 32}.json", content)
             until(lambda: not torn.exists())
             requests.send(bank.registry._checkpoints.storage, requests.Request("stop"))
-    dropped = {line["path"] for line in said if line["event"] == "a request that cannot be read is dropped"}
+    dropped = {line["path"] for line in logged if line["event"] == "a request that cannot be read is dropped"}
     assert dropped == {f"{requests.REQUESTS}/{name * 32}.json" for name in "abc"}
     bank.assert_exact(1, 2)
 

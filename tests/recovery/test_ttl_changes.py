@@ -123,7 +123,7 @@ class Played:
 
     def last(self) -> dict[str, tuple]:
         """Of each key, what its newest visit was told: the visits in its row, its list and its map."""
-        return told(self.site)
+        return contents(self.site)
 
     def views(self) -> list[list[dict]]:
         """The state at every checkpoint, as `weir state` shows it."""
@@ -131,7 +131,7 @@ class Played:
         return [viewed(self.site, int(id)) for id in ids]
 
 
-def told(site: Site) -> dict[str, tuple]:
+def contents(site: Site) -> dict[str, tuple]:
     table = site.table("seen")
     counts = [name for name in ("n", "stops", "fees") if name in table]
     return {row["id"]: tuple(row[name] for name in counts) for row in table.sort_values("n").to_dict("records")}
@@ -178,8 +178,8 @@ CHANGES: dict[str, tuple[list[Step], int | tuple[int, int, int]]] = {
     sampled([("longer", "rocksdb"), ("removed", "rocksdb"), *((change, "memory") for change in CHANGES)], 5),
 )
 def test_a_change_of_the_ttl_gives_the_same_however_far_the_sweep_has_come(tmp_path, monkeypatch, change, backend):
-    steps, said = CHANGES[change]
-    expected = said if isinstance(said, tuple) else (said,) * 3
+    steps, expectation = CHANGES[change]
+    expected = expectation if isinstance(expectation, tuple) else (expectation,) * 3
 
     def play(played: Played) -> None:
         for hour, ttl, keys in steps:
@@ -289,7 +289,7 @@ def test_what_has_expired_stays_so_in_whatever_goes_on_from_the_checkpoint(tmp_p
         played.epoch(defined("1h"), 5, ["x"])
 
     for played in outcomes(tmp_path, monkeypatch, play):
-        counts = told(goes_on(played))
+        counts = contents(goes_on(played))
         assert {counts[key][0] for key in KEYS} == {1}
 
 

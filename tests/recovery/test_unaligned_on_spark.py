@@ -106,6 +106,6 @@ def test_rows_wait_with_every_column_that_a_transform_can_make(tmp_path):
     history = [report.checkpoint for report in site.run(drain=True)]
 
     assert sum(bool(unapplied(checkpoint)) for checkpoint in history) >= 2
-    found = DeltaTable(site.storage / "tables" / "odd").to_pyarrow_table().to_pandas()
-    assert sorted(found["seconds"]) == (values * 1_000_000).tolist()
-    assert (found["k"] == found["seconds"] // 1_000_000 % 7).all()
+    rows = DeltaTable(site.storage / "tables" / "odd").to_pyarrow_table().to_pandas()
+    assert sorted(rows["seconds"]) == (values * 1_000_000).tolist()
+    assert (rows["k"] == rows["seconds"] // 1_000_000 % 7).all()

@@ -58,8 +58,8 @@ def test_savepoint_change_plan_run_compare(tmp_path, weir):
     options = {**bank.site.options, "WEIR_SPARK__PARALLELISM": "5"}
     site = replace(bank.site, pipeline=pipeline, module=__name__, options=options)
     planned = weir(site, "plan", "small", "--savepoint", "before-upgrade", "--json")
-    assert planned.code == 0, planned.said
-    verdicts = {one["what"]: one["verdict"] for one in json.loads(planned.out)["findings"]}
+    assert planned.code == 0, planned.err
+    verdicts = {finding["what"]: finding["verdict"] for finding in json.loads(planned.out)["findings"]}
     assert verdicts == {
         "field rows is called booked now": "migrates",
         "field highest (int64, nullable) was added": "migrates",
@@ -75,11 +75,13 @@ def test_savepoint_change_plan_run_compare(tmp_path, weir):
     assert {row["id"]: tuple(row[name] for name in FIELDS) for row in rows} == expected
 
     compared = weir(site, "state", "diff", "small", "accounts", "before-upgrade", "5", "--json")
-    told = json.loads(compared.out)
+    difference = json.loads(compared.out)
     old = replayed((1, 2, 3), ())
-    assert told["added"] == len(expected.keys() - old.keys()) == 4
-    assert told["removed"] == 0 and told["changed"] == sum(expected[key][1] != old[key][1] for key in old)
-    assert told["fields_only_in_to"] == ["booked", "highest", "branch"] and told["fields_only_in_from"] == ["rows"]
+    assert difference["added"] == len(expected.keys() - old.keys()) == 4
+    assert difference["removed"] == 0 and difference["changed"] == sum(expected[key][1] != old[key][1] for key in old)
+    assert difference["fields_only_in_to"] == ["booked", "highest", "branch"] and difference["fields_only_in_from"] == [
+        "rows"
+    ]
     booked = site.table("booked")
     assert sorted(booked["amount"]) == sorted([number for number in (1, 2, 3, 4, 5) for _ in range(10)])
     site.assert_no_orphans()
@@ -90,8 +92,8 @@ def test_an_upgrade_that_was_a_mistake_is_taken_back(tmp_path, weir):
     bank.epochs(1, 2)
     assert weir(bank.site, "savepoint", "small", "--name", "before-upgrade").code == 0
     Bank(replace(bank.site, pipeline=pipeline, module=__name__)).epochs(3)
-    told = weir(bank.site, "plan", "small").out
-    assert "field rows (int64, default 0) was added" in told, "the old code alone would count from 0 again"
+    output = weir(bank.site, "plan", "small").out
+    assert "field rows (int64, default 0) was added" in output, "the old code alone would count from 0 again"
 
     assert weir(bank.site, "rewind", "small", "--savepoint", "before-upgrade", "--yes").code == 0
     assert "its state is used as it is" in weir(bank.site, "plan", "small").out

@@ -47,5 +47,5 @@ def _assert_state(site: Site, arrivals: list[pd.DataFrame]) -> None:
     rows = pd.concat(arrivals)
     wanted = rows.drop_duplicates("id", keep="last").set_index("id")
     wanted.insert(0, "changes", rows.groupby("id").size())
-    found = site.state("counters").set_index("id")
-    pd.testing.assert_frame_equal(found.sort_index(), wanted.sort_index(), check_exact=True)
+    counters = site.state("counters").set_index("id")
+    pd.testing.assert_frame_equal(counters.sort_index(), wanted.sort_index(), check_exact=True)

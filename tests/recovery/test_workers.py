@@ -17,7 +17,7 @@ _KEYS = 100
 def site(tmp_path, spark):
     """Makes a site with one epoch read and one that waits, in which a worker will die."""
 
-    def made(**options: str) -> Site:
+    def make_site(**options: str) -> Site:
         site = Site(tmp_path / "site", options, mortal.pipeline, "tests.recovery.mortal")
         site.landing.mkdir(parents=True)
         ids = pa.array(range(_KEYS))
@@ -29,7 +29,7 @@ def site(tmp_path, spark):
         pq.write_table(pa.table({"id": ids, "fuse": fuses}), site.landing / "2.parquet")
         return site
 
-    return made
+    return make_site
 
 
 def _assert_exact(site: Site) -> None:

@@ -30,7 +30,7 @@ def test_case_17_a_stalled_coordinator_is_taken_over_and_fenced(site, days, weir
         # It hangs, but its heart beats: nobody else may run, from its own host or from another.
         refused = weir(flights_, "run", "flights", "--until-caught-up")
         assert refused.code == 1
-        assert f"process {stalled.process.pid}" in refused.said and "weir stop flights" in refused.said
+        assert f"process {stalled.process.pid}" in refused.err and "weir stop flights" in refused.err
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
             with pytest.raises(BusyError):
@@ -80,7 +80,7 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     with pytest.raises(FencedError):
         publish.publish_missing(context, completed)
 
-    kept = {name: found for name, found in flights_.objects().items() if name in before}
+    kept = {name: digest for name, digest in flights_.objects().items() if name in before}
     assert kept == before, "nothing was deleted or altered"
     assert successor.checkpoints() == completed
     flights_.run(drain=True)

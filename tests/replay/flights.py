@@ -143,7 +143,7 @@ def differences(actual: pd.DataFrame, wanted: pd.DataFrame, key: Sequence[str]) 
         return [f"the columns are {list(actual.columns)}, not {list(wanted.columns)}"]
     if len(actual):
         types = {name: (str(actual[name].dtype), str(wanted[name].dtype)) for name in wanted.columns}
-        changed = {name: found for name, found in types.items() if _family(found[0]) != _family(found[1])}
+        changed = {name: pair for name, pair in types.items() if _family(pair[0]) != _family(pair[1])}
         if changed:
             return [f"the types differ (is, must be): {changed}"]
     problems = []
@@ -165,8 +165,8 @@ def differences(actual: pd.DataFrame, wanted: pd.DataFrame, key: Sequence[str]) 
         lines = []
         for at in common[wrong][:_SHOWN]:
             names = [name for name in theirs.columns if unequal.at[at, name]]
-            told = ", ".join(f"{name}: {mine.at[at, name]!r}, not {theirs.at[at, name]!r}" for name in names)
-            lines.append(f"    {at}: {told}")
+            differences = ", ".join(f"{name}: {mine.at[at, name]!r}, not {theirs.at[at, name]!r}" for name in names)
+            lines.append(f"    {at}: {differences}")
         problems.append("\n".join([f"  {int(wrong.sum())} rows differ (is, must be):", *lines]))
     return problems
 

@@ -10,11 +10,11 @@ from tests.runtime.rides import Rides
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory) -> Rides:
+def rides_run(tmp_path_factory) -> Rides:
     """Eight epochs, of which 1 (the savepoint first-day) and 4 to 8 are retained. For reading only."""
-    made = Rides(tmp_path_factory.mktemp("rides") / "site")
-    made.epochs(1)
-    maintenance.savepoint(made.site.pipeline, made.site.settings, "first-day", "a test", 5)
-    made.epochs(7)
-    assert [row.id for row in made.registry.checkpoints()] == [1, 4, 5, 6, 7, 8]
-    return made
+    rides_run = Rides(tmp_path_factory.mktemp("rides") / "site")
+    rides_run.epochs(1)
+    maintenance.savepoint(rides_run.site.pipeline, rides_run.site.settings, "first-day", "a test", 5)
+    rides_run.epochs(7)
+    assert [row.id for row in rides_run.registry.checkpoints()] == [1, 4, 5, 6, 7, 8]
+    return rides_run

@@ -101,16 +101,16 @@ class Rides:
         """A file of rides in the next 45 minutes. The riders of an even file differ from those of an odd one but for r0
         and r1."""
         number = self._landed = self._landed + 1
-        found = []
-        for one in range(rows):
+        rides = []
+        for row in range(rows):
             rider = self._chance.choice(["r0", "r1", *(f"r{number % 2}-{name}" for name in range(6))])
             at = NOON + timedelta(minutes=45 * (number - 1), seconds=self._chance.randrange(45 * 60))
-            found.append(
-                [number * 1000 + one, rider, self._chance.choice(["Oslo", "Bergen"]), at, self._chance.randrange(1, 90)]
+            rides.append(
+                [number * 1000 + row, rider, self._chance.choice(["Oslo", "Bergen"]), at, self._chance.randrange(1, 90)]
             )
         self.site.landing.mkdir(parents=True, exist_ok=True)
         table = pa.table(
-            [pa.array(column, field.type) for column, field in zip(zip(*found, strict=True), SCHEMA, strict=True)],
+            [pa.array(column, field.type) for column, field in zip(zip(*rides, strict=True), SCHEMA, strict=True)],
             schema=SCHEMA,
         )
         staging = self.site.landing / f".{number:03}"

@@ -30,8 +30,8 @@ def growing(samples: Sequence[Sample]) -> list[str]:
     middle = max(sample.epoch for sample in samples) / 2
     problems = []
     for name, slack in _SLACK.items():
-        first = max((getattr(one, name) for one in samples if one.epoch <= middle), default=0)
-        second = max((getattr(one, name) for one in samples if one.epoch > middle), default=0)
+        first = max((getattr(sample, name) for sample in samples if sample.epoch <= middle), default=0)
+        second = max((getattr(sample, name) for sample in samples if sample.epoch > middle), default=0)
         if second > first * _GROWTH + slack:
             problems.append(f"{name} grows: at most {first} in the first half, {second} in the second")
     return problems

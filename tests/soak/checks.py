@@ -126,8 +126,8 @@ class Verifier:
         ledger = head.sinks.get("ledger", {"id": None})["id"]
         # Tables are published beside each other: of an epoch that the ledger does not show yet, the next check judges
         # the others.
-        known = head.id if published["ledger"] == ledger else published["ledger"] or 0
-        self._catch_up(known)
+        newest = head.id if published["ledger"] == ledger else published["ledger"] or 0
+        self._catch_up(newest)
         waits = bool(unapplied(head))
         if waits and not self.unaligned:
             raise Violation(f"rows wait in checkpoint {head.id}: {unapplied(head)}")
@@ -135,9 +135,9 @@ class Verifier:
             self._check_published(table, published[table] or 0)
             if self.unaligned and table != "ledger":
                 named = head.sinks.get(table, {"id": None})["id"]
-                self._compare_sum(table, known, whole=not waits and known == head.id and published[table] == named)
+                self._compare_sum(table, newest, whole=not waits and newest == head.id and published[table] == named)
             else:
-                self._compare(table, min(published[table] or 0, known))
+                self._compare(table, min(published[table] or 0, newest))
         self._check_chain()
         if published["ledger"] == ledger:
             self._check_state(head)
@@ -170,9 +170,9 @@ class Verifier:
     def _catch_up(self, upto: int) -> None:
         """Replay the epochs that the ledger has. Which files an epoch read, its rows tell; that these are all, the
         replay."""
-        known = {epoch for epoch in self._found["ledger"] if epoch > self._replayed}
-        known |= {epoch for epoch in self.drains if self._replayed < epoch <= upto}
-        for epoch in sorted(known):
+        epochs = {epoch for epoch in self._found["ledger"] if epoch > self._replayed}
+        epochs |= {epoch for epoch in self.drains if self._replayed < epoch <= upto}
+        for epoch in sorted(epochs):
             files = files_of(self._found["ledger"].get(epoch, []))
             output = self.replay.epoch(epoch, max(files, default=-1) + 1, drain=epoch in self.drains)
             self._want(epoch, output)
@@ -190,25 +190,25 @@ class Verifier:
 
     def _compare(self, table: str, upto: int) -> None:
         """Of each epoch up to this one, the rows that are wanted and no others."""
-        found, wanted = self._found[table], self._wanted[table]
-        for epoch in sorted(epoch for epoch in {*found, *wanted} if epoch <= upto):
-            mine, theirs = _counted(found.pop(epoch, [])), _counted(wanted.pop(epoch, []))
+        actual, wanted = self._found[table], self._wanted[table]
+        for epoch in sorted(epoch for epoch in {*actual, *wanted} if epoch <= upto):
+            mine, theirs = _counted(actual.pop(epoch, [])), _counted(wanted.pop(epoch, []))
             _check_same(f"epoch {epoch} of {table}", mine - theirs, theirs - mine)
             self.rows += mine.total()
 
-    def _compare_sum(self, table: str, known: int, whole: bool) -> None:
+    def _compare_sum(self, table: str, newest: int, whole: bool) -> None:
         """No row that is not wanted by now; if all has been applied and published, every one that is."""
-        owed, found = self._owed[table], Counter()
+        owed, sums = self._owed[table], Counter()
         for rows in self._wanted[table].values():
             owed.update(_counted(rows))
-        for epoch in [epoch for epoch in self._found[table] if epoch <= known]:
-            found.update(_counted(self._found[table].pop(epoch)))
+        for epoch in [epoch for epoch in self._found[table] if epoch <= newest]:
+            sums.update(_counted(self._found[table].pop(epoch)))
         self._wanted[table].clear()
-        extra = found - owed
-        owed.subtract(found)
+        extra = sums - owed
+        owed.subtract(sums)
         _check_same(table, extra, +owed if whole else Counter())
         self._owed[table] = +owed
-        self.rows += found.total()
+        self.rows += sums.total()
 
     # -- state
 
@@ -223,9 +223,9 @@ class Verifier:
             raise Violation(f"checkpoint {head.id} has read {position} files, the ledger shows {self.replay.files}")
         if not head.operators["accounts"].schema:
             return
-        found = {key[0]: row for key, row in state_at(self._storage, self._registry, head, accounts).items()}
-        if found != self.replay.accounts:
-            raise Violation(f"the accounts of checkpoint {head.id} differ: {_difference(found, self.replay.accounts)}")
+        stored = {key[0]: row for key, row in state_at(self._storage, self._registry, head, accounts).items()}
+        if stored != self.replay.accounts:
+            raise Violation(f"the accounts of checkpoint {head.id} differ: {_difference(stored, self.replay.accounts)}")
         self.states += 1
         if unapplied(head):
             return
@@ -288,6 +288,6 @@ def _counted(rows: list[Row]) -> Counter:
     return Counter(tuple(sorted(row.items())) for row in rows)
 
 
-def _difference(found: dict, wanted: dict) -> str:
-    wrong = [key for key in {*found, *wanted} if found.get(key) != wanted.get(key)]
-    return "; ".join(f"{key}: is {found.get(key)}, must be {wanted.get(key)}" for key in wrong[:3])
+def _difference(actual: dict, wanted: dict) -> str:
+    wrong = [key for key in {*actual, *wanted} if actual.get(key) != wanted.get(key)]
+    return "; ".join(f"{key}: is {actual.get(key)}, must be {wanted.get(key)}" for key in wrong[:3])

@@ -29,7 +29,7 @@ class Child:
     """One coordinator. epochs: what it said of each that it completed; ends: how its runs ended."""
 
     process: subprocess.Popen
-    said: Path
+    events: Path
     complained: Path
     host: str = ""
     ready: bool = False
@@ -46,18 +46,18 @@ class Child:
 
     def listen(self) -> Child:
         """Take in what it has said meanwhile; a last line that is not whole yet waits."""
-        with self.said.open("rb") as file:
+        with self.events.open("rb") as file:
             file.seek(self._read)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._read += len(whole) + len(newline)
         for line in whole.splitlines():
-            said = json.loads(line)
-            if "ready" in said:
+            event = json.loads(line)
+            if "ready" in event:
                 self.ready = True
-            elif "end" in said:
-                self.ends.append(said["end"])
+            elif "end" in event:
+                self.ends.append(event["end"])
             else:
-                self.epochs.append(said)
+                self.epochs.append(event)
         return self
 
     @property
@@ -86,9 +86,9 @@ class Child:
 def start(directory: Path, name: str) -> Child:
     """A child that gets ready and then waits for its order."""
     directory.mkdir(parents=True, exist_ok=True)
-    said, complained = directory / f"{name}.jsonl", directory / f"{name}.err"
+    output, complained = directory / f"{name}.jsonl", directory / f"{name}.err"
     env = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
-    with said.open("wb") as out, complained.open("wb") as err:
+    with output.open("wb") as out, complained.open("wb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.soak.coordinator"],
             cwd=PROJECT,
@@ -98,7 +98,7 @@ def start(directory: Path, name: str) -> Child:
             stderr=err,
             start_new_session=True,
         )
-    return Child(process, said, complained)
+    return Child(process, output, complained)
 
 
 @contextmanager

@@ -245,8 +245,8 @@ class _Soak:
             time.sleep(0.01)
 
     def _hear(self, child: Child) -> None:
-        known = len(child.epochs)
-        for epoch in child.listen().epochs[known:]:
+        before = len(child.epochs)
+        for epoch in child.listen().epochs[before:]:
             self.verifier.heard(epoch)
             self.newest, self.read = max(self.newest, epoch["epoch"]), max(self.read, epoch["files"])
             self.completed += 1

@@ -48,10 +48,12 @@ class Replay:
             if judged_by is not None and end <= judged_by:
                 late.append(row)
                 continue
-            one = self.windows.setdefault((row["branch"], end), {"entries": 0, "amount": 0, "highest": row["balance"]})
-            one["entries"] += 1
-            one["amount"] += row["amount"]
-            one["highest"] = max(one["highest"], row["balance"])
+            window = self.windows.setdefault(
+                (row["branch"], end), {"entries": 0, "amount": 0, "highest": row["balance"]}
+            )
+            window["entries"] += 1
+            window["amount"] += row["amount"]
+            window["highest"] = max(window["highest"], row["balance"])
         if ledger:
             reached = max(row["at"] for row in ledger) - _LATENESS
             self.closed_upto = max(reached, self.closed_upto or reached)

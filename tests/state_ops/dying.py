@@ -51,10 +51,10 @@ class _Factory:
 
 
 def _opened(backend: MemoryBackend, options: BackendOptions) -> _Backend:
-    own = _Backend()
-    vars(own).update(vars(backend))
-    own.mark = Path(options.own["mark"])
-    return own
+    dying = _Backend()
+    vars(dying).update(vars(backend))
+    dying.mark = Path(options.own["mark"])
+    return dying
 
 
 FACTORY = _Factory()

@@ -32,7 +32,7 @@ def test_the_tree_and_the_colours_of_delta_are_gone():
 def test_a_full_disk_is_told_from_a_store_that_is_away(error):
     assert page_about(error) == "docs/playbooks/disk-full.md"
     assert page_about(OSError(OF_DELTA)) == "docs/playbooks/storage-down.md"
-    assert all((PROJECT / page_about(one)).exists() for one in (error, OSError()))
+    assert all((PROJECT / page_about(failure)).exists() for failure in (error, OSError()))
 
 
 # What libraries say, and what may stay of it. The canaries are secrets.
@@ -163,12 +163,13 @@ SAID = [
 
 @pytest.mark.parametrize(("text", "stays"), SAID)
 def test_of_what_a_library_says_status_code_and_path_stay_and_secrets_go(text, stays):
-    told = redacted(text)
-    assert "CANARY" not in told
-    assert stays is None or told == stays
-    assert redacted(told) == told
+    text_shown = redacted(text)
+    assert "CANARY" not in text_shown
+    assert stays is None or text_shown == stays
+    assert redacted(text_shown) == text_shown
     assert (
-        redacted(f"Tried in vain: {told}. Look at s3://bucket/x.") == f"Tried in vain: {told}. Look at s3://bucket/x."
+        redacted(f"Tried in vain: {text_shown}. Look at s3://bucket/x.")
+        == f"Tried in vain: {text_shown}. Look at s3://bucket/x."
     )
 
 
@@ -274,6 +275,6 @@ def test_errors_hold_no_secret_however_they_are_made():
     except OSError as caught:
         scrub(caught)
     assert foreign.__cause__ is not None
-    said = [str(error), repr(error), stage.traceback, plainly(DeltaError(text)), first_line(DeltaError(text))]
-    said += [str(foreign), repr(foreign), str(foreign.__cause__), *foreign.__cause__.__notes__]
-    assert all("CANARY" not in one and "AccessDenied" in one for one in said)
+    texts = [str(error), repr(error), stage.traceback, plainly(DeltaError(text)), first_line(DeltaError(text))]
+    texts += [str(foreign), repr(foreign), str(foreign.__cause__), *foreign.__cause__.__notes__]
+    assert all("CANARY" not in text_shown and "AccessDenied" in text_shown for text_shown in texts)

@@ -53,14 +53,14 @@ def test_a_keyed_task_stays_within_the_sum_of_its_parts_however_large_its_state_
 
 
 def test_there_is_one_budget_in_a_process_and_it_can_be_resized():
-    one = memory.budget(64)
-    assert memory.budget(64) is one
-    files = one.files
-    assert memory.budget(BUDGET_MB) is one
-    assert one.files < files
-    assert one.memtables.get_buffer_size() == BUDGET_MB << 19
+    budget = memory.budget(64)
+    assert memory.budget(64) is budget
+    files = budget.files
+    assert memory.budget(BUDGET_MB) is budget
+    assert budget.files < files
+    assert budget.memtables.get_buffer_size() == BUDGET_MB << 19
     memory.budget(64)
-    assert one.files == files
+    assert budget.files == files
     memory.budget(BUDGET_MB)
 
 

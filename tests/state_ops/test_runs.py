@@ -77,10 +77,10 @@ class Subtask:
         assert self.base is not None
         snapshot.fetch(self.storage, self.base, directory)
         backend = RocksDBBackend(directory, 16, self.shard_mb)
-        found = dict(backend.scan(*EVERYTHING))
-        assert backend.multi_get(sorted(found)) == [found[key] for key in sorted(found)]
+        stored = dict(backend.scan(*EVERYTHING))
+        assert backend.multi_get(sorted(stored)) == [stored[key] for key in sorted(stored)]
         backend.close()
-        return found
+        return stored
 
 
 def test_a_run_is_a_sequence_of_pairs():
@@ -92,10 +92,10 @@ def test_a_run_is_a_sequence_of_pairs():
 
 @pytest.mark.parametrize("shard_mb", [64, SMALL])
 def test_epochs_of_runs_leave_what_was_put_last_and_upload_only_what_changed(tmp_path, shard_mb):
-    subtask, known = Subtask(tmp_path, shard_mb), {}
+    subtask, expected = Subtask(tmp_path, shard_mb), {}
     for number in range(20):
         changed = some(2000 if number == 0 else 300, seed=number)
-        known |= changed
+        expected |= changed
         before = subtask.base
         taken = subtask.epoch((run_of(changed),))
         if number == 12:
@@ -105,17 +105,17 @@ def test_epochs_of_runs_leave_what_was_put_last_and_upload_only_what_changed(tmp
                 file.name for file in taken.files
             }
             assert [file.new for file in taken.files if rocksdb.is_table(file.name)].count(True) == 1
-    assert subtask.entries(tmp_path / "restored") == known
+    assert subtask.entries(tmp_path / "restored") == expected
 
 
 def test_a_run_and_what_follows_it_are_one_file(tmp_path):
     subtask = Subtask(tmp_path)
     subtask.epoch((run_of(some(500, seed=1)),))
-    known = subtask.entries(tmp_path / "one")
-    gone, fresh = sorted(known)[:5], some(20, seed=3)
+    before = subtask.entries(tmp_path / "one")
+    gone, fresh = sorted(before)[:5], some(20, seed=3)
     taken = subtask.epoch((run_of(some(500, seed=2)),), (list(fresh.items()), gone))
     assert [file.new for file in taken.files if rocksdb.is_table(file.name)].count(True) == 1
-    expected = {**known, **some(500, seed=2)}
+    expected = {**before, **some(500, seed=2)}
     assert subtask.entries(tmp_path / "two") == {k: v for k, v in expected.items() if k not in gone} | fresh
 
 
@@ -134,20 +134,20 @@ class Uncounted(SortedRun):
 
 def test_a_run_too_small_for_files_goes_to_its_shards_in_slices(tmp_path, monkeypatch):
     monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 10_000)
-    known = some(4000, seed=1)
+    expected = some(4000, seed=1)
     with closing(RocksDBBackend(tmp_path / "db", 16, SMALL)) as backend:
-        backend.write(list(known.items()))
+        backend.write(list(expected.items()))
         backend.snapshot(tmp_path / "cut")
         starts = backend._starts
         assert len(starts) == 8
         changed = some(300, seed=2) | dict.fromkeys(starts[1:], b"first") | {start + b"!": b"" for start in starts}
         run = run_of(changed)
         backend.write(Uncounted(run.ascending, run.values))
-        known |= changed
+        expected |= changed
         for start, end, shard in zip(starts, [*starts[1:], EVERYTHING[1]], backend._shards, strict=True):
-            within = {key: value for key, value in known.items() if start <= key < end}
+            within = {key: value for key, value in expected.items() if start <= key < end}
             assert dict(backend._scan(shard, b"", None)) == within, "no shard has keys of another"
-        assert list(backend.scan(*EVERYTHING)) == sorted(known.items())
+        assert list(backend.scan(*EVERYTHING)) == sorted(expected.items())
 
 
 @settings(max_examples=25)
@@ -155,7 +155,7 @@ def test_a_run_too_small_for_files_goes_to_its_shards_in_slices(tmp_path, monkey
 def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_factory, data):
     keys = st.binary(min_size=1, max_size=3)
     entries = st.dictionaries(keys, st.binary(max_size=5), min_size=1, max_size=8)
-    known: Entries = {}
+    expected: Entries = {}
     path = tmp_path_factory.mktemp("runs")
     with closing(RocksDBBackend(path, 16)) as backend:  # also where hypothesis gives an example up
         for step in data.draw(
@@ -164,17 +164,17 @@ def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_
             if step in ("run", "puts"):
                 changed = data.draw(entries)
                 backend.write(run_of(changed) if step == "run" else list(changed.items()))
-                known |= changed
+                expected |= changed
                 assert backend.written
             elif step == "deletes":
                 gone = data.draw(st.lists(keys, min_size=1, max_size=3))
                 backend.write([], gone)
-                known = {key: value for key, value in known.items() if key not in gone}
+                expected = {key: value for key, value in expected.items() if key not in gone}
             elif step == "get":
-                asked = [*known, b"not there"]
-                assert backend.multi_get(asked) == [known.get(key) for key in asked]
+                asked = [*expected, b"not there"]
+                assert backend.multi_get(asked) == [expected.get(key) for key in asked]
             elif step == "scan":
-                assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
+                assert list(backend.scan(b"", b"\xff" * 4)) == sorted(expected.items())
             else:
                 backend.snapshot(path / f"snapshot{len(list(path.glob('snapshot*')))}")
-        assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
+        assert list(backend.scan(b"", b"\xff" * 4)) == sorted(expected.items())

@@ -73,13 +73,13 @@ class Subtask:
             backend.close()
         prepared = snapshot.prepare(attempt, forked, files)
         listing = snapshot.upload(self.storage, attempt, prepared, base).files
-        made = a_checkpoint(id, head.id if head else None, listing, self.generation)
-        self.registry.commit(made, listing)
+        checkpoint = a_checkpoint(id, head.id if head else None, listing, self.generation)
+        self.registry.commit(checkpoint, listing)
         completed = self.registry.checkpoints()
         listings = {row.id: self.registry.files(row) for row in completed}
         plan = retention.plan(completed, listings, _KEEP, self.registry.pins())
         retention.apply(self.registry, self.storage, self.generation, plan, self.watcher)
-        return made
+        return checkpoint
 
     def attempt(self, id: int) -> Attempt:
         home = self.root / "work" / "counts" / "0"
@@ -92,8 +92,8 @@ class Subtask:
         backend.write(list(entries.items()))
         self.model |= entries
         backend._db.flush(wait=True)
-        (made,) = live(backend) - before
-        self.names[made] = name
+        (file,) = live(backend) - before
+        self.names[file] = name
 
     def merge(self, backend: RocksDBBackend, runs: int, into: str, left: set[str]) -> None:
         """Let RocksDB compact, now that there are `runs` runs: everything but the files named `left` becomes `into`."""
@@ -101,8 +101,8 @@ class Subtask:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(live(backend)) != len(left) + 1:
             assert time.monotonic() < deadline, backend._db.live_files()
-        (made,) = live(backend) - {real for real, name in self.names.items() if name in left}
-        self.names[made] = into
+        (file,) = live(backend) - {real for real, name in self.names.items() if name in left}
+        self.names[file] = into
 
     def name(self, real: str) -> str:
         return self.names[real.rpartition("/")[2]]

@@ -46,7 +46,7 @@ class Bucket:
 
     def objects(self) -> list[str]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        return sorted(found["Key"] for page in pages for found in page.get("Contents", ()))
+        return sorted(stored["Key"] for page in pages for stored in page.get("Contents", ()))
 
     def content(self, key: str) -> bytes:
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
@@ -124,5 +124,5 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Sto
     """Opens the same storage each time it is called; on a local disk, and on S3."""
     if request.param == "local":
         return lambda: Storage(str(tmp_path / "flights"))
-    found: Bucket = request.getfixturevalue("bucket")
-    return found.storage
+    bucket: Bucket = request.getfixturevalue("bucket")
+    return bucket.storage

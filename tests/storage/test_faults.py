@@ -182,12 +182,12 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "told"), REFUSALS, ids=lambda value: getattr(value, "__name__", str(value)[:40])
+    ("answer", "kind", "message"), REFUSALS, ids=lambda value: getattr(value, "__name__", str(value)[:40])
 )
 @pytest.mark.parametrize("operation", ["put_bytes", "read_bytes", "list", "delete"])
-def test_case_24_what_will_not_pass_fails_at_once(storage, proxy, local, operation, answer, kind, told):
+def test_case_24_what_will_not_pass_fails_at_once(storage, proxy, local, operation, answer, kind, message):
     proxy.behave = lambda _: answer
-    with pytest.raises(kind, match=told) as failure:
+    with pytest.raises(kind, match=message) as failure:
         OPERATIONS[operation](storage, local)
     assert len(proxy.requests) == 1
     assert not isinstance(failure.value, UnavailableError)
@@ -199,9 +199,9 @@ def test_what_the_server_wrote_is_not_repeated():
     body = "<Error><Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>AKIACANARY</AWSAccessKeyId></Error>"
     text = f"Error performing GET http://x in 1ms - Server returned non-2xx status code: 403 Forbidden: {body}"
     for error in (PermissionDeniedError(text), GenericError(text), FileNotFoundError(text), GenericError("AKIACANARY")):
-        found = translated(error, "s3://bucket/key")
-        assert "CANARY" not in repr(found) and found.__cause__ is None
-        assert "s3://bucket/key" in str(found)
+        error_of_weir = translated(error, "s3://bucket/key")
+        assert "CANARY" not in repr(error_of_weir) and error_of_weir.__cause__ is None
+        assert "s3://bucket/key" in str(error_of_weir)
 
 
 # -- uploads in parts

@@ -33,7 +33,7 @@ def test_damage_and_leftovers_are_found_and_only_leftovers_go(anywhere, tmp_path
     storage.put_bytes(f"state/counts/g0-e1/0-{ATTEMPT}/9.sst", b"x")
     storage.put_bytes("notes.txt", b"x")
     report = check(storage, APP, [], alive=False, owned=True)
-    assert [(one.kind, one.path) for one in report.findings] == [
+    assert [(finding.kind, finding.path) for finding in report.findings] == [
         (Kind.MISSING_OBJECT, files[1].path),
         (Kind.ALTERED_OBJECT, files[0].path),
         (Kind.ORPHAN_OBJECT, f"state/counts/g0-e1/0-{ATTEMPT}/9.sst"),
@@ -42,4 +42,4 @@ def test_damage_and_leftovers_are_found_and_only_leftovers_go(anywhere, tmp_path
     assert report.read == 2000
     carry_out(storage, registry, generation, plan_repair(report))
     left = check(storage, APP, [], alive=False)
-    assert [one.kind for one in left.findings] == [Kind.MISSING_OBJECT, Kind.ALTERED_OBJECT, Kind.FOREIGN_FILE]
+    assert [finding.kind for finding in left.findings] == [Kind.MISSING_OBJECT, Kind.ALTERED_OBJECT, Kind.FOREIGN_FILE]

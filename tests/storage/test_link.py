@@ -50,6 +50,6 @@ def test_bodies_in_chunks_pass_whole_one_after_the_other(no_go, tmp_path):
             connection.request("PUT", f"/{slow.bucket}/chunked/{number}", parts, encode_chunked=True,
                                headers={"Transfer-Encoding": "chunked"})  # fmt: skip
             assert connection.getresponse().read() == b""
-        found = slow.client.get_object(Bucket=slow.bucket, Key="chunked/1")["Body"].read()
-    assert found == b"x" * 70_000 + b"y" * 5
+        body = slow.client.get_object(Bucket=slow.bucket, Key="chunked/1")["Body"].read()
+    assert body == b"x" * 70_000 + b"y" * 5
     assert slow.counters["busy"] == 0.0 and sum(slow.counters["requests"].values()) == 2

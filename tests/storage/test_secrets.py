@@ -139,9 +139,9 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
     ):
         list(rows)
     assert_chain_silent(query.value)
-    for one in strange:
+    for options in strange:
         short = {"WEIR_STORAGE__S3__REQUEST_TIMEOUT_SECONDS": "0.3", "WEIR_STORAGE__S3__MAX_ATTEMPTS": "2"}
-        port, other = one.pop("port", None), with_token(**short, **one)
+        port, other = options.pop("port", None), with_token(**short, **options)
         with pytest.raises(Exception) as failure:
             list(
                 run(
@@ -210,9 +210,9 @@ def test_what_delta_rs_says_of_a_refusal_names_status_code_and_path_and_no_secre
     with pytest.raises(Exception) as failure:
         act(refused)
     assert_chain_silent(failure.value)
-    told = plainly(failure.value)
-    assert "403" in told and "SignatureDoesNotMatch" in told and path in told
-    assert "x-amz-" not in told and "AWS4-HMAC" not in told
+    message = plainly(failure.value)
+    assert "403" in message and "SignatureDoesNotMatch" in message and path in message
+    assert "x-amz-" not in message and "AWS4-HMAC" not in message
 
 
 def test_a_refusal_is_told_and_logged_and_found_without_what_was_signed(
@@ -333,7 +333,7 @@ def test_a_literal_secret_in_a_variable_is_refused_and_not_repeated():
 
 
 def test_a_variable_that_holds_a_secret_is_no_setting():
-    found = settings.load(
+    loaded = settings.load(
         {
             "WEIR_STORAGE__S3__ACCESS_KEY_ID__ENV": "WEIR_KEY",
             "WEIR_STORAGE__S3__SECRET_ACCESS_KEY": "{env: WEIR_SECRET}",
@@ -341,20 +341,20 @@ def test_a_variable_that_holds_a_secret_is_no_setting():
             "WEIR_SECRET": CANARY_SECRET,
         }
     )
-    assert found.storage.s3.access_key_id is not None and found.storage.s3.access_key_id.env == "WEIR_KEY"
-    assert_silent(repr(found))
+    assert loaded.storage.s3.access_key_id is not None and loaded.storage.s3.access_key_id.env == "WEIR_KEY"
+    assert_silent(repr(loaded))
 
 
 @pytest.mark.parametrize(
-    ("block", "told"),
+    ("block", "message"),
     [
         ({"access_key_id": {"env": "X"}}, "access_key_id and secret_access_key go together"),
         ({"session_token": {"env": "X"}}, "session_token needs"),
         ({"endpoint": "http://127.0.0.1:9000"}, "allow_http: true"),
     ],
 )
-def test_halves_are_refused(block: dict, told: str):
-    with pytest.raises(ConfigurationError, match=told):
+def test_halves_are_refused(block: dict, message: str):
+    with pytest.raises(ConfigurationError, match=message):
         settings.load({"WEIR_STORAGE__S3": json.dumps(block)})
 
 

@@ -64,9 +64,9 @@ def test_a_restore_of_three_times_an_epochs_deadline_ends_and_says_how_far_it_is
     assert first.checkpoint.bytes_total > 500_000
     assert fetched <= 1.2 * first.checkpoint.bytes_total
     assert [row for row in counting.counted(bucket) if row["at"] < 100] == counting.rows_of(1) + counting.rows_of(2)
-    assert {one["subtask"] for one in seen} == {0, 1}
-    assert all(one["stage"] == "counts" and 0 <= one["bytes"] <= one["bytes_total"] for one in seen)
-    assert any(one["bytes"] for one in seen)
+    assert {note["subtask"] for note in seen} == {0, 1}
+    assert all(note["stage"] == "counts" and 0 <= note["bytes"] <= note["bytes_total"] for note in seen)
+    assert any(note["bytes"] for note in seen)
     assert [line for line in logs if line["event"] == "state is being fetched"]
     assert status_of(counting.pipeline, settings)["restoring"] == []
     assert not [line for line in logs if line["log_level"] == "warning"], "no epoch failed"

@@ -27,9 +27,9 @@ def test_state_in_a_bucket_is_read_asked_and_exported(bucket: Bucket, tmp_path: 
     tables = list(state_reader.scan(counting.pipeline, settings, "counts"))
     assert {row["id"]: row["rows"] for table in tables for row in table.to_pylist()} == expected
     query = "SELECT sum(rows)::BIGINT, (SELECT count(*) FROM counted), (SELECT max(id) FROM checkpoints) FROM counts"
-    with answered(counting.pipeline, settings, query) as (_, found):
+    with answered(counting.pipeline, settings, query) as (_, answer):
         total = sum(expected.values())
-        assert [tuple(row.values()) for table in found for row in table.to_pylist()] == [(total, total, 2)]
+        assert [tuple(row.values()) for table in answer for row in table.to_pylist()] == [(total, total, 2)]
     assert bucket.objects() == before, "the holds are gone"
     with state_reader.viewed(counting.pipeline, settings, "counts", None, "test") as view:
         uri, version = to_delta(view, settings, f"s3://{bucket.name}/exported")

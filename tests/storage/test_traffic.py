@@ -74,9 +74,9 @@ def test_pages_and_batches_of_an_object_store(tmp_path: Path, files: int, pages:
     for number in range(files):
         (tmp_path / "root" / "many" / str(number)).touch()
     counted = InstrumentedStore(store, traffic)
-    found = list(counted.list("many"))
-    assert len(found) == files
-    counted.delete_files([file.path for file in found])
+    listed = list(counted.list("many"))
+    assert len(listed) == files
+    counted.delete_files([file.path for file in listed])
     counts = traffic.counts()
     assert (counts["requests_list"], counts["requests_delete"]) == (pages, batches)
 
@@ -110,8 +110,8 @@ def test_nothing_is_lost_between_threads_and_what_is_taken_is_gone():
         thread.start()
     for thread in threads:
         thread.join()
-    found = [*taken, traffic.take()]
-    assert all(tuple(one) == NAMES for one in found)
-    assert sum(one["requests_get"] for one in found) == 8000
-    assert sum(one["bytes_up"] for one in found) == 16000
+    counts = [*taken, traffic.take()]
+    assert all(tuple(count) == NAMES for count in counts)
+    assert sum(count["requests_get"] for count in counts) == 8000
+    assert sum(count["bytes_up"] for count in counts) == 16000
     assert traffic.counts() == dict.fromkeys(NAMES, 0)

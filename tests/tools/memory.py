@@ -162,10 +162,10 @@ def main() -> int:
     )
     print(f"{'phase':18}{'seconds':>9}{'now':>8}{'peak':>8}{'cache':>8}{'memtables':>11}{'on disk':>9}")
     highest = 0.0
-    for one in phases(asked.budget, asked.state, VALUE_BYTES):
-        highest = max(highest, one.peak)
+    for phase in phases(asked.budget, asked.state, VALUE_BYTES):
+        highest = max(highest, phase.peak)
         print(
-            f"{one.name:18}{one.seconds:9.1f}{one.now:8.1f}{one.peak:8.1f}{one.cache:8.1f}{one.memtables:11.1f}{one.state:9.1f}"
+            f"{phase.name:18}{phase.seconds:9.1f}{phase.now:8.1f}{phase.peak:8.1f}{phase.cache:8.1f}{phase.memtables:11.1f}{phase.state:9.1f}"
         )
     print(
         f"highest: {highest:.1f} MiB above the baseline, {'within' if highest <= asked.budget + SLACK_MB else 'ABOVE'}"
@@ -179,9 +179,9 @@ def _tasks(budget: int, state: int) -> int:
     print(f"\na keyed task, state {state} MiB, {sizes}: allowed above the baseline: {allowed:.0f} MiB")
     print(f"{'epoch':18}{'seconds':>9}{'now':>8}{'peak':>8}{'in storage':>12}")
     highest = 0.0
-    for one in task_phases(sizes, state):
-        highest = max(highest, one.peak)
-        print(f"{one.name:18}{one.seconds:9.1f}{one.now:8.1f}{one.peak:8.1f}{one.state:12.1f}")
+    for phase in task_phases(sizes, state):
+        highest = max(highest, phase.peak)
+        print(f"{phase.name:18}{phase.seconds:9.1f}{phase.now:8.1f}{phase.peak:8.1f}{phase.state:12.1f}")
     print(f"highest: {highest:.1f} MiB above the baseline, {'within' if highest <= allowed else 'ABOVE'}")
     return int(highest > allowed)
 

@@ -23,12 +23,12 @@ def needs(program: str, package: str, places: Sequence[str] = ()) -> Path:
     package: of Debian, which brings it. places: directories that need not be on PATH, with wildcards; the last in order
     wins.
     """
-    beside = sorted(str(found) for place in places for found in Path("/").glob(place.lstrip("/")))
-    known = [shutil.which(program), *(shutil.which(program, path=place) for place in reversed(beside))]
-    found = next((Path(path) for path in known if path is not None), None)
-    if found is None:
+    beside = sorted(str(path) for place in places for path in Path("/").glob(place.lstrip("/")))
+    candidates = [shutil.which(program), *(shutil.which(program, path=place) for place in reversed(beside))]
+    executable = next((Path(path) for path in candidates if path is not None), None)
+    if executable is None:
         missing(f"there is no {program} here: apt install {package}")
-    return found
+    return executable
 
 
 def missing(reason: str) -> NoReturn:

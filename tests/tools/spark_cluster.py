@@ -183,10 +183,10 @@ def kill_family(pid: int) -> None:
         family = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    for one in family:
-        one.suspend()
-    for one in family:
-        one.kill()
+    for member in family:
+        member.suspend()
+    for member in family:
+        member.kill()
 
 
 def _wait_for(page: int, workers: int, home: Path) -> None:

@@ -64,12 +64,12 @@ def in_memory(arguments: argparse.Namespace) -> int:
         print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(chosen)} trials")
         done = 0
 
-        def seen(one: Played) -> None:
+        def seen(trial: Played) -> None:
             nonlocal done
             done += 1
-            if one.outcome.problems:
-                print(f"\nDEVIATION at call {numbers[one.trial.disturbance.at]}: {one.trial}", flush=True)  # type: ignore[index]
-                for problem in one.outcome.problems:
+            if trial.outcome.problems:
+                print(f"\nDEVIATION at call {numbers[trial.trial.disturbance.at]}: {trial.trial}", flush=True)  # type: ignore[index]
+                for problem in trial.outcome.problems:
                     print(f"    {problem}", flush=True)
             elif done % 50 == 0 or done == len(chosen):
                 spent = time.monotonic() - started
@@ -78,7 +78,7 @@ def in_memory(arguments: argparse.Namespace) -> int:
         until = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
         played = matrix.play(ready, chosen, seen, until)
     print(matrix.summary(played))
-    return sum(bool(one.outcome.problems) for one in played)
+    return sum(bool(trial.outcome.problems) for trial in played)
 
 
 if __name__ == "__main__":

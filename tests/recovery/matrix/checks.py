@@ -60,18 +60,18 @@ class Stored:
 
 def tables(stored: Stored, expected: dict[str, Counter]) -> list[str]:
     """Each sink's table holds exactly the rows that it must."""
-    found = []
+    problems = []
     for name, wanted in expected.items():
         actual = rows(_read(path) for path in stored.data_files(f"tables/{name}"))
-        found += differences(actual, wanted, f"table {name}")
-    return found
+        problems += differences(actual, wanted, f"table {name}")
+    return problems
 
 
 def differences(actual: Counter, wanted: Counter, what: str) -> list[str]:
     problems = []
-    for title, found in (("missing", wanted - actual), ("too many", actual - wanted)):
-        if found:
-            problems.append(f"{what}: {found.total()} rows {title}, e.g. {list(found)[:_SHOWN]}")
+    for title, rows in (("missing", wanted - actual), ("too many", actual - wanted)):
+        if rows:
+            problems.append(f"{what}: {rows.total()} rows {title}, e.g. {list(rows)[:_SHOWN]}")
     return problems
 
 
@@ -144,11 +144,11 @@ def unnamed(stored: Stored) -> list[str]:
         if file.is_file() and not any(branch in file.parents for branch in kept)
     ]
     logs = {file for file in files if file.parent.name == "_delta_log" and _LOG.fullmatch(file.name)}
-    found = [file.relative_to(stored.root).as_posix() for file in files if file not in logs]
+    files_left = [file.relative_to(stored.root).as_posix() for file in files if file not in logs]
     strays = [
         f"{file['path']} of a checkpoint that is not there" for file in listed if file["commit_id"] not in commits
     ]
-    return [name for name in found if name not in named] + strays
+    return [name for name in files_left if name not in named] + strays
 
 
 def is_true_orphan(name: str) -> bool:
@@ -163,12 +163,12 @@ def is_cut_off_commit(name: str) -> bool:
 
 def ids_begun(stored: Stored) -> int:
     """The highest checkpoint id that any trace in storage says was begun."""
-    found = [row["id"] for row in stored.rows(_CHECKPOINTS)]
+    ids = [row["id"] for row in stored.rows(_CHECKPOINTS)]
     lease = stored.root / "coordinator" / "lease.json"
     if lease.is_file():
-        found.append(json.loads(lease.read_text())["last_id"])
-    found += [int(part[1]) for path in stored.root.rglob("g*-e*") if (part := re.fullmatch(r"g\d+-e(\d+)", path.name))]
-    return max(found, default=0)
+        ids.append(json.loads(lease.read_text())["last_id"])
+    ids += [int(part[1]) for path in stored.root.rglob("g*-e*") if (part := re.fullmatch(r"g\d+-e(\d+)", path.name))]
+    return max(ids, default=0)
 
 
 def _read(path: Path) -> pa.Table:

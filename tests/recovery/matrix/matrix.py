@@ -86,13 +86,13 @@ def zygotes(number: int) -> Iterator[list[Zygote]]:
     try:
         for index in range(number):
             started.append(Zygote(root / str(index)))
-        for one in started:
-            one.prepare()
-        assert all(one.points == started[0].points for one in started), "two zygotes see different calls"
+        for zygote in started:
+            zygote.prepare()
+        assert all(zygote.points == started[0].points for zygote in started), "two zygotes see different calls"
         yield started
     finally:
-        for one in started:
-            one.end()
+        for zygote in started:
+            zygote.end()
         shutil.rmtree(root, ignore_errors=True)
 
 
@@ -110,10 +110,10 @@ def play(
     def serve(zygote: Zygote) -> None:
         try:
             while not errors and (until is None or time.monotonic() < until):
-                one = waiting.get_nowait()
-                outcome = zygote.play(one)
+                trial = waiting.get_nowait()
+                outcome = zygote.play(trial)
                 with lock:
-                    played.append(Played(one, outcome))
+                    played.append(Played(trial, outcome))
                     seen(played[-1])
         except queue.Empty:
             pass
@@ -133,24 +133,24 @@ def play(
 def summary(played: Sequence[Played]) -> str:
     """How many trials of each fault there were and how the disturbed run ended; deviations by operation."""
     lines = ["", f"{'fault':<20}{'trials':>8}{'deviations':>12}   the disturbed run ended"]
-    faults = sorted({one.trial.disturbance.fault for one in played})
+    faults = sorted({trial.trial.disturbance.fault for trial in played})
     for fault in faults:
-        mine = [one for one in played if one.trial.disturbance.fault == fault]
-        ends = Counter(one.outcome.ended for one in mine)
-        told = ", ".join(f"{end} {number}" for end, number in ends.most_common())
-        lines.append(f"{fault:<20}{len(mine):>8}{_wrong(mine):>12}   {told}")
+        mine = [trial for trial in played if trial.trial.disturbance.fault == fault]
+        ends = Counter(trial.outcome.ended for trial in mine)
+        ended = ", ".join(f"{end} {number}" for end, number in ends.most_common())
+        lines.append(f"{fault:<20}{len(mine):>8}{_wrong(mine):>12}   {ended}")
     lines += ["", f"{'operation':<34}{'trials':>8}{'deviations':>12}"]
-    for operation in sorted({_operation(one) for one in played}):
-        mine = [one for one in played if _operation(one) == operation]
+    for operation in sorted({_operation(trial) for trial in played}):
+        mine = [trial for trial in played if _operation(trial) == operation]
         lines.append(f"{operation:<34}{len(mine):>8}{_wrong(mine):>12}")
     lines.append(f"{'all':<34}{len(played):>8}{_wrong(played):>12}")
     return "\n".join(lines)
 
 
-def _operation(one: Played) -> str:
-    at = one.trial.disturbance.at
+def _operation(trial: Played) -> str:
+    at = trial.trial.disturbance.at
     return at.operation if isinstance(at, Point) else "?"
 
 
 def _wrong(played: Sequence[Played]) -> int:
-    return sum(bool(one.outcome.problems) for one in played)
+    return sum(bool(trial.outcome.problems) for trial in played)

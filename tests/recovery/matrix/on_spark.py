@@ -50,24 +50,24 @@ def main() -> int:
     with matrix.zygotes(1) as [zygote]:
         noted = recorded(zygote)
         trials = planned(noted)
-        workers = {one.point for one in noted if not one.by_coordinator}
+        workers = {call.point for call in noted if not call.by_coordinator}
         print(f"\nOn Spark: {len(noted)} calls, {len(workers)} of them in workers; {len(trials)} trials", flush=True)
         lock, started, played = threading.Lock(), time.monotonic(), list[Played]()
 
-        def one(numbered: tuple[int, Trial]) -> None:
+        def play(numbered: tuple[int, Trial]) -> None:
             outcome = play(zygote, *numbered, lock)
             with lock:
                 played.append(Played(numbered[1], outcome))
-                told = "\n    ".join(["DEVIATION", *outcome.problems]) if outcome.problems else outcome.ended
+                result = "\n    ".join(["DEVIATION", *outcome.problems]) if outcome.problems else outcome.ended
                 print(
-                    f"{len(played)} of {len(trials)}, {time.monotonic() - started:.0f} s: {numbered[1]}: {told}",
+                    f"{len(played)} of {len(trials)}, {time.monotonic() - started:.0f} s: {numbered[1]}: {result}",
                     flush=True,
                 )
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(one, enumerate(trials)))
+            list(pool.map(play, enumerate(trials)))
     print(matrix.summary(played))
-    return sum(bool(one.outcome.problems) for one in played)
+    return sum(bool(trial.outcome.problems) for trial in played)
 
 
 def recorded(zygote: Zygote) -> list[Noted]:
@@ -75,7 +75,7 @@ def recorded(zygote: Zygote) -> list[Noted]:
     site = _copied(zygote, "undisturbed")
     journal = site.root / "journal"
     process = _start(site, None, journal)
-    assert process.wait(_PATIENCE) == 0, _said(site)
+    assert process.wait(_PATIENCE) == 0, _output(site)
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     outcome = zygote.recover(site.root)
     assert not outcome.problems, outcome.problems
@@ -88,8 +88,10 @@ def planned(noted: Sequence[Noted]) -> list[Trial]:
     Only calls that every run makes: not the polls between epochs, whose number is chance, and in a worker those whose
     label says subtask and epoch, since which worker takes which task is chance.
     """
-    coordinator = [one.point for one in noted if one.by_coordinator and not one.point.label.startswith(_CHANCE)]
-    workers = [one.point for one in noted if not one.by_coordinator and one.point.n == 1 and "/g2-e" in one.point.label]
+    coordinator = [call.point for call in noted if call.by_coordinator and not call.point.label.startswith(_CHANCE)]
+    workers = [
+        call.point for call in noted if not call.by_coordinator and call.point.n == 1 and "/g2-e" in call.point.label
+    ]
     trials = []
     for points, number, faults in ((coordinator, _IN_COORDINATOR, _SPREAD), (workers, _IN_WORKERS, _WORKER)):
         for index in range(number):
@@ -112,13 +114,13 @@ def play(zygote: Zygote, number: int, trial: Trial, lock: threading.Lock) -> Out
         if held:
             ended = "killed" if _killed_when_held(process, site) else "not held"
             if ended == "not held":
-                problems.append(f"it never got there: {_said(site)}")
+                problems.append(f"it never got there: {_output(site)}")
         else:
             status = process.wait(_PATIENCE)
-            said = _said(site)
+            output = _output(site)
             ended = "done" if status == 0 else "error"
-            if status not in (0, 1) or (status == 1 and ("error:" not in said or "not foreseen" in said)):
-                problems.append(f"it ended with {status}, which is no typed error: {said}")
+            if status not in (0, 1) or (status == 1 and ("error:" not in output or "not foreseen" in output)):
+                problems.append(f"it ended with {status}, which is no typed error: {output}")
             if not reached(site.marker).exists():
                 problems.append("no process got to that call")
     finally:
@@ -155,7 +157,7 @@ def _start(site: Site, disturbance: Disturbance | None, journal: Path | None = N
         )
 
 
-def _said(site: Site) -> str:
+def _output(site: Site) -> str:
     return (site.root / "said").read_text(errors="replace")[-3000:]
 
 
@@ -175,10 +177,10 @@ def _kill_family(process: subprocess.Popen) -> None:
         return
     family = [psutil.Process(process.pid)]
     family += family[0].children(recursive=True)
-    for one in family:  # first still, so that none has the time to tidy up after another's death
-        one.suspend()
-    for one in family:
-        one.kill()
+    for member in family:  # first still, so that none has the time to tidy up after another's death
+        member.suspend()
+    for member in family:
+        member.kill()
     process.wait()
     psutil.wait_procs(family, timeout=20)
 

@@ -16,16 +16,16 @@ _EARLY = 260  # calls of a recovery before its first epoch, roughly: there the s
 
 def faults(point: Point) -> list[str]:
     """What else than dying can happen at a call."""
-    found = ["EIO", "hang", "zombie before", "zombie after"]
+    faults = ["EIO", "hang", "zombie before", "zombie after"]
     if point.is_delta:
-        found.append("DeltaError")
+        faults.append("DeltaError")
     if not point.reads:
-        found += ["ENOSPC", "full", "lie"]
+        faults += ["ENOSPC", "full", "lie"]
     if point.operation.split(".")[1] in TORN:
-        found += ["torn, killed", "torn, EIO"]
+        faults += ["torn, killed", "torn, EIO"]
     if point.operation in COMMITS:
-        found.append("lie of a conflict")
-    return found
+        faults.append("lie of a conflict")
+    return faults
 
 
 def everything(points: Sequence[Point]) -> list[Trial]:

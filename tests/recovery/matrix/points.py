@@ -205,8 +205,8 @@ class Wrapped:
             label = f"Storage.{name} {self._named(path)}".rstrip()
 
             def original() -> Any:
-                found = method(storage, *args, **kwargs)
-                return iter(list(found)) if isinstance(found, types.GeneratorType) else found
+                result = method(storage, *args, **kwargs)
+                return iter(list(result)) if isinstance(result, types.GeneratorType) else result
 
             def torn(die: bool) -> None:
                 with _torn_streams(storage, die):
@@ -258,8 +258,8 @@ class Wrapped:
             path = args[0] if name == "open" else backend.path
 
             def original() -> Any:
-                found = method(backend, *args, **kwargs)
-                return iter(list(found)) if isinstance(found, types.GeneratorType) else found
+                result = method(backend, *args, **kwargs)
+                return iter(list(result)) if isinstance(result, types.GeneratorType) else result
 
             return self.call(f"backend.{name} {self._named(str(path))}", original)
 
@@ -284,7 +284,7 @@ class Wrapped:
     def _named(self, path: str) -> str:
         path = path.removeprefix("file://")
         path = path.removeprefix(self._root).strip("/")
-        path = re.sub(r"^(storage|work)/[^/]+/?", lambda found: "" if found[1] == "storage" else "work/", path)
+        path = re.sub(r"^(storage|work)/[^/]+/?", lambda match: "" if match[1] == "storage" else "work/", path)
         return _UUID.sub("*", _PROCESS.sub("/.pid-", path))
 
     @staticmethod
@@ -306,12 +306,12 @@ def one_by_one() -> None:
     """Transfers follow each other in the order in which they were asked for, and so does what threads of a pool do."""
     begun = transfers._begun
     transfers._begun = lambda steps, at_once, **options: begun(steps, 1, **options)  # noqa: ARG005  the signature is Weir's
-    made = concurrent.futures.ThreadPoolExecutor.__init__
+    init = concurrent.futures.ThreadPoolExecutor.__init__
 
     def alone(
         pool: concurrent.futures.ThreadPoolExecutor, max_workers: int | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        made(pool, 1, *args, **kwargs)
+        init(pool, 1, *args, **kwargs)
 
     concurrent.futures.ThreadPoolExecutor.__init__ = alone  # type: ignore[method-assign, assignment]
 

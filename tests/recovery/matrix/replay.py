@@ -35,7 +35,7 @@ Row = dict[str, Any]
 def slices() -> list[list[Row]]:
     """The rows of each file. The second has one key only, so that most subtasks have nothing to do in its epoch."""
     chance = random.Random(20240501)
-    made = []
+    slices = []
     for number in range(FILES):
         rows = []
         for index in range(40 if number != 1 else 7):
@@ -52,8 +52,8 @@ def slices() -> list[list[Row]]:
                     "gone": number != 1 and index % 13 == 6,
                 }
             )
-        made.append(rows)
-    return made
+        slices.append(rows)
+    return slices
 
 
 def land(directory: Path, first: int, last: int) -> None:
@@ -102,18 +102,20 @@ class Replay:
         if judged_by is not None and start + HOUR <= judged_by:
             self.late.append((row["site"], row["meter"], row["at"], row["seq"], row["value"], step))
             return
-        one = self.windows.setdefault((row["site"], start), {"values": [], "steps": 0})
-        one["values"].append(row["value"])
-        one["steps"] += step or 0
+        window = self.windows.setdefault((row["site"], start), {"values": [], "steps": 0})
+        window["values"].append(row["value"])
+        window["steps"] += step or 0
 
-    def _close(self, site: str, start: datetime, one: dict) -> None:
-        total = sum(one["values"])
-        self.hourly.append((site, start, start + HOUR, len(one["values"]), total, max(one["values"]), one["steps"]))
-        known = self.sites.setdefault(site, {"hours": 0, "best": None, "last": None})
-        self.peaks.append((site, start, total, known["last"]))
-        known["hours"] += 1
-        known["best"] = total if known["best"] is None else max(known["best"], total)
-        known["last"] = total
+    def _close(self, site: str, start: datetime, window: dict) -> None:
+        total = sum(window["values"])
+        self.hourly.append(
+            (site, start, start + HOUR, len(window["values"]), total, max(window["values"]), window["steps"])
+        )
+        totals = self.sites.setdefault(site, {"hours": 0, "best": None, "last": None})
+        self.peaks.append((site, start, total, totals["last"]))
+        totals["hours"] += 1
+        totals["best"] = total if totals["best"] is None else max(totals["best"], total)
+        totals["last"] = total
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ def expected(files: int = FILES) -> Expected:
     return Expected(
         {"hourly": Counter(replay.hourly), "hourly_late": Counter(replay.late), "peaks": Counter(replay.peaks)},
         {
-            "meters": Counter((*key, *found.values()) for key, found in replay.meters.items()),
+            "meters": Counter((*key, *meter.values()) for key, meter in replay.meters.items()),
             "hourly": Counter(),
-            "peaks": Counter((site, *found.values()) for site, found in replay.sites.items()),
+            "peaks": Counter((site, *totals.values()) for site, totals in replay.sites.items()),
         },
     )

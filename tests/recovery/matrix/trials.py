@@ -171,8 +171,8 @@ def checked(site: Site, *, strict: bool) -> dict[str, Any]:
     wanted, stored = replay.expected(), Stored(site.storage)
     problems = checks.tables(stored, wanted.tables)
     for uid, rows in wanted.states.items():
-        found = checks.rows(state_reader.scan(pipeline, site.settings(), uid))
-        problems += checks.differences(found, rows, f"state of {uid}")
+        actual = checks.rows(state_reader.scan(pipeline, site.settings(), uid))
+        problems += checks.differences(actual, rows, f"state of {uid}")
     problems += checks.registry(stored, most())
     problems += checks.sinks(stored)
     if strict and (left := checks.unnamed(stored)):
@@ -191,17 +191,19 @@ def repaired(site: Site) -> dict[str, Any]:
     with claimed(pipeline, site.settings(), InMemoryExecutor()) as owner:
         fsck.repair(owner.context, plan_repair(report))
     stored, after = Stored(site.storage), fsck.examine(pipeline, site.settings(), quick=True)
-    told, left = {one.path for one in after.findings}, set(checks.unnamed(stored))
+    reported, left = {finding.path for finding in after.findings}, set(checks.unnamed(stored))
     problems += [f"fsck has left over: {name}" for name in sorted(left) if not checks.is_cut_off_commit(name)]
-    problems += [f"fsck does not find: {name}" for name in sorted(left - told)]
-    problems += [f"fsck still finds: {one.kind}: {one.what}" for one in after.findings if one.path not in left]
+    problems += [f"fsck does not find: {name}" for name in sorted(left - reported)]
+    problems += [
+        f"fsck still finds: {finding.kind}: {finding.what}" for finding in after.findings if finding.path not in left
+    ]
     # Nothing was pruned yet. When the run died, an epoch in flight could need one checkpoint more, pruning could have
     # waited once, and a newer one had completed.
     return {"problems": problems + checks.registry(stored, most() + IN_FLIGHT + 1)}
 
 
 def _damage(report: Report) -> list[str]:
-    return [f"fsck says {one.kind}: {one.path}: {one.what}" for one in report.damage]
+    return [f"fsck says {finding.kind}: {finding.path}: {finding.what}" for finding in report.damage]
 
 
 def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
@@ -219,26 +221,26 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
     except WeirError as error:
         return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": str(error), "typed": True}
     except Exception as error:  # what the matrix is there to find
-        said = "".join(traceback.format_exception(error))
-        return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": said, "typed": False}
+        trace = "".join(traceback.format_exception(error))
+        return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": trace, "typed": False}
     return {"ids": ids, "begun": begun, "error": None, "said": "", "typed": True}
 
 
-def _promote(known: Settings, head: int | None) -> None:
+def _promote(settings: Settings, head: int | None) -> None:
     """Fork, replay, promote, drop: what of it is not done yet."""
-    there = {one.branch.name: one.head for one in forks.forks(pipeline, known)}
+    there = {fork.branch.name: fork.head for fork in forks.forks(pipeline, settings)}
     if head == base_files():
         if there.get("fix") is None:
-            forks.fork(pipeline, known, "fix", 1)
-        promotion.promote(pipeline, known, "fix", executor=InMemoryExecutor(), runner=InTurn())
+            forks.fork(pipeline, settings, "fix", 1)
+        promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor(), runner=InTurn())
         there["fix"] = None
     if "fix" in there:
-        forks.drop(pipeline, known, "fix")
+        forks.drop(pipeline, settings, "fix")
 
 
 def _head(site: Site) -> int | None:
-    found = open_storage(pipeline, site.settings())[1].head()
-    return int(found.id) if found is not None else None
+    head = open_storage(pipeline, site.settings())[1].head()
+    return int(head.id) if head is not None else None
 
 
 class InTurn:
@@ -311,7 +313,9 @@ def conduct(site: Site, base: Path, trial: Trial, fork: Step) -> Outcome:
         elif disturbance.fault in DEADLY:
             problems.append(f"it was not killed, but ended: {ended}")
         if first["error"] is None and not disturbance.fault.startswith("zombie"):
-            problems += [f"after it went on by itself: {one}" for one in fork(checked, site, strict=False)["problems"]]
+            problems += [
+                f"after it went on by itself: {problem}" for problem in fork(checked, site, strict=False)["problems"]
+            ]
     elif disturbance.fault not in DEADLY:
         problems.append("the process died")
     if trial.lost:
@@ -348,8 +352,8 @@ def _during(site: Site, disturbance: Disturbance, fork: Step, problems: list[str
     if disturbance.fault.startswith("zombie"):
 
         def successor(pid: int) -> bool:
-            found = _problems(fork(recovered, site, alone=True, strict=False))
-            problems.extend(f"while a zombie hangs: {one}" for one in found)
+            problems_found = _problems(fork(recovered, site, alone=True, strict=False))
+            problems.extend(f"while a zombie hangs: {problem}" for problem in problems_found)
             site.release.touch()
             return True
 

@@ -102,9 +102,9 @@ class Requests:
     def _phase(self, real: Callable, phase: str) -> Callable:
         def measured(*args, **kwargs):
             asked, chain = self.asked.total(), self.chain
-            found = real(*args, **kwargs)
+            result = real(*args, **kwargs)
             self.phases[phase] = (self.asked.total() - asked, self.chain - chain)
-            return found
+            return result
 
         return measured
 
@@ -118,29 +118,29 @@ def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple
     }
     bank = Bank.at(tmp_path / "site", **options)
     bank.land(*range(1, _EPOCHS + 1))
-    seen, found = Requests(monkeypatch), []
+    seen, measured = Requests(monkeypatch), []
     asked = RunOptions(until_caught_up=True)
     for report in run(bank.site.pipeline, bank.site.settings, asked, InMemoryExecutor(), Inline()):
         if report.checkpoint.id in _WARM:
             assert report.pruned
-            found.append((dict(seen.phases), seen.chain, Counter(seen.through_delta_rs)))
+            measured.append((dict(seen.phases), seen.chain, Counter(seen.through_delta_rs)))
         seen.chain = 0
         seen.through_delta_rs.clear()
     monkeypatch.undo()
     bank.assert_exact(*range(1, _EPOCHS + 1))
-    yield found
+    yield measured
 
 
 def test_a_warm_epoch_asks_storage_few_things_and_few_one_after_the_other(warm):
     assert len(warm) == len(_WARM)
     for phases, chain, _ in warm:
-        assert {phase: found for phase, found in phases.items() if _more(found, ALLOWED[phase])} == {}
+        assert {phase: count for phase, count in phases.items() if _more(count, ALLOWED[phase])} == {}
         assert chain <= ALLOWED_CHAIN
     assert warm[0][0] == warm[-1][0], "nothing grows"
 
 
-def _more(found: tuple[int, int], allowed: tuple[int, int]) -> bool:
-    return found[0] > allowed[0] or found[1] > allowed[1]
+def _more(count: tuple[int, int], allowed: tuple[int, int]) -> bool:
+    return count[0] > allowed[0] or count[1] > allowed[1]
 
 
 def test_a_warm_epoch_opens_no_delta_table(warm):

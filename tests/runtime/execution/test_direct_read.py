@@ -115,15 +115,15 @@ def landed(site: Site) -> None:
 @pytest.fixture
 def exchanges(monkeypatch) -> list[str]:
     """Of which stages Spark has shuffled rows."""
-    found: list[str] = []
+    stages: list[str] = []
     real = spark_plan.exchanged
 
     def noted(asked, *rest):
-        found.append(asked.uid)
+        stages.append(asked.uid)
         return real(asked, *rest)
 
     monkeypatch.setattr(spark_plan, "exchanged", noted)
-    return found
+    return stages
 
 
 def test_subtasks_that_read_by_themselves_see_what_spark_hands_out(tmp_path: Path, spark, exchanges):
@@ -154,18 +154,18 @@ def test_subtasks_that_read_by_themselves_see_what_spark_hands_out(tmp_path: Pat
 
 def slice_of(root: Path, **changed: Any) -> Landed:
     reader = FilesReader(SOURCE, f"{root}/*.parquet")
-    found = tuple(
+    landed = tuple(
         SourceFile(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(root.iterdir())
     )
     schema = pa.schema([("id", pa.int64()), ("number", pa.int64()), (ROW, pa.int64())])
-    found = tuple(replace(file, rows=pq.read_metadata(root / file.name).num_rows) for file in found)
-    return replace(Landed(schema, reader, found), **changed)
+    landed = tuple(replace(file, rows=pq.read_metadata(root / file.name).num_rows) for file in landed)
+    return replace(Landed(schema, reader, landed), **changed)
 
 
 def write(root: Path, *counts: int) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for number, count in enumerate(counts):
-        rows = pa.table({"id": [one * 7 % 31 for one in range(count)], "number": list(range(count))})
+        rows = pa.table({"id": [number * 7 % 31 for number in range(count)], "number": list(range(count))})
         pq.write_table(rows, root / f"{number}.parquet", write_page_checksum=True)
 
 
@@ -267,8 +267,8 @@ def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp
     assert not direct_read.fits(first, replace(rows, schema=nested), 2, size)
     elsewhere = FilesReader(SOURCE, "mock:///landing/*.parquet")
     assert not direct_read.fits(first, replace(rows, reader=elsewhere), 2, size)
-    one, other = rows.files
-    assert not direct_read.fits(first, replace(rows, files=(one, replace(other, rows=16_000_000 // 3))), 2, size)
+    first_file, other = rows.files
+    assert not direct_read.fits(first, replace(rows, files=(first_file, replace(other, rows=16_000_000 // 3))), 2, size)
 
 
 def test_a_slice_on_s3_is_read_by_itself_if_its_files_are_few():

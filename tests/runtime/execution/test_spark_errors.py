@@ -45,7 +45,7 @@ OPENING = "re-open s3a://bucket/landing/1.parquet at 4: "
 
 
 @pytest.mark.parametrize(
-    ("cause", "kind", "said"),
+    ("cause", "kind", "message"),
     [
         (
             (
@@ -111,12 +111,12 @@ OPENING = "re-open s3a://bucket/landing/1.parquet at 4: "
         ),
     ],
 )
-def test_a_file_is_blamed_only_where_it_is_to_blame(cause, kind, said):
+def test_a_file_is_blamed_only_where_it_is_to_blame(cause, kind, message):
     error = spark_errors.of_job(STAGE, RuntimeError(READING.format(cause=cause)))
     assert type(error) is kind
-    assert said in error.what
+    assert message in error.what
     assert error.where is not None and "landing/1.parquet" in error.where
-    assert error.next is not None and ("Repair the file" in error.next) == ("cannot read the input" in said)
+    assert error.next is not None and ("Repair the file" in error.next) == ("cannot read the input" in message)
 
 
 @pytest.mark.parametrize("directory", ["TimeoutStuff", "NoSuchKey", "AccessDenied", "connection timed out", "s3a"])
@@ -133,7 +133,7 @@ def test_what_a_path_is_called_is_no_cause(directory, written):
 
 
 @pytest.mark.parametrize(
-    ("directory", "said", "blamed"),
+    ("directory", "message", "blamed"),
     [
         ("/my data", "file:///my%20data/1%20\u00fc+%2520.parquet", True),
         ("/my data", "file:/my%20data/1%20%C3%BC+%2520.parquet", True),
@@ -144,11 +144,11 @@ def test_what_a_path_is_called_is_no_cause(directory, written):
         ("s3://bucket/landing", "s3a://another/landing/1%20\u00fc+%2520.parquet", False),
     ],
 )
-def test_an_input_file_is_blamed_where_spark_names_its_very_place(directory, said, blamed):
+def test_an_input_file_is_blamed_where_spark_names_its_very_place(directory, message, blamed):
     file = SourceFile("1 \u00fc+%20.parquet", 11, 12)
     rows = Landed(pa.schema([]), FilesReader(files("{landing}/*", name="landing"), f"{directory}/*"), (file,))
     text = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
-        "s3://bucket/landing/1.parquet", said
+        "s3://bucket/landing/1.parquet", message
     )
     error = spark_errors.of_job(STAGE, RuntimeError(text), rows=rows)
     assert type(error) is InputError
@@ -175,16 +175,16 @@ def test_an_input_file_is_blamed_where_spark_names_its_very_place(directory, sai
 )
 def test_rows_between_stages_that_spark_cannot_read_are_no_bad_input(tmp_path, file, kind):
     rows = Channel(pa.schema([]), Storage(str(tmp_path / "it s")), (file,))
-    said = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
+    message = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
         "s3://bucket/landing/1.parquet", f"file://{quote(rows.where)}"
     )
-    error = spark_errors.of_job(STAGE, RuntimeError(said), rows=rows)
+    error = spark_errors.of_job(STAGE, RuntimeError(message), rows=rows)
     assert type(error) is kind
     assert error.where == rows.where and "landing" not in str(error.next)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             'java.io.IOException: Cannot run program "/home/me/.venv/bin/python": error=2, No such file or directory',
@@ -214,10 +214,10 @@ def test_rows_between_stages_that_spark_cannot_read_are_no_bad_input(tmp_path, f
         ),
     ],
 )
-def test_workers_that_cannot_begin_are_a_matter_of_configuration(text, said):
+def test_workers_that_cannot_begin_are_a_matter_of_configuration(text, message):
     error = spark_errors.of_job(STAGE, RuntimeError(f"Job aborted due to stage failure: {text}"))
     assert type(error) is ConfigurationError, "no replay helps"
-    assert said in error.what and "\n" not in error.what
+    assert message in error.what and "\n" not in error.what
     assert "a worker of the stage counted" in str(error.where) and error.next
 
 
@@ -261,14 +261,14 @@ _Grpc.__module__ = "grpc._channel"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "<_MultiThreadedRendezvous of RPC that terminated with: status = StatusCode.UNAVAILABLE>",
         "[INVALID_HANDLE.SESSION_CHANGED]",
     ],
 )
-def test_a_spark_connect_server_that_died_ends_the_run_and_is_named(said):
-    error = spark_errors.of_job(STAGE, _Grpc(said), "sc://host:15002")
+def test_a_spark_connect_server_that_died_ends_the_run_and_is_named(message):
+    error = spark_errors.of_job(STAGE, _Grpc(message), "sc://host:15002")
     assert type(error) is RunEndedError
     assert (
         "Spark Connect server" in error.what
@@ -308,8 +308,8 @@ def _analysed(condition: str, message: str) -> AnalysisException:
 @pytest.mark.parametrize("directory", ["Socket closed", "StatusCode.UNAVAILABLE", "[INVALID_HANDLE.SESSION_CHANGED]"])
 def test_a_path_does_not_make_a_spark_connect_server_look_dead(directory):
     error = _analysed("PATH_NOT_FOUND", f"Path does not exist: file:/x/{directory}/1.parquet. SQLSTATE: 42K03")
-    told = spark_errors.of_job(STAGE, error, "sc://host:15002")
-    assert type(told) is VanishedError and f"/x/{directory}/1.parquet" in str(told.where)
+    error_of_job = spark_errors.of_job(STAGE, error, "sc://host:15002")
+    assert type(error_of_job) is VanishedError and f"/x/{directory}/1.parquet" in str(error_of_job.where)
 
 
 def test_a_stores_broken_connection_does_not_make_a_spark_connect_server_look_dead():

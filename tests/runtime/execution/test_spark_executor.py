@@ -101,13 +101,13 @@ def job(tmp_path, spark):
 
 @pytest.fixture
 def site(tmp_path, spark):
-    def made(keys: list[int], **options: Any) -> Site:
-        made = Site(tmp_path / "site", {}, Pipeline("counts", (_counted(**options),), max_parallelism=16), __name__)
-        made.landing.mkdir(parents=True)
-        pq.write_table(pa.table([keys, range(len(keys))], schema=SCHEMA), made.landing / "1.parquet")
-        return made
+    def make_site(keys: list[int], **options: Any) -> Site:
+        site = Site(tmp_path / "site", {}, Pipeline("counts", (_counted(**options),), max_parallelism=16), __name__)
+        site.landing.mkdir(parents=True)
+        pq.write_table(pa.table([keys, range(len(keys))], schema=SCHEMA), site.landing / "1.parquet")
+        return site
 
-    return made
+    return make_site
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_an_ack_says_what_its_subtask_has_requested_of_storage(job):
 
 def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
     def workers() -> set[tuple[int, float]]:
-        found = set()
-        for one in psutil.Process().children(recursive=True):
+        workers = set()
+        for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):  # one that has just ended
-                if "pyspark.daemon" in " ".join(one.cmdline()):
-                    found.add((one.pid, one.create_time()))
-        return found
+                if "pyspark.daemon" in " ".join(process.cmdline()):
+                    workers.add((process.pid, process.create_time()))
+        return workers
 
     job.run(None)
     before = workers()
@@ -204,8 +204,8 @@ def test_a_worker_does_not_collect_its_modules_after_every_task(job, spark):
         yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
 
     job.run(list(range(50)))
-    found = [row.objects for row in spark.range(0, 2, 1, 2).mapInArrow(frozen, "objects long").collect()]
-    assert min(found) > 10_000
+    counts = [row.objects for row in spark.range(0, 2, 1, 2).mapInArrow(frozen, "objects long").collect()]
+    assert min(counts) > 10_000
 
 
 def test_a_worker_without_credentials_says_which_variable_it_lacks_and_blames_no_file(job, monkeypatch):

@@ -70,8 +70,8 @@ def test_an_expression_of_chance_or_of_the_clock_is_refused_by_name(rows, where)
         spark_plan.prepared(_stage(where=where), rows)
     assert where in raised.value.where
     if "'now'" not in where:  # a typed literal is a constant in the plan, a special text a cast
-        told = spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString())
-        assert told == f"{CHANCE[where]}()"
+        chance = spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString())
+        assert chance == f"{CHANCE[where]}()"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_stage_is_looked_through_once_if_it_passes(rows, monkeypatch):
         spark_plan.prepared(good, rows)
         with pytest.raises(PipelineError, match="rand"):
             spark_plan.prepared(bad, rows)
-    assert [made is good for made in looked] == [True, False, False, False]
+    assert [plan is good for plan in looked] == [True, False, False, False]
 
 
 # -- transforms that fail
@@ -159,14 +159,14 @@ def test_a_transform_that_returns_no_rows_or_unknown_names_is_told(rows):
 def test_keys_and_order_may_have_any_name(spark, name):
     order = f"{name} at"
     data = spark.createDataFrame([(f"k{n % 3}", -n) for n in range(12)], ["k", "n"]).toDF(name, order)
-    made = _stage(key=name, order_by=[order])
-    sent = spark_plan.exchanged(made, data, 2, 128)
-    found = sent.selectExpr("*", "spark_partition_id() as subtask").toArrow().to_pylist()
-    groups = key_groups([pa.array([row[name] for row in found])], 128)
-    assert [row[GROUP] for row in found] == groups.tolist()
-    assert [row["subtask"] for row in found] == [subtask_of(group, 2, 128) for group in groups.tolist()]
+    keyed = _stage(key=name, order_by=[order])
+    sent = spark_plan.exchanged(keyed, data, 2, 128)
+    rows = sent.selectExpr("*", "spark_partition_id() as subtask").toArrow().to_pylist()
+    groups = key_groups([pa.array([row[name] for row in rows])], 128)
+    assert [row[GROUP] for row in rows] == groups.tolist()
+    assert [row["subtask"] for row in rows] == [subtask_of(group, 2, 128) for group in groups.tolist()]
     for key in ("k0", "k1", "k2"):
-        ordered = [row[order] for row in found if row[name] == key]
+        ordered = [row[order] for row in rows if row[name] == key]
         assert len(ordered) == 4 and ordered == sorted(ordered)
 
 
@@ -195,8 +195,8 @@ def test_an_input_column_that_spark_does_not_have_is_named(type):
 
 
 def test_a_schema_for_spark():
-    found = spark_plan.spark_schema(pa.schema([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int64()))]), "x")
-    assert found.simpleString() == "struct<a:int,m:map<string,bigint>>"
+    schema = spark_plan.spark_schema(pa.schema([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int64()))]), "x")
+    assert schema.simpleString() == "struct<a:int,m:map<string,bigint>>"
 
 
 TYPES = [
@@ -232,9 +232,9 @@ def test_maps_and_fixed_sizes_are_made_canonical():
             "b": pa.array([b"abcd", None], pa.binary(4)),
         }
     )
-    found = frames.canonical(odd)
-    assert found.schema.types == [pa.map_(pa.string(), pa.int16()), pa.list_(pa.int16()), pa.binary()]
-    assert found.to_pylist() == odd.to_pylist()
+    table = frames.canonical(odd)
+    assert table.schema.types == [pa.map_(pa.string(), pa.int16()), pa.list_(pa.int16()), pa.binary()]
+    assert table.to_pylist() == odd.to_pylist()
 
 
 # -- rows that an expression cannot take
@@ -252,7 +252,7 @@ def _failed(rows) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("cast(s as int) >= 0", "[CAST_INVALID_INPUT] The value 'zero' of the type"),
         ("1 / a > 0.5", "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`"),
@@ -264,22 +264,22 @@ def _failed(rows) -> Exception:
         ("from_json(s, 'x int', map('mode', 'FAILFAST')).x > 1", "[MALFORMED_RECORD_IN_PARSING"),
     ],
 )
-def test_a_value_that_an_expression_cannot_take_is_an_error_of_the_input(rows, where, said):
-    made = _stage(where=where)
-    found = spark_plan.data_error(made, _failed(spark_plan.prepared(made, rows)))
-    assert isinstance(found, InputError)
-    assert said.replace("'", "").replace('"', "") in found.what.replace("'", "").replace('"', "")
-    assert where in found.where
-    assert not any(noise in found.what for noise in ("\n", "SQLSTATE", "java", "org.apache", "ansi.enabled"))
+def test_a_value_that_an_expression_cannot_take_is_an_error_of_the_input(rows, where, message):
+    filtered = _stage(where=where)
+    error = spark_plan.data_error(filtered, _failed(spark_plan.prepared(filtered, rows)))
+    assert isinstance(error, InputError)
+    assert message.replace("'", "").replace('"', "") in error.what.replace("'", "").replace('"', "")
+    assert where in error.where
+    assert not any(noise in error.what for noise in ("\n", "SQLSTATE", "java", "org.apache", "ansi.enabled"))
 
 
 def test_a_function_of_the_transform_that_raises_is_an_error_of_the_stage(rows):
-    made = _stage(transform=_with(lambda _: {}["K"]))
-    found = spark_plan.data_error(made, _failed(spark_plan.prepared(made, rows)))
-    assert isinstance(found, StageError)
-    assert "A function in the transform of the stage checked raised KeyError: 'K'" in found.what
-    assert found.traceback.startswith("Traceback") and Path(__file__).name in found.traceback
-    assert "org.apache.spark" not in found.traceback
+    transformed = _stage(transform=_with(lambda _: {}["K"]))
+    error = spark_plan.data_error(transformed, _failed(spark_plan.prepared(transformed, rows)))
+    assert isinstance(error, StageError)
+    assert "A function in the transform of the stage checked raised KeyError: 'K'" in error.what
+    assert error.traceback.startswith("Traceback") and Path(__file__).name in error.traceback
+    assert "org.apache.spark" not in error.traceback
 
 
 def _with(function: Callable[[int], int]) -> Callable:
@@ -301,9 +301,9 @@ def test_what_may_pass_is_not_blamed_on_the_input(rows):
 
         os._exit(3)
 
-    made = _stage(where="a > 0")
+    filtered = _stage(where="a > 0")
     with pytest.raises(Exception) as raised:
         rows.mapInArrow(full, "n long").collect()
-    assert spark_plan.data_error(made, raised.value) is None
-    assert spark_plan.data_error(made, _failed(_with(die)(rows))) is None
-    assert spark_plan.data_error(made, ConnectionError("gone")) is None
+    assert spark_plan.data_error(filtered, raised.value) is None
+    assert spark_plan.data_error(filtered, _failed(_with(die)(rows))) is None
+    assert spark_plan.data_error(filtered, ConnectionError("gone")) is None

@@ -29,21 +29,24 @@ def bank(tmp_path) -> Bank:
         between("rows_out", 0, 10, of="figures"),
         expect("ExpectColumnToExist", column="at"),
     )
-    made = gated(tmp_path, *asked, WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    bank = gated(tmp_path, *asked, WEIR_CHECKPOINTS__NUM_RETAINED="5")
     restored = (
         on_table("booked", between("amount", 0, 1)),
         on_table("booked", between("amount", 0, 9)),  # the very expectation of a gate
         on_state("accounts", between("rows", 1, 9)),
     )
-    made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
-    made.epochs(1, 2)
-    return made
+    bank = Bank(replace(bank.site, pipeline=replace(bank.site.pipeline, on_restore=restored)))
+    bank.epochs(1, 2)
+    return bank
 
 
 def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
     report = data_docs.build(bank.site.pipeline, bank.site.settings)
-    found = {(one.of, one.stage, one.gate.partition("(")[2]): (one.passed, one.rows) for one in report.verdicts}
-    assert found == {
+    outcomes = {
+        (verdict.of, verdict.stage, verdict.gate.partition("(")[2]): (verdict.passed, verdict.rows)
+        for verdict in report.verdicts
+    }
+    assert outcomes == {
         ("rows", "booked", "column='amount', max_value=9, min_value=0)"): (True, 20),
         ("rows", "booked", "column='amount', max_value=1, min_value=0)"): (False, 20),
         ("rows", "booked", "column='at')"): (True, 20),
@@ -70,7 +73,7 @@ def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
 
     monkeypatch.setattr(restore_gates, "SAMPLE_ROWS", 5)
     few = data_docs.build(bank.site.pipeline, bank.site.settings)
-    assert {one.rows for one in few.verdicts if one.of != "figures"} == {5}
+    assert {verdict.rows for verdict in few.verdicts if verdict.of != "figures"} == {5}
 
 
 def test_the_command_says_what_failed_and_where_the_pages_are(bank, weir, tmp_path):
@@ -83,8 +86,8 @@ def test_the_command_says_what_failed_and_where_the_pages_are(bank, weir, tmp_pa
     ended = weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), **env)
     assert ended.code == 0 and "failed" in ended.out and "10 of 20 rows" in ended.out.replace("\n", " ")
     assert (tmp_path / "docs" / "index.html").is_file()
-    told = json.loads(weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), "--json", **env).out)
-    assert told["passed"] is False and told["verdicts"][0]["unexpected"] == 10
+    facts = json.loads(weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), "--json", **env).out)
+    assert facts["passed"] is False and facts["verdicts"][0]["unexpected"] == 10
 
 
 def test_nothing_of_others_is_replaced(bank, tmp_path):
@@ -102,7 +105,7 @@ def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
     sound = Bank(replace(bank.site, pipeline=gated(tmp_path / "other").site.pipeline))
     sound.epochs(1)
     report = data_docs.build(bank.site.pipeline, bank.site.settings)
-    assert [one.of for one in report.verdicts] == ["state"]
+    assert [verdict.of for verdict in report.verdicts] == ["state"]
     assert len(report.left_out) == 1 and "nowhere" in report.left_out[0]
     stages = (replace(bank.site.pipeline.stages[0], sink=None),)
     nowhere = data_docs.build(replace(bank.site.pipeline, stages=stages), bank.site.settings)
@@ -111,14 +114,14 @@ def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
 
 def test_pages_judge_large_numbers_exactly_beside_a_null(tmp_path):
     big = 2**60
-    made = gated(
+    bank = gated(
         tmp_path,
         expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[big + 1]),
         between("amount", 0, 2**61),
     )
-    made.site.landing.mkdir(parents=True)
+    bank.site.landing.mkdir(parents=True)
     rows = {"id": ["a", "b", "c"], "at": [1, 2, 3], "amount": pa.array([big + 1, None, big + 1], pa.int64())}
-    pq.write_table(pa.table(rows), made.site.landing / "00001.parquet")
+    pq.write_table(pa.table(rows), bank.site.landing / "00001.parquet")
     restored = (
         on_table(
             "booked",
@@ -126,10 +129,15 @@ def test_pages_judge_large_numbers_exactly_beside_a_null(tmp_path):
         ),
         on_table("booked", expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[big])),
     )
-    made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
-    assert len(made.epochs()) == 1
-    report = data_docs.build(made.site.pipeline, made.site.settings)
-    assert [one.passed for one in sorted(report.verdicts, key=lambda one: one.gate)] == [True, True, False, True]
+    bank = Bank(replace(bank.site, pipeline=replace(bank.site.pipeline, on_restore=restored)))
+    assert len(bank.epochs()) == 1
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert [verdict.passed for verdict in sorted(report.verdicts, key=lambda verdict: verdict.gate)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert not report.left_out
 
 

@@ -33,21 +33,25 @@ def table_rows(of, uid="riders", at=None):
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "arrow"])
-def test_a_scan_in_each_format_is_the_state(made, weir, tmp_path, format):
+def test_a_scan_in_each_format_is_the_state(rides_run, weir, tmp_path, format):
     file = tmp_path / f"state.{format}"
-    before = everything(made)
-    done = weir(made.site, "state", "scan", "rides", "riders", "--at", "5", "--format", format, "--output", str(file))
-    assert (done.code, done.said, done.out) == (0, "", f"14 rows are in {file}.\n")
+    before = everything(rides_run)
+    done = weir(
+        rides_run.site, "state", "scan", "rides", "riders", "--at", "5", "--format", format, "--output", str(file)
+    )
+    assert (done.code, done.err, done.out) == (0, "", f"14 rows are in {file}.\n")
     if format == "json":
-        found = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
     else:
-        found = (pq.read_table(file) if format == "parquet" else pa.ipc.open_file(file).read_all()).to_pylist()
-    assert sorted(found, key=str) == table_rows(made, at=5)
-    assert everything(made) == before
-    again = weir(made.site, "state", "scan", "rides", "riders", "--format", format, "--output", str(file))
-    assert again.code == 2 and "--force" in again.said
-    forced = weir(made.site, "state", "scan", "rides", "riders", "--format", format, "--output", str(file), "--force")
-    assert forced.code == 0 and [one.name for one in tmp_path.iterdir()] == [file.name]
+        rows = (pq.read_table(file) if format == "parquet" else pa.ipc.open_file(file).read_all()).to_pylist()
+    assert sorted(rows, key=str) == table_rows(rides_run, at=5)
+    assert everything(rides_run) == before
+    again = weir(rides_run.site, "state", "scan", "rides", "riders", "--format", format, "--output", str(file))
+    assert again.code == 2 and "--force" in again.err
+    forced = weir(
+        rides_run.site, "state", "scan", "rides", "riders", "--format", format, "--output", str(file), "--force"
+    )
+    assert forced.code == 0 and [path.name for path in tmp_path.iterdir()] == [file.name]
     assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
@@ -57,18 +61,20 @@ def _umask() -> int:
     return mask
 
 
-def test_the_command_reads_one_key_now_and_then(made, weir):
-    then = weir(made.site, "state", "get", "rides", "riders", "--key", "r0", "--savepoint", "first-day", "--json")
-    assert json.loads(then.out) == rows_of(made, "r0", 1)[0]
-    shown = weir(made.site, "state", "get", "rides", "riders", "--key", "r0")
-    assert shown.code == 0 and "rides" in shown.out and str(rows_of(made, "r0", 8)[0]["paid"]) in shown.out
-    windows = weir(made.site, "state", "get", "rides", "trips", "--key", "nobody", "--json")
+def test_the_command_reads_one_key_now_and_then(rides_run, weir):
+    then = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "r0", "--savepoint", "first-day", "--json")
+    assert json.loads(then.out) == rows_of(rides_run, "r0", 1)[0]
+    shown = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "r0")
+    assert shown.code == 0 and "rides" in shown.out and str(rows_of(rides_run, "r0", 8)[0]["paid"]) in shown.out
+    windows = weir(rides_run.site, "state", "get", "rides", "trips", "--key", "nobody", "--json")
     assert (windows.code, json.loads(windows.out)) == (1, [])
-    nobody = weir(made.site, "state", "get", "rides", "riders", "--key", "nobody", "--json")
-    assert (nobody.code, json.loads(nobody.out)) == (1, None) and "has no state for the key nobody" in nobody.said
-    gone = weir(made.site, "state", "get", "rides", "riders", "--key", "r0", "--at", "2")
-    assert gone.code == 1 and "Retained checkpoints: 1, 4, 5, 6, 7, 8. Savepoints: first-day (1)." in gone.said
-    both = weir(made.site, "state", "get", "rides", "riders", "--key", "r0", "--at", "2", "--savepoint", "first-day")
+    nobody = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "nobody", "--json")
+    assert (nobody.code, json.loads(nobody.out)) == (1, None) and "has no state for the key nobody" in nobody.err
+    gone = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "r0", "--at", "2")
+    assert gone.code == 1 and "Retained checkpoints: 1, 4, 5, 6, 7, 8. Savepoints: first-day (1)." in gone.err
+    both = weir(
+        rides_run.site, "state", "get", "rides", "riders", "--key", "r0", "--at", "2", "--savepoint", "first-day"
+    )
     assert both.code == 2
 
 
@@ -76,56 +82,62 @@ def rows_of(of, rider: str, at: int) -> list[dict]:
     return state_reader.get(of.site.pipeline, of.site.settings, "riders", [rider], at)
 
 
-def test_a_history_is_a_line_a_change(made, weir):
-    shown = weir(made.site, "state", "get", "rides", "riders", "--key", "r1-2", "--history")
+def test_a_history_is_a_line_a_change(rides_run, weir):
+    shown = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "r1-2", "--history")
     lines = shown.out.splitlines()
     assert [line.split()[0] for line in lines] == ["checkpoint", "1", "4", "5", "7"]
     assert "landing: 40 rows of 001.parquet" in lines[1] and "a-dagster-run"[:9] in lines[1]
     assert "changed somewhere in 2..4; those between are pruned" in lines[2]
-    found = json.loads(weir(made.site, "state", "get", "rides", "riders", "--key", "r1-2", "--history", "--json").out)
-    assert [(one["checkpoint"], one["parent"], one["changed_in"]) for one in found] == [
+    changes = json.loads(
+        weir(rides_run.site, "state", "get", "rides", "riders", "--key", "r1-2", "--history", "--json").out
+    )
+    assert [(change["checkpoint"], change["parent"], change["changed_in"]) for change in changes] == [
         (1, None, [1, 1]),
         (4, 3, [2, 4]),
         (5, 4, [5, 5]),
         (7, 6, [7, 7]),
     ]
-    assert found[-1]["value"] == rows_of(made, "r1-2", 7) and found[-1]["run_id"] == "a-dagster-run"
-    assert found[-1]["slice"]["landing"]["files"][0]["name"] == "007.parquet"
-    assert found[-1]["offsets"]["landing"]["last"] == "007.parquet"
-    none = weir(made.site, "state", "get", "rides", "riders", "--key", "nobody", "--history", "--json")
+    assert changes[-1]["value"] == rows_of(rides_run, "r1-2", 7) and changes[-1]["run_id"] == "a-dagster-run"
+    assert changes[-1]["slice"]["landing"]["files"][0]["name"] == "007.parquet"
+    assert changes[-1]["offsets"]["landing"]["last"] == "007.parquet"
+    none = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "nobody", "--history", "--json")
     assert (none.code, json.loads(none.out)) == (1, [])
 
 
-def test_counts_are_by_subtask(made, weir):
-    found = json.loads(weir(made.site, "state", "count", "rides", "unique", "--savepoint", "first-day", "--json").out)
-    assert (found["checkpoint"], found["total"]) == (1, 40) and sum(found["subtasks"].values()) == 40
-    assert "320" in weir(made.site, "state", "count", "rides", "unique").out
+def test_counts_are_by_subtask(rides_run, weir):
+    counts = json.loads(
+        weir(rides_run.site, "state", "count", "rides", "unique", "--savepoint", "first-day", "--json").out
+    )
+    assert (counts["checkpoint"], counts["total"]) == (1, 40) and sum(counts["subtasks"].values()) == 40
+    assert "320" in weir(rides_run.site, "state", "count", "rides", "unique").out
 
 
-def test_people_see_some_rows_and_how_to_get_all(made, weir):
-    some = weir(made.site, "state", "scan", "rides", "unique")
-    assert len(some.out.splitlines()) == 51 and "--format json" in some.said
-    few = weir(made.site, "state", "scan", "rides", "unique", "--limit", "3")
-    assert len(few.out.splitlines()) == 4 and few.said == ""
-    lines = weir(made.site, "state", "scan", "rides", "unique", "--json", "--limit", "7").out.splitlines()
+def test_people_see_some_rows_and_how_to_get_all(rides_run, weir):
+    some = weir(rides_run.site, "state", "scan", "rides", "unique")
+    assert len(some.out.splitlines()) == 51 and "--format json" in some.err
+    few = weir(rides_run.site, "state", "scan", "rides", "unique", "--limit", "3")
+    assert len(few.out.splitlines()) == 4 and few.err == ""
+    lines = weir(rides_run.site, "state", "scan", "rides", "unique", "--json", "--limit", "7").out.splitlines()
     assert len(lines) == 7 and set(json.loads(lines[0])) == {"ride", "first_seen", "expires"}
 
 
-def test_sql_and_diff_from_the_command(made, weir, tmp_path):
-    asked = weir(made.site, "state", "sql", "rides", "SELECT count(*) AS n FROM riders", "--json")
+def test_sql_and_diff_from_the_command(rides_run, weir, tmp_path):
+    asked = weir(rides_run.site, "state", "sql", "rides", "SELECT count(*) AS n FROM riders", "--json")
     assert (asked.code, json.loads(asked.out)) == (0, {"n": 14})
-    assert "n" in weir(made.site, "state", "sql", "rides", "SELECT count(*) AS n FROM riders").out
-    refused = weir(made.site, "state", "sql", "rides", "SELECT nothing FROM riders")
-    assert refused.code == 2 and "Columns of state.riders" in refused.said
-    differ = json.loads(weir(made.site, "state", "diff", "rides", "riders", "first-day", "5", "--json").out)
+    assert "n" in weir(rides_run.site, "state", "sql", "rides", "SELECT count(*) AS n FROM riders").out
+    refused = weir(rides_run.site, "state", "sql", "rides", "SELECT nothing FROM riders")
+    assert refused.code == 2 and "Columns of state.riders" in refused.err
+    differ = json.loads(weir(rides_run.site, "state", "diff", "rides", "riders", "first-day", "5", "--json").out)
     assert (differ["from"], differ["to"], differ["removed"]) == (1, 5, 0) and len(differ["sample"]) == 10
-    shown = weir(made.site, "state", "diff", "rides", "riders", "first-day", "5")
+    shown = weir(rides_run.site, "state", "diff", "rides", "riders", "first-day", "5")
     assert f"{differ['added']} added, 0 removed, {differ['changed']} changed" in shown.out
     file = tmp_path / "diff.parquet"
-    done = weir(made.site, "state", "diff", "rides", "riders", "1", "5", "--format", "parquet", "--output", str(file))
+    done = weir(
+        rides_run.site, "state", "diff", "rides", "riders", "1", "5", "--format", "parquet", "--output", str(file)
+    )
     assert done.code == 0 and pq.read_table(file).num_rows == differ["added"] + differ["changed"]
-    unknown = weir(made.site, "state", "diff", "rides", "riders", "1", "someday")
-    assert unknown.code == 1 and "no savepoint 'someday'" in unknown.said
+    unknown = weir(rides_run.site, "state", "diff", "rides", "riders", "1", "someday")
+    assert unknown.code == 1 and "no savepoint 'someday'" in unknown.err
 
 
 # -- writing
@@ -154,7 +166,7 @@ def test_a_file_that_fails_in_the_middle_leaves_what_was_there(tmp_path, format,
 
         with pytest.raises(error):
             write(pa.schema([("a", pa.int64())]), tables(), format, str(file), force=there)
-    assert [one.name for one in tmp_path.iterdir()] == (["out"] if there else [])
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if there else [])
     assert not there or file.read_text() == "precious"
 
 
@@ -202,33 +214,33 @@ def test_rows_are_gathered_and_limited_without_reading_on():
 # -- Delta
 
 
-def test_an_export_is_a_table_whose_commit_names_the_checkpoint(made, weir, tmp_path):
+def test_an_export_is_a_table_whose_commit_names_the_checkpoint(rides_run, weir, tmp_path):
     to = str(tmp_path / "table")
-    done = weir(made.site, "state", "export", "rides", "riders", "--to", to, "--at", "5", "--json")
+    done = weir(rides_run.site, "state", "export", "rides", "riders", "--to", to, "--at", "5", "--json")
     assert (done.code, json.loads(done.out)) == (0, {"table": to, "version": 0, "stage": "riders", "checkpoint": 5})
-    found = pl.from_arrow(DeltaTable(to).to_pyarrow_table()).to_dicts()  # type: ignore[union-attr]
-    assert sorted(found, key=str) == table_rows(made, at=5)
+    rows = pl.from_arrow(DeltaTable(to).to_pyarrow_table()).to_dicts()  # type: ignore[union-attr]
+    assert sorted(rows, key=str) == table_rows(rides_run, at=5)
     (commit,) = DeltaTable(to).history()
     assert (commit["weir.checkpoint"], commit["weir.stage"]) == ("5", "riders")
-    again = weir(made.site, "state", "export", "rides", "hourly", "--to", to)
-    assert again.code == 2 and "--force" in again.said
-    forced = weir(made.site, "state", "export", "rides", "hourly", "--to", to, "--force")
+    again = weir(rides_run.site, "state", "export", "rides", "hourly", "--to", to)
+    assert again.code == 2 and "--force" in again.err
+    forced = weir(rides_run.site, "state", "export", "rides", "hourly", "--to", to, "--force")
     assert forced.code == 0 and "version 1" in forced.out
-    assert len(DeltaTable(to).to_pyarrow_table()) == len(table_rows(made, "hourly"))
-    for inside in (made.site.storage / "copy", made.site.storage.parent):
-        refused = weir(made.site, "state", "export", "rides", "riders", "--to", str(inside))
-        assert refused.code == 2 and "own storage" in refused.said
+    assert len(DeltaTable(to).to_pyarrow_table()) == len(table_rows(rides_run, "hourly"))
+    for inside in (rides_run.site.storage / "copy", rides_run.site.storage.parent):
+        refused = weir(rides_run.site, "state", "export", "rides", "riders", "--to", str(inside))
+        assert refused.code == 2 and "own storage" in refused.err
 
 
-def test_an_export_that_fails_leaves_nothing_and_says_why(made, tmp_path, monkeypatch):
+def test_an_export_that_fails_leaves_nothing_and_says_why(rides_run, tmp_path, monkeypatch):
     def damaged(*_):
         yield pa.table({"rider": ["a"]})
         raise DamageError("An object is not what it was.")
 
-    with state_reader.viewed(made.site.pipeline, made.site.settings, "riders", None, "test") as view:
+    with state_reader.viewed(rides_run.site.pipeline, rides_run.site.settings, "riders", None, "test") as view:
         monkeypatch.setattr(type(view), "tables", damaged)
         with pytest.raises(DamageError):
-            to_delta(view, made.site.settings, str(tmp_path / "table"))
+            to_delta(view, rides_run.site.settings, str(tmp_path / "table"))
     assert list(Path(tmp_path).iterdir()) == []
 
 
@@ -254,11 +266,13 @@ def test_json_that_commands_print_has_no_numbers_that_json_has_not(tmp_path, mon
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
 
-    said = {}
+    outputs = {}
     for key in ("a", "b", "c"):
         state.state_get("numbers", "lasts", [key], None, None, False, True)
-        said[key] = json.loads(capsys.readouterr().out, parse_constant=refuse)
-    assert [str(value).count(word) for value, word in zip(said.values(), ("'nan'", "'-inf'", "None"), strict=True)] == [
+        outputs[key] = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert [
+        str(value).count(word) for value, word in zip(outputs.values(), ("'nan'", "'-inf'", "None"), strict=True)
+    ] == [
         1,
         1,
         1,

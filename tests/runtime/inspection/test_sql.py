@@ -40,36 +40,42 @@ def ask(of: Rides, query: str, at: int | str | None = None) -> list[tuple]:
         return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 
 
-def test_one_query_says_which_epoch_offsets_version_and_run_changed_a_key(made):
-    found = ask(
-        made,
+def test_one_query_says_which_epoch_offsets_version_and_run_changed_a_key(rides_run):
+    answer = ask(
+        rides_run,
         """SELECT changed.checkpoint_id, changed.rides, epoch.offsets->'landing'->>'last', epoch.slice->'landing'->>'rows',
                   published.delta_version, epoch.run_id
            FROM riders_changes changed JOIN checkpoints epoch ON epoch.id = changed.checkpoint_id
            LEFT JOIN publications published ON published.checkpoint_id = epoch.id AND published.sink = 'rides'
            WHERE changed.rider = 'r1-2' ORDER BY 1""",
     )
-    versions = {one.checkpoint_id: one.delta_version for one in made.registry.publications() if one.sink == "rides"}
+    versions = {
+        publication.checkpoint_id: publication.delta_version
+        for publication in rides_run.registry.publications()
+        if publication.sink == "rides"
+    }
     expected = []
     for id in (1, 4, 5, 7):  # the odd files have rides of his; of those before 4 not each checkpoint is retained
-        ((rides,),) = made.replay("SELECT count(*) FROM rides WHERE rider = 'r1-2'", id)
+        ((rides,),) = rides_run.replay("SELECT count(*) FROM rides WHERE rider = 'r1-2'", id)
         expected.append((id, rides, f"{id:03}.parquet", "40", versions[id], "a-dagster-run"))
-    assert found == expected
+    assert answer == expected
 
 
-def test_history_has_every_retained_checkpoint_and_none_after_the_chosen_one(made):
+def test_history_has_every_retained_checkpoint_and_none_after_the_chosen_one(rides_run):
     query = "SELECT checkpoint_id, sum(rides)::BIGINT FROM riders_history GROUP BY ALL ORDER BY ALL"
-    assert ask(made, query) == [(id, 40 * id) for id in (1, 4, 5, 6, 7, 8)]
-    assert ask(made, query, 5) == [(1, 40), (4, 160), (5, 200)]
+    assert ask(rides_run, query) == [(id, 40 * id) for id in (1, 4, 5, 6, 7, 8)]
+    assert ask(rides_run, query, 5) == [(1, 40), (4, 160), (5, 200)]
 
 
-def test_changes_are_found_again_after_a_key_was_gone(made):
+def test_changes_are_found_again_after_a_key_was_gone(rides_run):
     """Sessions come and go; what is in every checkpoint unchanged is named once."""
-    found = ask(made, "SELECT checkpoint_id, rider, window_start FROM trips_changes ORDER BY ALL")
-    history = ask(made, "SELECT checkpoint_id, rider, window_start, window_end, total FROM trips_history ORDER BY ALL")
+    answer = ask(rides_run, "SELECT checkpoint_id, rider, window_start FROM trips_changes ORDER BY ALL")
+    history = ask(
+        rides_run, "SELECT checkpoint_id, rider, window_start, window_end, total FROM trips_history ORDER BY ALL"
+    )
     before: dict[int, int | None] = dict(zip((4, 5, 6, 7, 8), (1, 4, 5, 6, 7), strict=True)) | {1: None}
     there = set(history)
-    assert found == sorted(row[:3] for row in history if (before[row[0]], *row[1:]) not in there)
+    assert answer == sorted(row[:3] for row in history if (before[row[0]], *row[1:]) not in there)
 
 
 def test_a_key_that_comes_back_with_the_same_value_has_changed(tmp_path, monkeypatch):
@@ -83,42 +89,48 @@ def test_a_key_that_comes_back_with_the_same_value_has_changed(tmp_path, monkeyp
         tables,
     ):
         assert [tuple(row.values()) for table in tables for row in table.to_pylist()] == [(1, "a"), (1, "b"), (3, "a")]
-    found = state_reader.history(site.pipeline, site.settings, "seen", ["a"])
-    assert [(change.checkpoint.id, len(change.rows)) for change in found] == [(1, 1), (2, 0), (3, 1)]
+    changes = state_reader.history(site.pipeline, site.settings, "seen", ["a"])
+    assert [(change.checkpoint.id, len(change.rows)) for change in changes] == [(1, 1), (2, 0), (3, 1)]
 
 
-def test_stage_and_table_of_one_name_are_told_apart_by_schema(made):
-    open_now = sum(table.num_rows for table in state_reader.scan(made.site.pipeline, made.site.settings, "hourly"))
-    assert ask(made, "SELECT count(*) FROM hourly") == ask(made, "SELECT count(*) FROM state.hourly") == [(open_now,)]
-    assert ask(made, "SELECT count(*) FROM tables.hourly") == [(len(made.site.table("hourly")),)]
-    assert ask(made, "SELECT sum(fare) FROM rides") == made.replay("SELECT sum(fare) FROM rides", 8)
+def test_stage_and_table_of_one_name_are_told_apart_by_schema(rides_run):
+    open_now = sum(
+        table.num_rows for table in state_reader.scan(rides_run.site.pipeline, rides_run.site.settings, "hourly")
+    )
+    assert (
+        ask(rides_run, "SELECT count(*) FROM hourly")
+        == ask(rides_run, "SELECT count(*) FROM state.hourly")
+        == [(open_now,)]
+    )
+    assert ask(rides_run, "SELECT count(*) FROM tables.hourly") == [(len(rides_run.site.table("hourly")),)]
+    assert ask(rides_run, "SELECT sum(fare) FROM rides") == rides_run.replay("SELECT sum(fare) FROM rides", 8)
 
 
-def test_a_savepoint_is_joined_with_the_newest(made):
-    assert ask(made, "SELECT name, checkpoint_id FROM pins") == [("first-day", 1)]
-    ((was,),) = ask(made, "SELECT sum(paid)::BIGINT FROM riders", "first-day")
-    assert [(was,)] == made.replay("SELECT sum(fare)::BIGINT FROM rides", 1)
-    listed = {row.id: row.files for row in made.registry.checkpoints()}
-    assert dict(ask(made, "SELECT checkpoint_id, count(*) FROM state_files GROUP BY 1")) == listed
+def test_a_savepoint_is_joined_with_the_newest(rides_run):
+    assert ask(rides_run, "SELECT name, checkpoint_id FROM pins") == [("first-day", 1)]
+    ((was,),) = ask(rides_run, "SELECT sum(paid)::BIGINT FROM riders", "first-day")
+    assert [(was,)] == rides_run.replay("SELECT sum(fare)::BIGINT FROM rides", 1)
+    listed = {row.id: row.files for row in rides_run.registry.checkpoints()}
+    assert dict(ask(rides_run, "SELECT checkpoint_id, count(*) FROM state_files GROUP BY 1")) == listed
 
 
-def test_lists_and_maps_are_lists_of_structs(made):
-    found = ask(made, "SELECT sum(stop.fare)::BIGINT FROM (SELECT unnest(stops) AS stop FROM riders)")
-    assert found == made.replay("SELECT sum(fare)::BIGINT FROM rides", 8)
+def test_lists_and_maps_are_lists_of_structs(rides_run):
+    answer = ask(rides_run, "SELECT sum(stop.fare)::BIGINT FROM (SELECT unnest(stops) AS stop FROM riders)")
+    assert answer == rides_run.replay("SELECT sum(fare)::BIGINT FROM rides", 8)
 
 
-def test_only_what_is_named_is_read(made, monkeypatch):
+def test_only_what_is_named_is_read(rides_run, monkeypatch):
     read = []
     real = snapshot.fetch
     monkeypatch.setattr(snapshot, "fetch", lambda *args: (read.append(args[1].files[0].operator), real(*args)))
-    ask(made, "WITH mine AS (SELECT * FROM TRIPS) SELECT count(*) FROM mine, mine again")
+    ask(rides_run, "WITH mine AS (SELECT * FROM TRIPS) SELECT count(*) FROM mine, mine again")
     assert set(read) == {"trips"} and len(read) == 2, "once for each subtask, although it is scanned twice"
-    ask(made, "SELECT count(*) FROM checkpoints")
+    ask(rides_run, "SELECT count(*) FROM checkpoints")
     assert len(read) == 2
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("DROP TABLE riders", "no query"),
         ("SELECT 1; SELECT 2", "2 statements"),
@@ -134,12 +146,12 @@ def test_only_what_is_named_is_read(made, monkeypatch):
         ("SELECT city::INT FROM rides", "Could not convert"),
     ],
 )
-def test_what_is_no_reading_query_is_refused_and_says_what_there_is(made, query, said):
-    before = everything(made)
+def test_what_is_no_reading_query_is_refused_and_says_what_there_is(rides_run, query, message):
+    before = everything(rides_run)
     with pytest.raises(ConfigurationError) as refused:
-        ask(made, query)
-    assert said in str(refused.value) and refused.value.exit_code == 2
-    assert everything(made) == before
+        ask(rides_run, query)
+    assert message in str(refused.value) and refused.value.exit_code == 2
+    assert everything(rides_run) == before
 
 
 def test_damage_comes_out_as_damage(tmp_path):
@@ -173,11 +185,11 @@ def test_every_type_that_state_can_have_can_be_asked_for():
             _,
             rows,
         ):
-            assert [tuple(row.values()) for one in rows for row in one.to_pylist()] == [
+            assert [tuple(row.values()) for table in rows for row in table.to_pylist()] == [
                 (2**64 - 1, 0.5, "1.000", 0.5, 0.5)
             ]
         with database.asked(connection, "SELECT * FROM t") as (_, rows):
-            assert sum(one.num_rows for one in rows) == 4
+            assert sum(table.num_rows for table in rows) == 4
 
 
 def test_tables_are_taken_in_as_they_come():
@@ -198,14 +210,20 @@ def test_tables_are_taken_in_as_they_come():
 # -- what changed
 
 
-def test_the_difference_of_two_checkpoints_is_that_of_their_replays(made):
+def test_the_difference_of_two_checkpoints_is_that_of_their_replays(rides_run):
     totals = "SELECT rider, count(*), sum(fare)::BIGINT FROM rides GROUP BY rider"
-    was, now = ({row[0]: row[1:] for row in made.replay(totals, id)} for id in (1, 5))
-    with compared(made.site.pipeline, made.site.settings, "riders", "first-day", 5) as found:
-        with found.rows() as (_, tables):
+    was, now = ({row[0]: row[1:] for row in rides_run.replay(totals, id)} for id in (1, 5))
+    with compared(rides_run.site.pipeline, rides_run.site.settings, "riders", "first-day", 5) as difference:
+        with difference.rows() as (_, tables):
             rows = [row for table in tables for row in table.to_pylist()]
-        assert (found.first, found.second, found.gone, found.new, found.retyped) == (1, 5, (), (), {})
-        assert found.counts == {"removed": 0, "added": 0, "changed": 0} | Counter(row["change"] for row in rows)
+        assert (difference.first, difference.second, difference.gone, difference.new, difference.retyped) == (
+            1,
+            5,
+            (),
+            (),
+            {},
+        )
+        assert difference.counts == {"removed": 0, "added": 0, "changed": 0} | Counter(row["change"] for row in rows)
     assert [row["key"]["rider"] for row in rows] == sorted(
         rider for rider in now.keys() | was.keys() if was.get(rider) != now.get(rider)
     )
@@ -218,9 +236,9 @@ def test_the_difference_of_two_checkpoints_is_that_of_their_replays(made):
 
 
 @pytest.mark.parametrize("uid", ["hourly", "trips"])
-def test_windows_are_told_apart_by_their_bounds(made, uid):
+def test_windows_are_told_apart_by_their_bounds(rides_run, uid):
     def at(id: int) -> dict[tuple, dict]:
-        tables = list(state_reader.scan(made.site.pipeline, made.site.settings, uid, id))
+        tables = list(state_reader.scan(rides_run.site.pipeline, rides_run.site.settings, uid, id))
         rows = [row for table in tables for row in table.to_pylist()]
         bounds = ["window_start", "window_end"] if uid == "hourly" else ["window_start"]
         return {
@@ -228,13 +246,13 @@ def test_windows_are_told_apart_by_their_bounds(made, uid):
         }
 
     was, now = at(5), at(8)
-    with compared(made.site.pipeline, made.site.settings, uid, 5, 8) as found:
-        assert found.counts == {
+    with compared(rides_run.site.pipeline, rides_run.site.settings, uid, 5, 8) as difference:
+        assert difference.counts == {
             "added": len(now.keys() - was.keys()),
             "removed": len(was.keys() - now.keys()),
             "changed": sum(was[key] != now[key] for key in was.keys() & now.keys()),
         }
-        assert found.counts["removed"] > 0
+        assert difference.counts["removed"] > 0
 
 
 def test_subtasks_that_have_the_same_objects_are_not_read(tmp_path, monkeypatch):
@@ -245,7 +263,10 @@ def test_subtasks_that_have_the_same_objects_are_not_read(tmp_path, monkeypatch)
     read = []
     real = snapshot.fetch
     monkeypatch.setattr(snapshot, "fetch", lambda *args: (read.append(args[1].subtask), real(*args)))
-    with compared(bank.site.pipeline, bank.site.settings, "accounts", 1, 2) as found, found.rows() as (_, tables):
+    with (
+        compared(bank.site.pipeline, bank.site.settings, "accounts", 1, 2) as difference,
+        difference.rows() as (_, tables),
+    ):
         assert [row for table in tables for row in table.to_pylist()] == [
             {
                 "change": "changed",
@@ -263,10 +284,10 @@ def test_states_of_other_schemas_are_compared_by_what_both_have(tmp_path):
     _epoch(old, 1)
     new = _evolving(tmp_path, _counted(Wide, "rows"))
     _epoch(new, 2, "b", "c")
-    with compared(new.pipeline, new.settings, "seen", 1, 2) as found:
-        assert (found.gone, found.new, list(found.retyped)) == (("note",), ("more",), ["rows", "home"])
-        assert found.retyped["rows"] == ("int32", "int64")
-        with found.rows() as (_, tables):
+    with compared(new.pipeline, new.settings, "seen", 1, 2) as difference:
+        assert (difference.gone, difference.new, list(difference.retyped)) == (("note",), ("more",), ["rows", "home"])
+        assert difference.retyped["rows"] == ("int32", "int64")
+        with difference.rows() as (_, tables):
             rows = {row["key"]["id"]: row for table in tables for row in table.to_pylist()}
     assert {id: row["change"] for id, row in rows.items()} == {"a": "changed", "b": "changed", "c": "added"}
     assert rows["a"]["fields"] == ["home"], "it has a part more"

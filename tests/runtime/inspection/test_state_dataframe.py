@@ -13,27 +13,27 @@ from tests.runtime.inspection.test_state_reader import _counted, _epoch, _evolvi
 
 
 @pytest.mark.parametrize("uid", ["riders", "hourly"])
-def test_a_dataframe_has_the_rows_of_the_checkpoint(made, spark, uid):
-    before = everything(made)
-    frame = state_reader.dataframe(spark, made.site.pipeline, uid, at=5, settings=made.site.settings)
+def test_a_dataframe_has_the_rows_of_the_checkpoint(rides_run, spark, uid):
+    before = everything(rides_run)
+    frame = state_reader.dataframe(spark, rides_run.site.pipeline, uid, at=5, settings=rides_run.site.settings)
     assert frame.rdd.getNumPartitions() == 2
-    found = [row.asDict(recursive=True) for row in frame.collect()]
+    collected = [row.asDict(recursive=True) for row in frame.collect()]
     if uid == "hourly":  # Python gets Spark's timestamps as naive ones, in the machine's zone
-        for row in found:
+        for row in collected:
             row |= {name: row[name].astimezone(UTC) for name in ("window_start", "window_end")}
-    assert sorted(map(_plain, found)) == sorted(map(_plain, rows(made, uid, 5)))
-    assert everything(made) == before
+    assert sorted(map(_plain, collected)) == sorted(map(_plain, rows(rides_run, uid, 5)))
+    assert everything(rides_run) == before
 
 
 def _plain(row: dict) -> str:
     return str({name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in row.items()})
 
 
-def test_spark_aggregates_a_savepoint(made, spark, monkeypatch):
-    for name, value in made.site.env.items():
+def test_spark_aggregates_a_savepoint(rides_run, spark, monkeypatch):
+    for name, value in rides_run.site.env.items():
         monkeypatch.setenv(name, value)
     frame = state_reader.dataframe(spark, "rides", "riders", savepoint="first-day")
-    ((paid,),) = made.replay("SELECT sum(fare) FROM rides", 1)
+    ((paid,),) = rides_run.replay("SELECT sum(fare) FROM rides", 1)
     assert frame.selectExpr("sum(paid)", "sum(size(stops))").collect() == [(paid, 40)]
     with pytest.raises(WeirError, match="no savepoint 'second-day'"):
         state_reader.dataframe(spark, "rides", "riders", savepoint="second-day")

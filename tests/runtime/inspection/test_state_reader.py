@@ -45,65 +45,67 @@ def rows(of: Rides, uid: str, at: int | str | None = None) -> list[dict]:
 
 
 @pytest.mark.parametrize("at", [1, 4, 5, 6, 7, 8])
-def test_state_at_each_checkpoint_is_what_sql_says_of_the_input_so_far(made, at):
-    found = rows(made, "riders", at)
-    assert sorted((row["rider"], row["rides"], row["paid"], row["stops"]) for row in found) == sorted(
-        made.replay(_RIDERS, at)
+def test_state_at_each_checkpoint_is_what_sql_says_of_the_input_so_far(rides_run, at):
+    riders = rows(rides_run, "riders", at)
+    assert sorted((row["rider"], row["rides"], row["paid"], row["stops"]) for row in riders) == sorted(
+        rides_run.replay(_RIDERS, at)
     )
-    assert sorted((row["rider"], row["spent"]) for row in found) == sorted(made.replay(_SPENT, at))
-    one = state_reader.get(made.site.pipeline, made.site.settings, "riders", ["r0"], at)
-    assert one == [row for row in found if row["rider"] == "r0"]
-    checkpoint, counts = state_reader.count(made.site.pipeline, made.site.settings, "riders", at)
-    assert (checkpoint, list(counts), sum(counts.values())) == (at, [0, 1], len(found))
-    assert {row["ride"] for row in rows(made, "unique", at)} == {
-        row[0] for row in made.replay("SELECT ride FROM rides", at)
+    assert sorted((row["rider"], row["spent"]) for row in riders) == sorted(rides_run.replay(_SPENT, at))
+    riders_of_key = state_reader.get(rides_run.site.pipeline, rides_run.site.settings, "riders", ["r0"], at)
+    assert riders_of_key == [row for row in riders if row["rider"] == "r0"]
+    checkpoint, counts = state_reader.count(rides_run.site.pipeline, rides_run.site.settings, "riders", at)
+    assert (checkpoint, list(counts), sum(counts.values())) == (at, [0, 1], len(riders))
+    assert {row["ride"] for row in rows(rides_run, "unique", at)} == {
+        row[0] for row in rides_run.replay("SELECT ride FROM rides", at)
     }
 
 
 @pytest.mark.parametrize("at", [4, 8])
-def test_open_windows_and_sessions_have_their_bounds(made, at):
-    mark = made.registry.checkpoints()[[1, 4, 5, 6, 7, 8].index(at)].watermarks["hourly"]
-    expected = made.replay(
+def test_open_windows_and_sessions_have_their_bounds(rides_run, at):
+    mark = rides_run.registry.checkpoints()[[1, 4, 5, 6, 7, 8].index(at)].watermarks["hourly"]
+    expected = rides_run.replay(
         f"""SELECT city, rider, time_bucket(INTERVAL 1 HOUR, "at") AS start, count(*), avg(fare) FROM rides
             GROUP BY city, rider, start HAVING epoch_us(start + INTERVAL 1 HOUR) > {mark}""",
         at,
     )
-    found = rows(made, "hourly", at)
-    assert sorted((row["city"], row["rider"], row["window_start"], row["n"], row["mean"]) for row in found) == sorted(
+    hours = rows(rides_run, "hourly", at)
+    assert sorted((row["city"], row["rider"], row["window_start"], row["n"], row["mean"]) for row in hours) == sorted(
         expected
     )
-    newest = max(found, key=lambda row: row["window_start"])
-    of_key = state_reader.get(made.site.pipeline, made.site.settings, "hourly", [newest["city"], newest["rider"]], at)
+    newest = max(hours, key=lambda row: row["window_start"])
+    of_key = state_reader.get(
+        rides_run.site.pipeline, rides_run.site.settings, "hourly", [newest["city"], newest["rider"]], at
+    )
     assert newest in of_key
-    opened = rows(made, "trips", at)
+    opened = rows(rides_run, "trips", at)
     assert opened and all(row["window_start"] < row["window_end"] for row in opened)
 
 
 @pytest.mark.parametrize("uid", ["riders", "hourly", "trips", "unique"])
-def test_the_columns_are_known_before_the_rows(made, uid):
-    with state_reader.viewed(made.site.pipeline, made.site.settings, uid, None, "test") as view:
+def test_the_columns_are_known_before_the_rows(rides_run, uid):
+    with state_reader.viewed(rides_run.site.pipeline, rides_run.site.settings, uid, None, "test") as view:
         tables = list(view.tables())
     assert tables and all(table.schema.equals(view.schema) for table in tables)
     assert set(view.identity) < set(view.schema.names)
 
 
-def test_a_savepoint_names_its_checkpoint(made):
-    assert rows(made, "riders", "first-day") == rows(made, "riders", 1)
+def test_a_savepoint_names_its_checkpoint(rides_run):
+    assert rows(rides_run, "riders", "first-day") == rows(rides_run, "riders", 1)
 
 
 @pytest.mark.parametrize("at", [3, 9, "last-day"])
-def test_what_is_not_retained_is_answered_with_what_is(made, at):
+def test_what_is_not_retained_is_answered_with_what_is(rides_run, at):
     with pytest.raises(WeirError) as refused:
-        rows(made, "riders", at)
+        rows(rides_run, "riders", at)
     assert refused.value.exit_code == 1
     assert "1, 4, 5, 6, 7, 8" in str(refused.value) and "first-day (1)" in str(refused.value)
 
 
-def test_a_stage_that_nobody_knows_is_refused(made):
+def test_a_stage_that_nobody_knows_is_refused(rides_run):
     with pytest.raises(PipelineError, match="riders, hourly, trips, unique"):
-        rows(made, "nobody")
+        rows(rides_run, "nobody")
     with pytest.raises(ConfigurationError, match="city, rider"):
-        state_reader.get(made.site.pipeline, made.site.settings, "hourly", ["Oslo"])
+        state_reader.get(rides_run.site.pipeline, rides_run.site.settings, "hourly", ["Oslo"])
 
 
 def test_before_the_first_checkpoint_there_is_nothing(tmp_path):
@@ -113,68 +115,68 @@ def test_before_the_first_checkpoint_there_is_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("uid", ["riders", "hourly", "trips", "unique"])
-def test_stages_that_are_gone_from_the_code_are_read_by_what_was_recorded(made, uid):
-    other = next(one for one in rides.pipeline.stages if one.uid != uid)
+def test_stages_that_are_gone_from_the_code_are_read_by_what_was_recorded(rides_run, uid):
+    other = next(stage for stage in rides.pipeline.stages if stage.uid != uid)
     without = replace(rides.pipeline, stages=(other,))
-    settings = made.site.settings
+    settings = rides_run.site.settings
     settings = settings.model_copy(update={"spark": settings.spark.model_copy(update={"parallelism": 1})})
     tables = list(state_reader.scan(without, settings, uid, 6))
-    assert [row for table in tables for row in table.to_pylist()] == rows(made, uid, 6)
+    assert [row for table in tables for row in table.to_pylist()] == rows(rides_run, uid, 6)
 
 
-def test_rows_come_subtask_by_subtask_as_they_are_asked_for(made, monkeypatch):
+def test_rows_come_subtask_by_subtask_as_they_are_asked_for(rides_run, monkeypatch):
     fetched = []
     real = snapshot.fetch
     monkeypatch.setattr(snapshot, "fetch", lambda *args: (fetched.append(args[1].subtask), real(*args)))
-    scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
+    scan = state_reader.scan(rides_run.site.pipeline, rides_run.site.settings, "unique")
     first = next(scan)
     assert fetched == [0] and first.num_rows < 8 * 40 / 2
     assert len(list(scan)) > 1 and fetched == [0, 1]
 
 
-def test_a_key_group_may_be_larger_than_a_table(made, monkeypatch):
-    expected = rows(made, "unique")
+def test_a_key_group_may_be_larger_than_a_table(rides_run, monkeypatch):
+    expected = rows(rides_run, "unique")
     monkeypatch.setattr(value_state, "_SCANNED", 7)
-    scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
+    scan = state_reader.scan(rides_run.site.pipeline, rides_run.site.settings, "unique")
     tables = list(scan)
     assert max(table.num_rows for table in tables) == 7
     assert [row for table in tables for row in table.to_pylist()] == expected
-    scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
+    scan = state_reader.scan(rides_run.site.pipeline, rides_run.site.settings, "unique")
     assert next(scan).num_rows == 7
     scan.close()  # in the middle of a group
 
 
 def everything(of: Rides | Bank) -> dict[str, tuple[int, int]]:
     """All files below the pipeline's root, those of the coordinator too."""
-    found = (file for file in of.site.storage.rglob("*") if file.is_file())
-    return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in found}
+    files = (file for file in of.site.storage.rglob("*") if file.is_file())
+    return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
-def test_nothing_is_written_but_the_hold_which_is_gone_afterwards(made):
-    before = everything(made)
-    scan = state_reader.scan(made.site.pipeline, made.site.settings, "riders")
+def test_nothing_is_written_but_the_hold_which_is_gone_afterwards(rides_run):
+    before = everything(rides_run)
+    scan = state_reader.scan(rides_run.site.pipeline, rides_run.site.settings, "riders")
     next(scan)
-    (hold,) = everything(made).keys() - before.keys()
+    (hold,) = everything(rides_run).keys() - before.keys()
     assert reader_holds.HOLDS in hold and json.loads(Path(hold).read_text())["purpose"] == "weir state scan"
     scan.close()
-    state_reader.count(made.site.pipeline, made.site.settings, "trips")
-    list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"]))
-    assert everything(made) == before
+    state_reader.count(rides_run.site.pipeline, rides_run.site.settings, "trips")
+    list(state_reader.history(rides_run.site.pipeline, rides_run.site.settings, "riders", ["r0"]))
+    assert everything(rides_run) == before
 
 
 def test_a_scan_goes_on_while_its_checkpoint_is_pruned(tmp_path):
-    made = Rides(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="1")
-    made.epochs(2)
-    expected = rows(made, "riders")
-    scan = state_reader.scan(made.site.pipeline, made.site.settings, "riders", 2)
-    found = next(scan).to_pylist()
-    made.epochs(2)
-    assert [row.id for row in made.registry.checkpoints()] == [2, 4], "held"
-    assert found + [row for table in scan for row in table.to_pylist()] == expected
-    made.epochs(1)
-    assert [row.id for row in made.registry.checkpoints()] == [5]
+    small = Rides(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="1")
+    small.epochs(2)
+    expected = rows(small, "riders")
+    scan = state_reader.scan(small.site.pipeline, small.site.settings, "riders", 2)
+    first_rows = next(scan).to_pylist()
+    small.epochs(2)
+    assert [row.id for row in small.registry.checkpoints()] == [2, 4], "held"
+    assert first_rows + [row for table in scan for row in table.to_pylist()] == expected
+    small.epochs(1)
+    assert [row.id for row in small.registry.checkpoints()] == [5]
     with pytest.raises(WeirError, match="no checkpoint 2"):
-        rows(made, "riders", 2)
+        rows(small, "riders", 2)
 
 
 @pytest.mark.parametrize("how", ["missing", "flipped", "truncated"])
@@ -198,9 +200,9 @@ def test_damage_is_said_and_no_value_is_given(tmp_path, how):
         lambda: list(state_reader.scan(bank.site.pipeline, bank.site.settings, "accounts")),
         lambda: list(state_reader.history(bank.site.pipeline, bank.site.settings, "accounts", ["k1"])),
     ]
-    for one in read:
+    for reading in read:
         with pytest.raises(DamageError, match="missing" if how == "missing" else "sha256"):
-            one()
+            reading()
     assert state_reader.get(bank.site.pipeline, bank.site.settings, "accounts", ["k1"], 1) == [
         {"id": "k1", "rows": 1, "total": 1}
     ]
@@ -209,9 +211,9 @@ def test_damage_is_said_and_no_value_is_given(tmp_path, how):
 # -- one key through time
 
 
-def test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap(made):
-    found = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"]))
-    assert [(change.checkpoint.id, change.since) for change in found] == [
+def test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap(rides_run):
+    changes = list(state_reader.history(rides_run.site.pipeline, rides_run.site.settings, "riders", ["r0"]))
+    assert [(change.checkpoint.id, change.since) for change in changes] == [
         (1, 1),
         (4, 2),
         (5, 5),
@@ -219,23 +221,27 @@ def test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap(made):
         (7, 7),
         (8, 8),
     ]
-    for change in found:
-        ((count, paid),) = made.replay("SELECT count(*), sum(fare) FROM rides WHERE rider = 'r0'", change.checkpoint.id)
+    for change in changes:
+        ((count, paid),) = rides_run.replay(
+            "SELECT count(*), sum(fare) FROM rides WHERE rider = 'r0'", change.checkpoint.id
+        )
         assert (change.rows[0]["rides"], change.rows[0]["paid"]) == (count, paid)
         assert change.checkpoint.run_id == "a-dagster-run"
         assert (
             change.versions["rides"]
-            == {one.checkpoint_id: one.delta_version for one in made.registry.publications() if one.sink == "rides"}[
-                change.checkpoint.id
-            ]
+            == {
+                publication.checkpoint_id: publication.delta_version
+                for publication in rides_run.registry.publications()
+                if publication.sink == "rides"
+            }[change.checkpoint.id]
         )
-    odd = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r1-2"]))
+    odd = list(state_reader.history(rides_run.site.pipeline, rides_run.site.settings, "riders", ["r1-2"]))
     assert [(change.checkpoint.id, change.since) for change in odd] == [(1, 1), (4, 2), (5, 5), (7, 7)], (
         "files 6 and 8 lack it"
     )
-    until = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r1-2"], 6))
+    until = list(state_reader.history(rides_run.site.pipeline, rides_run.site.settings, "riders", ["r1-2"], 6))
     assert [change.checkpoint.id for change in until] == [1, 4, 5]
-    assert list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["nobody"])) == []
+    assert list(state_reader.history(rides_run.site.pipeline, rides_run.site.settings, "riders", ["nobody"])) == []
 
 
 @pytest.mark.parametrize(
@@ -243,27 +249,27 @@ def test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap(made):
     [(9, [1, 2, 7, 9]), (7, [1, 2, 7]), (5, [1, 2, 4, 5]), (2, [1, 2])],
     ids=["after-a-rewind", "the-rewind", "abandoned", "before"],
 )
-def test_the_chain_leaves_out_what_a_rewind_abandoned(made, last, leads):
+def test_the_chain_leaves_out_what_a_rewind_abandoned(rides_run, last, leads):
     """7 is a rewind to 2; 3 and 6 are pruned, and so is 8."""
     parents = {1: None, 2: 1, 4: 3, 5: 4, 7: 2, 9: 8}
-    one = made.registry.checkpoints()[0]
-    completed = [replace(one, id=id, parent_id=parent) for id, parent in parents.items()]
+    row = rides_run.registry.checkpoints()[0]
+    completed = [replace(row, id=id, parent_id=parent) for id, parent in parents.items()]
     registry = SimpleNamespace(checkpoints=lambda: completed)
     top = next(row for row in completed if row.id == last)
     assert [row.id for row in state_reader.chain(registry, top)] == leads
 
 
-def test_what_is_gone_again_is_a_change(made):
+def test_what_is_gone_again_is_a_change(rides_run):
     """A rider's session closes when the next file has none of his rides."""
-    found = list(state_reader.history(made.site.pipeline, made.site.settings, "trips", ["r0-3"]))
-    assert [] in [change.rows for change in found]
-    assert all(one.rows != other.rows for one, other in pairwise(found))
+    changes = list(state_reader.history(rides_run.site.pipeline, rides_run.site.settings, "trips", ["r0-3"]))
+    assert [] in [change.rows for change in changes]
+    assert all(change.rows != other.rows for change, other in pairwise(changes))
 
 
 def test_without_the_first_checkpoint_the_first_change_is_older(tmp_path):
-    made = Rides(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
-    made.epochs(4)
-    first, second = state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"])
+    small = Rides(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    small.epochs(4)
+    first, second = state_reader.history(small.site.pipeline, small.site.settings, "riders", ["r0"])
     assert (first.checkpoint.id, first.since, first.exact) == (3, None, False)
     assert (second.checkpoint.id, second.since, second.exact) == (4, 4, True)
 
@@ -310,8 +316,8 @@ def _epoch(site: Site, number: int, *ids: str) -> None:
     list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
 
 
-def _evolving(root: Path, made: Pipeline) -> Site:
-    return Site(root, {"WEIR_CHECKPOINTS__NUM_RETAINED": "5"}, made, __name__)
+def _evolving(root: Path, pipeline: Pipeline) -> Site:
+    return Site(root, {"WEIR_CHECKPOINTS__NUM_RETAINED": "5"}, pipeline, __name__)
 
 
 def test_an_old_checkpoint_is_shown_as_its_own_schema_says(tmp_path):

@@ -59,10 +59,10 @@ def written(root: Path, flow: str, helper: str) -> None:
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch):
+def fingerprint_of(tmp_path, monkeypatch):
     """The fingerprint of two modules, as they stand in these texts."""
 
-    def told(flow: str = FLOW, helper: str = HELPER) -> str:
+    def fingerprint_of(flow: str = FLOW, helper: str = HELPER) -> str:
         written(tmp_path, flow, helper)
         for name in ("helper", "flow"):
             file = tmp_path / f"{name}.py"
@@ -72,7 +72,7 @@ def told(tmp_path, monkeypatch):
             exec(compile(file.read_text(), str(file), "exec", dont_inherit=True), module.__dict__)
         return fingerprint(module.pipeline)
 
-    return told
+    return fingerprint_of
 
 
 def told_elsewhere(root: Path, seed: str) -> str:
@@ -88,8 +88,8 @@ def told_elsewhere(root: Path, seed: str) -> str:
     return done.stdout.strip()
 
 
-def test_processes_tell_the_same_of_the_same_code(tmp_path, told):
-    first = told()
+def test_processes_tell_the_same_of_the_same_code(tmp_path, fingerprint_of):
+    first = fingerprint_of()
     assert told_elsewhere(tmp_path, "1") == first
     assert told_elsewhere(tmp_path, "2") == first, "from bytecode that the first has cached"
 
@@ -108,25 +108,27 @@ def test_processes_tell_the_same_of_the_same_code(tmp_path, told):
         ("flow", 'delta.append("t")', 'delta.append("u")'),
     ],
 )
-def test_what_is_shipped_changes_it(told, file, before, after):
+def test_what_is_shipped_changes_it(fingerprint_of, file, before, after):
     sources = {"flow": FLOW, "helper": HELPER}
     assert before in sources[file]
-    first = told(**sources)
+    first = fingerprint_of(**sources)
     sources[file] = sources[file].replace(before, after)
-    assert told(**sources) != first
+    assert fingerprint_of(**sources) != first
 
 
-def test_comments_and_moved_lines_do_not_where_all_can_be_looked_into(told):
+def test_comments_and_moved_lines_do_not_where_all_can_be_looked_into(fingerprint_of):
     plain = FLOW.replace("with lock:", "if True:")
     moved = plain.replace("    def inner", "    # what was learned\n\n\n    def inner").replace(
         "for people", "for others"
     )
-    assert told(moved) == told(plain)
+    assert fingerprint_of(moved) == fingerprint_of(plain)
 
 
-def test_a_module_counts_whole_where_it_has_what_cannot_be_looked_into(told):
-    assert told(FLOW.replace("threading.Lock()", "threading.RLock()")) != told()
+def test_a_module_counts_whole_where_it_has_what_cannot_be_looked_into(fingerprint_of):
+    assert fingerprint_of(FLOW.replace("threading.Lock()", "threading.RLock()")) != fingerprint_of()
     assert (
-        told(FLOW.replace("    lock", "    # another one\n    lock").replace("def inner", "# here\n    def inner"))
-        != told()
+        fingerprint_of(
+            FLOW.replace("    lock", "    # another one\n    lock").replace("def inner", "# here\n    def inner")
+        )
+        != fingerprint_of()
     )

@@ -162,9 +162,9 @@ def landing(name: str = "landing") -> FileSource:
 
 def accounts(state: type[State] = Account, uid: str = "accounts", source: FileSource | None = None, **changed) -> Stage:
     booked = changed.pop("booked", ["id", "amount"])
-    made = {"key": "id", "where": "amount > 0", "sink": delta.append("booked"), **changed}
+    arguments = {"key": "id", "where": "amount > 0", "sink": delta.append("booked"), **changed}
 
-    @stage(uid, source=source or landing(), state=state, **made)
+    @stage(uid, source=source or landing(), state=state, **arguments)
     def keep(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
         """Count the rows of each key."""
         state.fold(rows, rows=agg.count())
@@ -252,14 +252,14 @@ def firsts(ttl: str = "7d") -> Stage:
 
 def site_of(**changed: Stage) -> tuple[Stage, ...]:
     """All stages of `kept`, some of them changed."""
-    known = {
+    parts = {
         "reminders": reminders(),
         "residents": residents(),
         "visits": visits(),
         "timed": timed(),
         "firsts": firsts(),
     }
-    return tuple((known | changed).values())
+    return tuple((parts | changed).values())
 
 
 kept = Pipeline("kept", site_of(), max_parallelism=8)
@@ -469,12 +469,12 @@ def _assert_planned_is_done(base: Site, change: Change, tmp_path: Path) -> None:
     decided = plan_of(site)
 
     assert site.objects() == objects, "a plan changes nothing"
-    said = [(one.verdict.value, one.what) for one in decided.findings]
+    findings = [(finding.verdict.value, finding.what) for finding in decided.findings]
     for verdict, part in change.expected:
-        assert any(verdict == known and part in what for known, what in said), (verdict, part, said)
+        assert any(verdict == kind and part in what for kind, what in findings), (verdict, part, findings)
     if not decided.stops:
-        assert {verdict for verdict, _ in said} <= {verdict for verdict, _ in change.expected} | {C}
-    assert all(one.next for one in decided.findings if one.verdict.stops)
+        assert {verdict for verdict, _ in findings} <= {verdict for verdict, _ in change.expected} | {C}
+    assert all(finding.next for finding in decided.findings if finding.verdict.stops)
     assert decided.stops == any(verdict in (F, R) for verdict, _ in change.expected)
     if not decided.stops:
         go(site)
@@ -482,7 +482,7 @@ def _assert_planned_is_done(base: Site, change: Change, tmp_path: Path) -> None:
         return
     with pytest.raises(WeirError) as refused:
         go(site)
-    first = next(one for one in decided.findings if one.verdict.stops)
+    first = next(finding for finding in decided.findings if finding.verdict.stops)
     assert first.what in str(refused.value) and (first.next or "") in str(refused.value)
 
 
@@ -492,13 +492,15 @@ def test_on_timer_may_go_once_no_timer_is_set_and_none_is_used(kept_base, tmp_pa
     deliver(soon, 2)
     go(soon)
     asked = replace(soon, pipeline=replace(soon.pipeline, stages=site_of(reminders=quiet())))
-    assert [one.aspect for one in plan_of(asked).findings if one.verdict.stops] == ["timers"], "the first day's are set"
+    assert [finding.aspect for finding in plan_of(asked).findings if finding.verdict.stops] == ["timers"], (
+        "the first day's are set"
+    )
 
     fresh = Site(tmp_path / "fresh", site.options, replace(kept, stages=(reminders(first=7),)), __name__)
     deliver(fresh, 1)
     go(fresh)
     without = replace(fresh, pipeline=replace(fresh.pipeline, stages=(reminders(first=7, on_timer=None),)))
-    (refused,) = [one for one in plan_of(without).findings if one.verdict.stops]
+    (refused,) = [finding for finding in plan_of(without).findings if finding.verdict.stops]
     assert "while the function uses timers" in refused.what, "in a helper, for rows that have not come"
     deliver(without, 2)
     with pytest.raises(PipelineError, match="while the function uses timers"):
@@ -516,7 +518,7 @@ def test_timers_that_an_earlier_release_did_not_record_stop_a_run_all_the_same(t
     go(site)
     monkeypatch.undo()
     asked = replace(site, pipeline=replace(kept, stages=(quiet(),)))
-    assert [one.aspect for one in plan_of(asked).findings if one.verdict.stops] == ["timers"]
+    assert [finding.aspect for finding in plan_of(asked).findings if finding.verdict.stops] == ["timers"]
     deliver(asked, 2)
     with pytest.raises(PipelineError, match=r"(?i:on_timer is gone, and timers are set)"):
         go(asked)
@@ -540,7 +542,7 @@ def test_timers_that_an_earlier_release_did_not_record_are_found_in_whatever_sub
     deliver(site, 1)
     go(site)
     asked = replace(site, pipeline=replace(kept, stages=(quiet(),)))
-    assert [one.aspect for one in plan_of(asked).findings if one.verdict.stops] == ["timers"]
+    assert [finding.aspect for finding in plan_of(asked).findings if finding.verdict.stops] == ["timers"]
 
 
 def test_a_shorter_time_to_live_is_told_with_what_it_deletes_and_that_it_is_for_good(
@@ -548,10 +550,12 @@ def test_a_shorter_time_to_live_is_told_with_what_it_deletes_and_that_it_is_for_
 ):
     site = kept_base.copied_to(tmp_path / "site")
     changed = replace(kept, stages=site_of(visits=visits("1ms")))
-    (said,) = [one for one in plan_of(replace(site, pipeline=changed)).findings if one.verdict is Verdict.LOSES]
-    assert "40 of 40 rows and elements by now, in 2 of 2 subtasks" in said.what, "a row and an element of each key"
-    assert "deleted for good" in said.what and "a longer one does not bring it back" in said.what
-    assert said.next is not None and "savepoint" in said.next
+    (loss,) = [
+        finding for finding in plan_of(replace(site, pipeline=changed)).findings if finding.verdict is Verdict.LOSES
+    ]
+    assert "40 of 40 rows and elements by now, in 2 of 2 subtasks" in loss.what, "a row and an element of each key"
+    assert "deleted for good" in loss.what and "a longer one does not bring it back" in loss.what
+    assert loss.next is not None and "savepoint" in loss.next
     monkeypatch.setattr(f"{__name__}.pipeline", changed)
     shown = weir(replace(site, pipeline=changed), "plan", "kept")
     assert shown.code == 0 and "loses state" in shown.out and "40 of 40" in shown.out
@@ -564,26 +568,28 @@ def test_a_time_to_live_that_comes_back_is_told_with_what_it_deletes(kept_base, 
     go(without)
     for ttl, counted in (("1ms", "60 of 60"), ("3650d", "0 of 60")):
         again = replace(site, pipeline=replace(kept, stages=site_of(visits=visits(ttl))))
-        (said,) = [one for one in plan_of(again).findings if one.verdict is Verdict.LOSES]
-        assert "the time to live was none" in said.what and "deleted for good" in said.what
-        assert f"{counted} rows and elements by now, in 2 of 2 subtasks" in said.what, (
+        (loss,) = [finding for finding in plan_of(again).findings if finding.verdict is Verdict.LOSES]
+        assert "the time to live was none" in loss.what and "deleted for good" in loss.what
+        assert f"{counted} rows and elements by now, in 2 of 2 subtasks" in loss.what, (
             "a row and two elements of each key"
         )
-        assert said.next is not None and "savepoint" in said.next
+        assert loss.next is not None and "savepoint" in loss.next
 
 
 def test_a_stage_below_a_refused_one_is_not_compared_and_not_said_to_wait_for_input(kept_base, tmp_path):
     site = kept_base.copied_to(tmp_path / "site")
     broken = replace(reminders(), key=("nowhere",))
-    said = plan_of(replace(site, pipeline=replace(kept, stages=(*site_of(reminders=broken), below(broken))))).findings
-    (under,) = [one for one in said if one.name == "below" and one.aspect == "input"]
+    findings = plan_of(
+        replace(site, pipeline=replace(kept, stages=(*site_of(reminders=broken), below(broken))))
+    ).findings
+    (under,) = [finding for finding in findings if finding.name == "below" and finding.aspect == "input"]
     assert (under.verdict, under.what) == (
         Verdict.UNKNOWN,
         "what it reads is not known before reminders fits; it is compared then",
     )
     above = reminders()
     fresh = Site(tmp_path / "fresh", {}, replace(kept, stages=(above, below(above))), __name__)
-    assert {one.what for one in plan_of(fresh).findings if one.kind == "stage"} == {
+    assert {finding.what for finding in plan_of(fresh).findings if finding.kind == "stage"} == {
         "nothing has arrived for it yet, so its columns are not known"
     }
 
@@ -603,7 +609,7 @@ def test_rows_that_cannot_be_read_are_found_before_a_run(base, tmp_path):
     decided = plan_of(replace(site, pipeline=replace(pipeline, stages=others(accounts(Grown)))))
     (sample,) = decided.samples
     assert decided.stops and sample.problem is not None
-    assert [one.aspect for one in decided.findings if one.verdict.stops] == ["sample"]
+    assert [finding.aspect for finding in decided.findings if finding.verdict.stops] == ["sample"]
 
 
 def test_rows_that_wait_for_a_stage_are_not_lost_by_a_change(tmp_path):
@@ -623,7 +629,7 @@ def test_rows_that_wait_for_a_stage_are_not_lost_by_a_change(tmp_path):
         ("rows wait for it with other columns", {"stages": (wider, replace(timed, input=wider))}),
     ):
         changed = replace(site, pipeline=replace(unaligned.short, **change))
-        assert [part for one in plan_of(changed).findings if one.verdict.stops and part in one.what], part
+        assert [part for finding in plan_of(changed).findings if finding.verdict.stops and part in finding.what], part
         with pytest.raises(PipelineError, match=r"rows of .* wait for"):
             list(unaligned.epochs(changed))
 
@@ -637,7 +643,7 @@ def test_only_a_stage_with_a_transform_starts_spark_to_know_its_columns(base, sp
     assert decided.spark == ("accounts",) and not decided.stops
     typed = accounts(transform=lambda rows: rows.selectExpr("cast(id as binary) as id", "at", "amount"))
     decided = plan.plan(replace(pipeline, stages=others(typed)), site.settings)
-    assert "the key was id (string), is id (binary)" in [one.what for one in decided.findings]
+    assert "the key was id (string), is id (binary)" in [finding.what for finding in decided.findings]
     assert plan.plan(pipeline, site.settings).spark == (), "a where leaves columns as they are"
 
 
@@ -661,8 +667,8 @@ def test_the_command_compares_with_a_savepoint_too_and_its_exit_code_tells(base,
     shown = weir(site, "plan", "planned")
     assert shown.code == 1 and "refused" in shown.out and "field rows changed its type" in shown.out
     assert "give the stage a new uid" in shown.out
-    told = json.loads(weir(site, "plan", "planned", "--checkpoint", "1", "--json").out)
-    assert not told["runs"] and "refused" in {one["verdict"] for one in told["findings"]}
+    facts = json.loads(weir(site, "plan", "planned", "--checkpoint", "1", "--json").out)
+    assert not facts["runs"] and "refused" in {finding["verdict"] for finding in facts["findings"]}
     both = weir(site, "plan", "planned", "--checkpoint", "1", "--savepoint", "first")
-    assert both.code == 2 and "Give one of them" in both.said
+    assert both.code == 2 and "Give one of them" in both.err
     assert weir(site, "plan", "planned", "--checkpoint", "9").code == 1

@@ -146,7 +146,7 @@ def test_all_that_does_not_fit_is_said_at_once_and_nothing_is_changed(tmp_path):
     bad = pa.table({"id": ["a", None, "b", "b"], "rows": ["1", "2", "3", "4"], "color": ["red"] * 4})
     with pytest.raises(InputError) as refused:
         write(bank, bad)
-    said = str(refused.value)
+    message = str(refused.value)
     for part in (
         "there is a column 'color', which the state has not",
         "the column 'rows' is string, and the state has int64 there: row 0: {'id': 'a', 'rows': '1', 'color': 'red'}",
@@ -155,7 +155,7 @@ def test_all_that_does_not_fit_is_said_at_once_and_nothing_is_changed(tmp_path):
         "1 keys have several rows: {'id': 'b'} in 2 rows",
         "stage accounts, checkpoint 1",
     ):
-        assert part in said, said
+        assert part in message, message
     with pytest.raises(InputError, match="the column 'id' is int64, and the state has string there"):
         write(bank, pa.table({"id": [1], "rows": [1], "total": [1]}), dry_run=True)
     with pytest.raises(InputError, match="1 rows have no 'total', which cannot be null: row 1"):
@@ -256,16 +256,21 @@ def test_the_command_imports_what_scans_and_exports_wrote(tmp_path, weir):
     for number, source in enumerate(("rows.parquet", "rows.arrow", "table"), 3):
         given = ("state", "import", "small", "accounts", "--from", str(tmp_path / source), "--replace")
         tried = weir(bank.site, *given, "--dry-run")
-        assert tried.code == 0 and "Nothing was changed" in tried.out and bank.ids()[-1] == number - 1, tried.said
+        assert tried.code == 0 and "Nothing was changed" in tried.out and bank.ids()[-1] == number - 1, tried.err
         done = weir(bank.site, *given, "--savepoint", f"edit-{number}", "--json")
-        assert done.code == 0, done.said
-        told = json.loads(done.out)
-        assert (told["checkpoint"], told["before"], told["mode"], told["rows"]) == (number, number - 1, "replace", 10)
+        assert done.code == 0, done.err
+        facts = json.loads(done.out)
+        assert (facts["checkpoint"], facts["before"], facts["mode"], facts["rows"]) == (
+            number,
+            number - 1,
+            "replace",
+            10,
+        )
         assert bank.state() == totals(1)
     taken = weir(bank.site, *given, "--savepoint", "edit-3")
-    assert taken.code == 1 and "has a savepoint 'edit-3' already" in taken.said and bank.ids()[-1] == 5
+    assert taken.code == 1 and "has a savepoint 'edit-3' already" in taken.err and bank.ids()[-1] == 5
     missing = weir(bank.site, "state", "import", "small", "accounts", "--from", str(tmp_path / "nowhere"))
-    assert missing.code == 2 and "neither a file nor a Delta table" in missing.said
+    assert missing.code == 2 and "neither a file nor a Delta table" in missing.err
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     assert weir(bank.site, "state", "import", "small", "accounts", "--from", str(tmp_path / "torn.parquet")).code == 1
 
@@ -340,12 +345,16 @@ def test_what_was_scanned_is_what_it_was_after_an_import(site, uid):
     land(site, 1)
     go(site)
     rows = scanned(site, uid)
-    others = {one.uid: scanned(site, one.uid).to_pylist() for one in pipeline.stages if one.uid not in (uid, "maps")}
+    others = {
+        declared.uid: scanned(site, declared.uid).to_pylist()
+        for declared in pipeline.stages
+        if declared.uid not in (uid, "maps")
+    }
     import_rows(pipeline, site.settings, uid, rows.slice(0, 0), replaces=True)
     assert list(state_reader.scan(pipeline, site.settings, uid)) == []
     import_rows(pipeline, site.settings, uid, rows)
     assert scanned(site, uid).sort_by("id").equals(rows.sort_by("id"))
-    assert {one: scanned(site, one).to_pylist() for one in others} == others
+    assert {other_uid: scanned(site, other_uid).to_pylist() for other_uid in others} == others
     land(site, 2)
     go(site)
     if uid == "sums":
@@ -364,8 +373,8 @@ def test_an_imported_key_of_a_deduplication_ends_when_it_says_and_not_before(tmp
     """Keys are swept by an index of their ends, which goes with their rows; so does the one of a row that is
     replaced."""
     once = deduplicate("unique", LANDING, key="id", on=on, ttl="1h", sink=delta.append("uniques"))
-    made = Pipeline("edited", (once,), max_parallelism=8)
-    site = Site(tmp_path / "site", {"WEIR_SPARK__PARALLELISM": "2"}, made, __name__)
+    edited_pipeline = Pipeline("edited", (once,), max_parallelism=8)
+    site = Site(tmp_path / "site", {"WEIR_SPARK__PARALLELISM": "2"}, edited_pipeline, __name__)
 
     def at(hour: float, *keys: str) -> list[str]:
         """An epoch at an hour of both clocks; the keys that it takes for new."""
@@ -383,7 +392,12 @@ def test_an_imported_key_of_a_deduplication_ends_when_it_says_and_not_before(tmp
     rows += [{**rows[0], "id": "other"}, {**rows[0], "id": "endless", "expires": None}]
     rows[0]["expires"] += timedelta(hours=4)
     import_rows(
-        made, site.settings, "unique", pa.Table.from_pylist(rows), replaces=replaces, executor=InMemoryExecutor()
+        edited_pipeline,
+        site.settings,
+        "unique",
+        pa.Table.from_pylist(rows),
+        replaces=replaces,
+        executor=InMemoryExecutor(),
     )
     assert at(0.5, "long", "short", "other", "endless") == (["short"] if replaces else [])
     assert at(2, "x") == ["x"]
@@ -441,8 +455,8 @@ def test_rows_that_wait_for_a_stage_wait_on_after_an_edit(tmp_path):
     after = open_storage(edited.pipeline, edited.settings)[1].head()
     assert unaligned.waiting(after) == unaligned.waiting(before) > 0
     edited.assert_no_orphans()
-    for one in (edited, other):
-        unaligned.epochs(one)
+    for bank in (edited, other):
+        unaligned.epochs(bank)
     assert unaligned.state_of(edited) == unaligned.state_of(other)
     edited.assert_no_orphans()
 

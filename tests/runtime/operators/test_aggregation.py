@@ -54,8 +54,8 @@ def test_each_barrier_hands_out_one_row_for_every_key_that_the_epoch_touched():
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 100])
 def test_first_and_last_are_by_the_order_columns_of_all_input(batch_rows):
-    made = totals(opened=agg.first("v"), closed=agg.last("v"), order_by=["at"])
-    run = testing.run(made, batch_rows=batch_rows)
+    first_and_last = totals(opened=agg.first("v"), closed=agg.last("v"), order_by=["at"])
+    run = testing.run(first_and_last, batch_rows=batch_rows)
     run.epoch(rows(("a", 3, 30), ("a", 5, 50), ("a", 9, None)))
     run.epoch(rows(("a", 4, 40), ("a", 1, None)))
     assert run.epoch(rows(("a", 2, 20)))[["opened", "closed"]].rows() == [(20, 50)]  # rows without a value do not count
@@ -65,7 +65,7 @@ def test_first_and_last_are_by_the_order_columns_of_all_input(batch_rows):
 
 
 def test_an_order_of_several_columns_and_types():
-    made = totals(last=agg.last("v"), order_by=["d", "s", "b"])
+    last = totals(last=agg.last("v"), order_by=["d", "s", "b"])
     given = [
         {"k": "a", "d": date(2024, 1, 1), "s": "z", "b": True, "v": 1},
         {"k": "a", "d": date(2024, 1, 2), "s": "é", "b": False, "v": 2},
@@ -73,7 +73,7 @@ def test_an_order_of_several_columns_and_types():
         {"k": "a", "d": date(2024, 1, 2), "s": "a", "b": True, "v": 4},
         {"k": "a", "d": None, "s": "zz", "b": True, "v": 5},
     ]
-    run = testing.run(made, batch_rows=1)
+    run = testing.run(last, batch_rows=1)
     for turn in (given[2:], given[:2]):
         out = run.epoch(pl.DataFrame(turn, schema={"k": str, "d": pl.Date, "s": str, "b": bool, "v": int}))
     assert out["last"].to_list() == [0]
@@ -130,14 +130,14 @@ def test_min_and_max_of_every_kind_that_has_an_order():
         "raw": (pa.binary(), [b"\xff", b"", None, b"a"]),
         "f": (pa.float64(), [1.5, None, -2.5, 0.0]),
     }
-    made = totals(**{f"{kind}_{c}": getattr(agg, kind)(c) for c in columns for kind in ("min", "max")})
-    run = testing.run(made, batch_rows=1)
+    extremes = totals(**{f"{kind}_{c}": getattr(agg, kind)(c) for c in columns for kind in ("min", "max")})
+    run = testing.run(extremes, batch_rows=1)
     table = pa.table({"k": ["a"] * 4, **{name: pa.array(values, type) for name, (type, values) in columns.items()}})
     run.epoch(table.slice(0, 2))
-    found = run.epoch(table.slice(2)).to_dicts()[0]
+    row = run.epoch(table.slice(2)).to_dicts()[0]
     for name, (_, values) in columns.items():
-        known = [value for value in values if value is not None]
-        assert (found[f"min_{name}"], found[f"max_{name}"]) == (min(known), max(known)), name
+        present = [value for value in values if value is not None]
+        assert (row[f"min_{name}"], row[f"max_{name}"]) == (min(present), max(present)), name
 
 
 NESTED = {  # in order
@@ -162,14 +162,14 @@ def test_first_and_last_of_lists_maps_and_structs_and_by_them(operator, type, va
     ).take([*range(1, number), 0])
     wanted = {"opened": agg.first("v"), "closed": agg.last("v"), "least": agg.first("n"), "most": agg.last("n")}
     span = {"window": {"every": "1h"}, "session": {"gap": "1h"}}
-    made = {
+    stages = {
         "aggregate": lambda by: totals(order_by=by, **wanted),
         "window": lambda by: window("totals", EVENTS, key="k", on="at", order_by=by, **span[operator], **wanted),
     }["aggregate" if operator == "aggregate" else "window"]
     expected = frames.from_arrow(pa.table({"v": pa.array([values[0], values[-1]], type)}))["v"].to_list()
     for by in (["v"], ["k", "v"], ["k"]):  # the last: of rows that tie, by the value
         for step in (1, 2, number):
-            run = testing.run(made(by), schema=table.schema, batch_rows=1)
+            run = testing.run(stages(by), schema=table.schema, batch_rows=1)
             outs = [run.epoch(table.slice(start, step)) for start in range(0, number, step)]
             out = outs[-1] if operator == "aggregate" else run.epoch(drain=True)
             assert [out["opened"].to_list(), out["closed"].to_list()] == [expected[:1], expected[1:]], (by, step)
@@ -181,10 +181,10 @@ def test_first_and_last_of_lists_maps_and_structs_and_by_them(operator, type, va
 @pytest.mark.parametrize("session", [True, False])
 def test_what_has_no_order_has_no_min_and_max(session, kind, type):
     asked = {"x": getattr(agg, kind)("v")}
-    made = window("totals", EVENTS, key="k", on="at", gap="1h", **asked) if session else totals(**asked)
+    summed = window("totals", EVENTS, key="k", on="at", gap="1h", **asked) if session else totals(**asked)
     schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("v", type)])
     with pytest.raises(PipelineError, match=rf"x = {kind}\('v'\), but that column is .*, which has no order"):
-        shapes(made, schema)
+        shapes(summed, schema)
 
 
 @pytest.mark.parametrize("limit", [20, 2], ids=["each range fits", "not even a range fits"])
@@ -265,8 +265,8 @@ def test_a_fold_goes_to_state_in_parts_and_hands_out_every_key_once(monkeypatch)
 
 
 def test_composite_keys_and_null_keys_by_policy():
-    made = aggregate("totals", EVENTS, key=["a", "b"], n=agg.count(), null_keys="drop")
-    run = testing.run(made, parallelism=2)
+    counts = aggregate("totals", EVENTS, key=["a", "b"], n=agg.count(), null_keys="drop")
+    run = testing.run(counts, parallelism=2)
     out = run.epoch([{"a": "x", "b": 1}, {"a": "x", "b": 2}, {"a": None, "b": 1}, {"a": "x", "b": 1}])
     assert sorted(out.rows()) == [("x", 1, 2, 1), ("x", 2, 1, 1)]
     assert sum(ack.rows_null_key for ack in run.acks) == 1
@@ -279,7 +279,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.flo
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (lambda: totals(), "aggregates nothing"),
         (lambda: totals(epoch=agg.count()), "'epoch', which is taken"),
@@ -294,16 +294,16 @@ SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.flo
         (lambda: totals(t=agg.max("l")), "'t' is time64"),
     ],
 )
-def test_an_aggregate_that_does_not_fit_is_refused_before_the_first_row(broken, said):
-    with pytest.raises(PipelineError, match=said):
+def test_an_aggregate_that_does_not_fit_is_refused_before_the_first_row(broken, message):
+    with pytest.raises(PipelineError, match=message):
         shapes(broken(), SCHEMA)
 
 
 def test_slicing_does_not_matter():
-    made = totals(n=agg.count(), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"])
+    extremes = totals(n=agg.count(), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"])
     given = rows(*((key, i * 13 % 17, None if i % 5 == 0 else i * 7 % 11) for i in range(60) for key in "abc"))
-    testing.assert_slicing_does_not_matter(made, given, trials=6)
-    testing.assert_slicing_does_not_matter(Pipeline("one", (made,)), given, trials=3)
+    testing.assert_slicing_does_not_matter(extremes, given, trials=6)
+    testing.assert_slicing_does_not_matter(Pipeline("one", (extremes,)), given, trials=3)
 
 
 def test_an_aggregate_may_have_the_name_of_what_it_reads_and_read_the_key():

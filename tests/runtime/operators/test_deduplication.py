@@ -76,7 +76,7 @@ def test_forgetting_is_bounded_and_what_has_expired_is_not_consulted(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"on": "at"}, "but not when"),
         ({"ttl": "7 days"}, "ttl='7 days' is no duration"),
@@ -84,8 +84,8 @@ def test_forgetting_is_bounded_and_what_has_expired_is_not_consulted(monkeypatch
         ({"ttl": "7d", "late": delta.append("late")}, "but no event time"),
     ],
 )
-def test_rules_that_make_no_sense_are_refused_when_they_are_defined(arguments, said):
-    with pytest.raises(PipelineError, match=said) as raised:
+def test_rules_that_make_no_sense_are_refused_when_they_are_defined(arguments, message):
+    with pytest.raises(PipelineError, match=message) as raised:
         deduplicate("unique", EVENTS, key="k", **arguments)
     assert raised.value.where == "deduplicate unique"
 
@@ -93,14 +93,14 @@ def test_rules_that_make_no_sense_are_refused_when_they_are_defined(arguments, s
 def test_input_that_does_not_fit_is_refused():
     with pytest.raises(PipelineError, match="its source has no event time"):
         deduplicate("unique", files("x/*.parquet"), key="k", on="at", ttl="1h")
-    made = deduplicate("unique", EVENTS, key="k", on="at", ttl="1h")
+    unique = deduplicate("unique", EVENTS, key="k", on="at", ttl="1h")
     with pytest.raises(PipelineError, match="'at' is string, not a timestamp"):
-        shapes(made, pa.schema([("k", pa.string()), ("at", pa.string())]))
+        shapes(unique, pa.schema([("k", pa.string()), ("at", pa.string())]))
     with pytest.raises(PipelineError, match="'t' is time64"):
         shapes(deduplicate("unique", EVENTS, key="k"), pa.schema([("k", pa.string()), ("t", pa.time64("us"))]))
     with pytest.raises(PipelineError, match="'expires' is a key column of unique"):
         shapes(deduplicate("unique", EVENTS, key="expires"), pa.schema([("expires", pa.string())]))
-    run = testing.run(made)
+    run = testing.run(unique)
     run.epoch([at(0)])
     with pytest.raises(InputError, match="1 rows have no event time"):
         run.epoch([{"k": "b", "at": None}])

@@ -206,12 +206,12 @@ def test_a_pipeline_goes_on_and_says_where_its_watermark_stands(tmp_path: Path, 
     site.landing.mkdir(parents=True)
     for number, micros in enumerate([YEAR_12000, 0]):
         at = pa.array([int(NOON.timestamp()) * 10**6, micros], pa.int64()).cast(MOMENT)
-        one = pa.table([["a", "b"], [number, number + 2], at, [5, 5 if number else amount]], schema=SCHEMA)
-        pq.write_table(one, site.landing / f"{number}.parquet")
+        table = pa.table([["a", "b"], [number, number + 2], at, [5, 5 if number else amount]], schema=SCHEMA)
+        pq.write_table(table, site.landing / f"{number}.parquet")
     reports = list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(batch_rows=5)))
     assert len(reports) == 2
-    told = json.loads(weir(site, "status", "aside", "--json").out)["watermarks"]
-    assert told["accounts"] == (LAST if amount == 1 else NOON).isoformat()
+    watermarks = json.loads(weir(site, "status", "aside", "--json").out)["watermarks"]
+    assert watermarks["accounts"] == (LAST if amount == 1 else NOON).isoformat()
     for more in ([], ["--format", "json"]):
         assert ("12000-01-05" in weir(site, "state", "scan", "aside", "hours", *more).out) is (amount == 1)
 

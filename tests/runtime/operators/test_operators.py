@@ -65,13 +65,13 @@ def _arrow(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
 
 @pytest.mark.parametrize("function", [_polars, _pandas, _arrow])
 def test_a_function_gets_and_may_return_the_frame_that_it_is_annotated_with(function):
-    made = stage("framed", source=files("x/*.parquet"), key="k", state=Total, order_by=["n"])(function)
-    run = testing.run(made, parallelism=2, batch_rows=2)
+    framed = stage("framed", source=files("x/*.parquet"), key="k", state=Total, order_by=["n"])(function)
+    run = testing.run(framed, parallelism=2, batch_rows=2)
     rows = [{"k": key, "n": n, "v": None if n == 1 else n / 2} for n in range(4) for key in ("a", "é")]
     first, second = run.epoch(rows[:4]), run.epoch(rows[4:])
     assert first.schema == second.schema == {"k": pl.String, "n": pl.Int64, "v": pl.Float64, "before": pl.Float64}
-    found = pl.concat([first, second]).sort("k", "n")
-    assert found["before"].to_list() == [None, 0.0, None, 1.0] * 2
+    output = pl.concat([first, second]).sort("k", "n")
+    assert output["before"].to_list() == [None, 0.0, None, 1.0] * 2
     assert {key: value.as_dict() for key, value in run.state.items()} == {
         key: {"rows": 4, "amount": 2.5, "last": 1.5} for key in ("a", "é")
     }
@@ -95,8 +95,8 @@ def test_pandas_columns_keep_their_types_whatever_a_batch_holds():
     rows = pa.table(columns)
     expected = pl.from_arrow(rows).with_columns(more=pl.col("int") + 1, no=~pl.col("bool"))
     for batch_rows in (1, 2):
-        found = testing.run(_stage(same), batch_rows=batch_rows).epoch(rows)
-        assert_frame_equal(found, expected)
+        output = testing.run(_stage(same), batch_rows=batch_rows).epoch(rows)
+        assert_frame_equal(output, expected)
 
 
 def _stage(function: Callable, **arguments: object) -> Stage:
@@ -113,7 +113,7 @@ def test_a_function_may_hand_out_nothing():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (lambda rows: rows.with_columns(extra=1), "extra is new"),
         (lambda rows: rows.drop("v"), "v is missing"),
@@ -121,11 +121,11 @@ def test_a_function_may_hand_out_nothing():
         (len, "not int"),
     ],
 )
-def test_other_columns_than_for_an_empty_input_are_refused(given, said):
+def test_other_columns_than_for_an_empty_input_are_refused(given, message):
     def fickle(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         return given(rows) if len(rows) else rows
 
-    with pytest.raises(StageError, match=said):
+    with pytest.raises(StageError, match=message):
         testing.run(_stage(fickle)).epoch([{"k": "a", "v": 1}])
 
 
@@ -159,12 +159,12 @@ NO_DELTA = {
 
 @pytest.mark.parametrize("kind", NO_DELTA)
 def test_an_output_column_that_delta_cannot_have_is_refused_before_the_first_row(kind):
-    value, said, remedy = NO_DELTA[kind]
+    value, message, remedy = NO_DELTA[kind]
 
     def odd(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         return rows.select("k").with_columns(x=value)
 
-    with pytest.raises(PipelineError, match=said) as raised:
+    with pytest.raises(PipelineError, match=message) as raised:
         shapes(_stage(odd), pa.schema([("k", pa.string())]))
     assert raised.value.where == "stage tried"
     assert remedy in raised.value.next
@@ -176,8 +176,8 @@ def test_unsigned_numbers_and_fixed_sizes_are_stored_as_their_canonical_types():
         columns = {name: pa.nulls(len(rows), kind) for name, kind in kinds.items()}
         return pa.table({"k": rows["k"], **columns})
 
-    found = shapes(_stage(odd), pa.schema([("k", pa.string())])).outputs[MAIN]
-    assert found.types == [pa.string(), pa.int64(), pa.binary(), pa.list_(pa.int16())]
+    output = shapes(_stage(odd), pa.schema([("k", pa.string())])).outputs[MAIN]
+    assert output.types == [pa.string(), pa.int64(), pa.binary(), pa.list_(pa.int16())]
 
 
 def test_the_authors_own_error_carries_his_traceback_and_the_keys():
@@ -195,7 +195,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (lambda: _stage(_polars, order_by=["when"]), "no column 'when'"),
         (lambda: stage("b", source=EVENTS, key="id", state=Total)(_polars), "no column 'id'"),
@@ -207,9 +207,9 @@ SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("
         (lambda: window("b", EVENTS, key="window_end", every="1h", on="at", n=agg.count()), "'window_end' is a key"),
     ],
 )
-def test_a_stage_that_does_not_fit_its_input_is_refused_before_the_first_row(broken, said):
+def test_a_stage_that_does_not_fit_its_input_is_refused_before_the_first_row(broken, message):
     rows = SCHEMA.append(pa.field("last", pa.string())).append(pa.field("window_end", pa.int64()))
-    with pytest.raises(PipelineError, match=said):
+    with pytest.raises(PipelineError, match=message):
         shapes(broken(), rows)
 
 
@@ -344,8 +344,8 @@ def test_sums_are_wider_than_what_is_summed(type, values, total):
     rows = rows.set_column(1, "at", rows["at"].cast(pa.timestamp("us", tz="UTC")))
     run = testing.run(hourly(total=agg.sum("v")))
     assert run.epoch(rows, drain=True)["total"].to_list() == [total]
-    made = stage("wide", source=EVENTS, key="k", state=Wide)(summed)
-    run = testing.run(made)
+    wide = stage("wide", source=EVENTS, key="k", state=Wide)(summed)
+    run = testing.run(wide)
     run.epoch(rows)
     assert run.state["a"].total == total
 
@@ -416,9 +416,9 @@ def test_late_rows_come_out_as_they_came_whatever_their_types(type, value):
 
 def test_late_rows_that_delta_cannot_take_are_refused_where_there_is_a_table_for_them():
     rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("odd", pa.time64("us"))])
-    made = window("hourly", EVENTS, key="k", every="1h", on="at", n=agg.count(), late=delta.append("late"))
+    windows = window("hourly", EVENTS, key="k", every="1h", on="at", n=agg.count(), late=delta.append("late"))
     with pytest.raises(PipelineError, match="'odd' is time64") as raised:
-        shapes(made, rows)
+        shapes(windows, rows)
     assert raised.value.where == "window hourly, late=late"
     assert shapes(hourly(), rows).outputs.keys() == {MAIN, LATE}
 
@@ -485,8 +485,8 @@ def test_composite_keys_of_mixed_types_find_their_state_again():
     names = [f"k{i}" for i in range(len(kinds))]
     types = [EVERY_KEY[kind][0] for kind in kinds]
     keys = [tuple(EVERY_KEY[kind][1][(i // 2**j) % 2] for j, kind in enumerate(kinds)) for i in range(32)]
-    made = stage("mixed", source=files("x/*.parquet"), key=names, state=Total)(counting)
-    run = testing.run(made, parallelism=4, batch_rows=5)
+    mixed = stage("mixed", source=files("x/*.parquet"), key=names, state=Total)(counting)
+    run = testing.run(mixed, parallelism=4, batch_rows=5)
     columns = {name: pa.array([key[i] for key in keys], types[i]) for i, name in enumerate(names)}
     run.epoch(pa.table(columns))
     run.epoch(pa.table(columns).slice(16))
@@ -523,8 +523,8 @@ def test_values_of_ten_megabytes():
         state.put(rows)
         return rows.select("k", before=before["text"].str.len_bytes())
 
-    made = stage("blobs", source=files("x/*.parquet"), key="k", state=Blob)(kept)
-    run = testing.run(made)
+    blobs = stage("blobs", source=files("x/*.parquet"), key="k", state=Blob)(kept)
+    run = testing.run(blobs)
     big = 10 << 20
     out = run.epoch(
         [{"k": "a", "text": "ö" * (big // 2), "raw": b"\x00" * big}, {"k": "b", "text": "small", "raw": None}]
@@ -543,8 +543,8 @@ def test_a_column_without_a_zone_and_the_state_made_from_it_go_together():
     def gaps(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         return rows.select("k", gap=(rows["at"] - state.lag(rows, at="at")["at"]).dt.total_minutes())
 
-    made = stage("gaps", source=files("x/*.parquet"), key="k", state=Seen, order_by=["at"])(gaps)
-    run = testing.run(made)
+    per_key = stage("gaps", source=files("x/*.parquet"), key="k", state=Seen, order_by=["at"])(gaps)
+    run = testing.run(per_key)
     run.epoch(pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, 9)], pa.timestamp("ns"))}))
     assert run.epoch(pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, 10)], pa.timestamp("ns"))}))[
         "gap"
@@ -566,9 +566,9 @@ def test_output_columns_that_differ_in_capital_letters_alone_are_refused_by_name
             rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
         return rows
 
-    made = Stage("s", EVENTS, key=("id",), function=doubled, state=Total, sink=delta.append("t"))
+    doubling = Stage("s", EVENTS, key=("id",), function=doubled, state=Total, sink=delta.append("t"))
     rows = pa.schema([("id", pa.string()), ("v", pa.int64())])
     with pytest.raises(PipelineError, match=named):
-        shapes(made, rows)
-    handed_on = shapes(replace(made, sink=None), rows).outputs["main"]
+        shapes(doubling, rows)
+    handed_on = shapes(replace(doubling, sink=None), rows).outputs["main"]
     assert handed_on.names == ["id", "v", *columns], "only a table takes them for one"

@@ -47,11 +47,11 @@ def _site(root: Path, cut: list[list[dict]]) -> Site:
         "WEIR_SPARK__PARALLELISM": "2",
         "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0",  # a failed epoch ends the run
     }
-    made = Site(root, options, pipeline, __name__)
-    made.landing.mkdir(parents=True)
+    site = Site(root, options, pipeline, __name__)
+    site.landing.mkdir(parents=True)
     for number, rows in enumerate(cut):
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), made.landing / f"{number}.parquet")
-    return made
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), site.landing / f"{number}.parquet")
+    return site
 
 
 def _check(site: Site, cut: list[list[dict]]) -> None:
@@ -63,21 +63,21 @@ def _check(site: Site, cut: list[list[dict]]) -> None:
     assert sorted(row[number] for row in tables["unique_late"]) == sorted(late)
     session, _ = placed_in_sessions(cut, GAP, LATENESS)
     rows = [row["seq"] for slice_ in cut for row in slice_]
-    found = database(
+    connection = database(
         cut, LATENESS, session=[session.get(seq) for seq in rows], kept=[int(seq in set(out)) for seq in rows]
     )
     newest = _frame(site, "totals").sort("epoch").unique("k", keep="last").drop("epoch")
     assert alike(newest.rows()) == alike(
-        found.sql(f"SELECT k, {aggregates('ts', 'seq')} FROM events WHERE kept GROUP BY k").fetchall()
+        connection.sql(f"SELECT k, {aggregates('ts', 'seq')} FROM events WHERE kept GROUP BY k").fetchall()
     )
     assert alike(_frame(site, "visits").rows()) == alike(
-        found.sql(
+        connection.sql(
             f"SELECT k, min(ts), max(ts) + INTERVAL 40 MINUTE, {aggregates('ts', 'seq')} FROM events "
             "WHERE session IS NOT NULL GROUP BY k, session"
         ).fetchall()
     )
     assert Counter(_frame(site, "visits_late")["seq"]) == Counter(seq for seq in rows if seq not in session)
-    expected = found.sql("""
+    expected = connection.sql("""
         SELECT k, ending - INTERVAL 75 MINUTE, ending, count(*), coalesce(sum(i), 0)::BIGINT
         FROM (SELECT *, unnest(generate_series(time_bucket(INTERVAL 30 MINUTE, ts), ts - INTERVAL 75 MINUTE,
                         -INTERVAL 30 MINUTE)) + INTERVAL 75 MINUTE AS ending FROM events)
@@ -213,5 +213,5 @@ def test_columns_between_stages_may_differ_in_capital_letters_alone(tmp_path, di
     site.landing.mkdir(parents=True)
     pq.write_table(pa.table({"id": ["a", "A", "b"]}), site.landing / "1.parquet")
     list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True)))
-    told = site.table("counted")
-    assert sorted(zip(told["ID"], told["rows"], told["first"], strict=True)) == [("A", 2, "A"), ("B", 1, "b")]
+    rows = site.table("counted")
+    assert sorted(zip(rows["ID"], rows["rows"], rows["first"], strict=True)) == [("A", 2, "A"), ("B", 1, "b")]

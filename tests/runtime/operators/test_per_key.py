@@ -48,12 +48,12 @@ class Total(State):
 
 
 def a_run(
-    made: Stage, sizes: CacheSizes | None = None, batch_rows: int = 65_536, parallelism: int = 1
+    keyed: Stage, sizes: CacheSizes | None = None, batch_rows: int = 65_536, parallelism: int = 1
 ) -> testing.StageRun:
     """A run, whose subtasks have a state cache of these sizes."""
-    run = testing.run(made, batch_rows=batch_rows, parallelism=parallelism)
+    run = testing.run(keyed, batch_rows=batch_rows, parallelism=parallelism)
     if sizes is not None:
-        run.epochs.context.settings.state.caches[made.uid] = sizes
+        run.epochs.context.settings.state.caches[keyed.uid] = sizes
     return run
 
 
@@ -172,8 +172,8 @@ def test_clear_forgets_and_what_is_changed_without_update_is_not_kept(sizes: Cac
             state.clear()
             assert state.get() == Seen()
 
-    made = stage("t", source=EVENTS, key="k", state=Seen, per_key=True, output={})(function)
-    run = a_run(made, sizes)
+    keyed = stage("t", source=EVENTS, key="k", state=Seen, per_key=True, output={})(function)
+    run = a_run(keyed, sizes)
     for v in (1, 0, 1, 0):
         run.epoch(rows(("a", v), ("b", 1)))
     assert run.state["a"] == Seen(n=2, names=["a", "a"])
@@ -216,20 +216,20 @@ def test_state_of_every_type_is_the_same_with_a_cache_as_without(sizes: CacheSiz
         counts={"a": 1},
         inner=Total(rows=3),
     )
-    found = []
+    values = []
 
     def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
-        found.append(state.get())
+        values.append(state.get())
         state.update(given)
 
-    made = stage("t", source=EVENTS, key="k", state=Everything, per_key=True, output={})(function)
-    run = a_run(made, sizes)
+    keyed = stage("t", source=EVENTS, key="k", state=Everything, per_key=True, output={})(function)
+    run = a_run(keyed, sizes)
     run.epoch(rows(("a", 1)))
     run.epoch(rows(("a", 1)))
-    assert found[0] == Everything()
-    assert found[1].f32 == pytest.approx(0.1) and found[1].f32 != 0.1
-    assert found[1] == Everything(**{**given.as_dict(), "f32": found[1].f32})
-    assert type(found[1].i) is int and type(found[1].f) is float
+    assert values[0] == Everything()
+    assert values[1].f32 == pytest.approx(0.1) and values[1].f32 != 0.1
+    assert values[1] == Everything(**{**given.as_dict(), "f32": values[1].f32})
+    assert type(values[1].i) is int and type(values[1].f) is float
 
 
 # -- errors
@@ -330,9 +330,9 @@ def returned(type: pa.DataType, value: Any) -> Any:
     def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict]:
         return [{"x": value if key == "b" else None}]
 
-    found = testing.run(made_of(function, output={"x": type})).epoch(rows(("a", 1), ("b", 1)))["x"]
-    assert found[0] is None
-    return found.to_arrow().to_pylist()[1]
+    column = testing.run(made_of(function, output={"x": type})).epoch(rows(("a", 1), ("b", 1)))["x"]
+    assert column[0] is None
+    return column.to_arrow().to_pylist()[1]
 
 
 @pytest.mark.parametrize(
@@ -420,9 +420,9 @@ def test_a_field_is_not_altered_either(fields: dict[str, Any]) -> None:
     def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
         state.update(Kept(**fields))
 
-    made = stage("t", source=EVENTS, key="k", state=Kept, per_key=True, output={})(function)
+    keyed = stage("t", source=EVENTS, key="k", state=Kept, per_key=True, output={})(function)
     with pytest.raises(StageError, match=f"'{next(iter(fields))}' of the key 'a' cannot be"):
-        testing.run(made).epoch(rows(("a", 1)))
+        testing.run(keyed).epoch(rows(("a", 1)))
 
 
 def test_a_function_that_needs_rows_is_told_to_declare_its_columns() -> None:
@@ -440,8 +440,8 @@ def test_a_key_whose_frame_has_another_type_is_cast() -> None:
     def function(key: str, rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> pl.DataFrame:
         return pl.DataFrame({"k": [key], "v": [None if key == "a" else 1]})
 
-    made = made_of(function, output={"k": pa.string(), "v": pa.int64()})
-    assert sorted(testing.run(made).epoch(rows(("a", 1), ("b", 1))).rows()) == [("a", None), ("b", 1)]
+    keyed = made_of(function, output={"k": pa.string(), "v": pa.int64()})
+    assert sorted(testing.run(keyed).epoch(rows(("a", 1), ("b", 1))).rows()) == [("a", None), ("b", 1)]
 
 
 def _no_hint(key, rows, state, epoch): ...
@@ -544,10 +544,12 @@ def test_a_vectorised_function_does_the_same() -> None:
         return rows.select("k", "v", before=before["last"])
 
     assert isinstance(vectorised.input, FileSource)
-    one, other = testing.run(vectorised), a_run(made_of(_dicts, output=COLUMNS))
+    in_batches, other = testing.run(vectorised), a_run(made_of(_dicts, output=COLUMNS))
     for values in ([("a", 1), ("b", 2), ("a", 3)], [("b", 4)], [("a", 5), ("c", 6)]):
-        assert sorted(one.epoch(rows(*values)).rows(), key=str) == sorted(other.epoch(rows(*values)).rows(), key=str)
-    assert dict(one.state) == dict(other.state)
+        assert sorted(in_batches.epoch(rows(*values)).rows(), key=str) == sorted(
+            other.epoch(rows(*values)).rows(), key=str
+        )
+    assert dict(in_batches.state) == dict(other.state)
 
 
 # -- lists, maps, timers, time to live
@@ -668,9 +670,9 @@ def test_a_timer_at_what_is_no_moment_is_refused_with_its_key(moment: Any) -> No
 
     def on_timer(key: str, fired: Fired, state: KeyState, epoch: Epoch) -> None: ...
 
-    made = made_of(function, on_timer=on_timer, output={})
+    keyed = made_of(function, on_timer=on_timer, output={})
     with pytest.raises(StageError, match=f"state.timers.set was given .*{str(moment)[:4]}.* for the key 'b'"):
-        testing.run(made).epoch(rows(("a", 1), ("b", 2), ("c", 3)))
+        testing.run(keyed).epoch(rows(("a", 1), ("b", 2), ("c", 3)))
 
 
 @pytest.mark.parametrize("sizes", [None, CacheSizes(10), CacheSizes(1, 1)])
@@ -733,8 +735,8 @@ def test_a_state_of_lists_alone_has_rows_without_fields(sizes: CacheSizes | None
         state.lines.append(rows[0]["v"])
         state.update(Log())
 
-    made = stage("logs", source=EVENTS, key="k", state=Log, per_key=True, output={})(log)
-    run = a_run(made, sizes)
+    keyed = stage("logs", source=EVENTS, key="k", state=Log, per_key=True, output={})(log)
+    run = a_run(keyed, sizes)
     run.epoch(rows(("a", 1), ("b", 2)))
     run.epoch(rows(("a", 3)))
     assert dict(run.state) == {"a": Log(lines=[1, 3]), "b": Log(lines=[2])}
@@ -769,7 +771,7 @@ CENTS = Annotated[Decimal, pa.decimal128(10, 2)]
 )
 def test_an_entry_of_a_map_is_the_same_under_every_spelling_of_its_key(kind: Any, spellings: list[Any]) -> None:
     kept = type("Kept", (State,), {"__annotations__": {"seen": MapOf[kind, int]}})
-    found = []
+    equal = []
 
     def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
         seen = state.seen
@@ -777,24 +779,24 @@ def test_an_entry_of_a_map_is_the_same_under_every_spelling_of_its_key(kind: Any
             for write in spellings:
                 for read in spellings:
                     seen[write] = 1
-                    found.append((seen.get(read), read in seen, seen[read], len(seen.items())) == (1, True, 1, 1))
+                    equal.append((seen.get(read), read in seen, seen[read], len(seen.items())) == (1, True, 1, 1))
                     seen[read] = seen.get(read, 0) + 1
-                    found.append(seen.get(write) == 2 and [value for _, value in seen.items()] == [2])
+                    equal.append(seen.get(write) == 2 and [value for _, value in seen.items()] == [2])
                     del seen[read]
-                    found.append(write not in seen and not seen.items())
+                    equal.append(write not in seen and not seen.items())
                     seen.clear()
             seen[spellings[0]] = 3
         else:
-            found.extend(seen.get(read) == 3 for read in spellings)
+            equal.extend(seen.get(read) == 3 for read in spellings)
             del seen[spellings[-1]]
-            found.extend(read not in seen for read in spellings)
+            equal.extend(read not in seen for read in spellings)
 
-    made = stage("totals", source=EVENTS, key="k", state=kept, per_key=True, output={})(function)
-    run = testing.run(made)
+    keyed = stage("totals", source=EVENTS, key="k", state=kept, per_key=True, output={})(function)
+    run = testing.run(keyed)
     run.epoch(rows(("a", 1)))
     assert list(run.state["a"].seen.values()) == [3]
     run.epoch(rows(("a", 1)))
-    assert all(found) and len(found) > 3 * len(spellings)
+    assert all(equal) and len(equal) > 3 * len(spellings)
 
 
 class Hired(State):
@@ -822,15 +824,15 @@ def test_what_a_call_has_written_it_reads_as_later_calls_do() -> None:
             state.moments.append(np.datetime64("2024-05-01T09", "s"))
             state.days["x"] = midnight
         read.append(
-            [repr(state.get().as_dict()), repr([one.as_dict() for one in state.rides]), repr(state.days.items())]
+            [repr(state.get().as_dict()), repr([ride.as_dict() for ride in state.rides]), repr(state.days.items())]
         )
         read[-1] += [repr(state.moments.get()), repr(state.days["x"])]
 
-    made = stage("totals", source=EVENTS, key="k", state=Hires, per_key=True, output={})(function)
-    run = testing.run(made)
+    keyed = stage("totals", source=EVENTS, key="k", state=Hires, per_key=True, output={})(function)
+    run = testing.run(keyed)
     for _ in range(2):
         run.epoch(rows(("a", 1)))
     written, later = (
-        [one.replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") for one in some] for some in read
+        [text.replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") for text in some] for some in read
     )
     assert written == later

@@ -49,27 +49,27 @@ def staged(work: Callable[..., Any], **arguments: Any) -> Stage:
 def _polars(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
     state.recent.append(rows)
     state.spent.fold(rows, spent_key="city", spent=agg.sum("fare"))
-    found = state.recent.get(rows)
-    assert isinstance(found, pl.DataFrame) and isinstance(state.spent.contains(rows, spent_key="city"), pl.Series)
-    return state.join(found)
+    rides = state.recent.get(rows)
+    assert isinstance(rides, pl.DataFrame) and isinstance(state.spent.contains(rows, spent_key="city"), pl.Series)
+    return state.join(rides)
 
 
 def _pandas(rows: pd.DataFrame, state: KeyedState, epoch: Epoch) -> pd.DataFrame:
     state.recent.append(rows)
     state.spent.fold(rows, spent_key="city", spent=agg.sum("fare"))
-    found = state.recent.get(rows)
-    assert isinstance(found, pd.DataFrame) and isinstance(state.spent.contains(rows, spent_key="city"), pd.Series)
-    return state.join(found)
+    rides = state.recent.get(rows)
+    assert isinstance(rides, pd.DataFrame) and isinstance(state.spent.contains(rows, spent_key="city"), pd.Series)
+    return state.join(rides)
 
 
 def _arrow(rows: pa.Table, state: KeyedState, epoch: Epoch) -> pa.Table:
     state.recent.append(rows)
     state.spent.fold(rows, spent_key="city", spent=agg.sum("fare"))
-    found = state.recent.get(rows)
-    assert isinstance(found, pa.Table) and state.spent.contains(rows, spent_key="city").to_pylist() == [True] * len(
+    rides = state.recent.get(rows)
+    assert isinstance(rides, pa.Table) and state.spent.contains(rows, spent_key="city").to_pylist() == [True] * len(
         rows
     )
-    return state.join(found)
+    return state.join(rides)
 
 
 @pytest.mark.parametrize("work", [_polars, _pandas, _arrow])
@@ -312,7 +312,7 @@ def _misused(call: Callable[[KeyedState, pl.DataFrame], Any]) -> Callable[..., N
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda state, rows: state.recnt.append(rows), "no list or map 'recnt'"),
         (lambda state, rows: state.fares.append(rows), "state.fares.append got no column"),
@@ -345,13 +345,13 @@ def _misused(call: Callable[[KeyedState, pl.DataFrame], Any]) -> Callable[..., N
         (lambda state, rows: state.timers.set(rows, at="at"), "nothing is called when a timer fires"),
     ],
 )
-def test_misuse_names_method_field_and_keys(call, said):
-    with pytest.raises(StageError, match=said):
+def test_misuse_names_method_field_and_keys(call, message):
+    with pytest.raises(StageError, match=message):
         testing.run(staged(_misused(call))).epoch([ride("a", 0), ride("a", 1)])
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda state, rows: state.rooms.append(rows), "state.rooms.append: the column 'rooms' .* 1.9 would become 1"),
         (
@@ -369,7 +369,7 @@ def test_misuse_names_method_field_and_keys(call, said):
         ),
     ],
 )
-def test_a_value_that_would_change_is_refused_wherever_it_goes(call, said):
+def test_a_value_that_would_change_is_refused_wherever_it_goes(call, message):
     class Hotel(State):
         nights: int = 0
         rooms: ListOf[int]
@@ -378,27 +378,27 @@ def test_a_value_that_would_change_is_refused_wherever_it_goes(call, said):
     def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
         call(state, rows.with_columns(rooms=pl.lit(1.9)))
 
-    with pytest.raises(StageError, match=said):
+    with pytest.raises(StageError, match=message):
         testing.run(staged(work, state=Hotel, key="n")).epoch([ride("a", 0)])
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda state, rows: state.timers.set(rows), "needs a moment"),
         (lambda state, rows: state.timers.set(rows, at="city"), "not a timestamp"),
         (lambda state, rows: state.timers.set(rows, at="due"), "has no column 'due'"),
     ],
 )
-def test_timers_need_a_moment(call, said):
-    with pytest.raises(StageError, match=said):
+def test_timers_need_a_moment(call, message):
+    with pytest.raises(StageError, match=message):
         testing.run(staged(_misused(call), on_timer=lambda_free)).epoch([ride("a", 0)])
 
 
 def test_event_time_timers_need_an_event_time():
-    made = staged(_misused(lambda state, rows: state.timers.set(rows, at="at")), on_timer=lambda_free)
+    misused = staged(_misused(lambda state, rows: state.timers.set(rows, at="at")), on_timer=lambda_free)
     with pytest.raises(StageError, match="nothing would ever fire at='at'"):
-        testing.run(replace(made, input=files("x/*.parquet"))).epoch([ride("a", 0)])
+        testing.run(replace(misused, input=files("x/*.parquet"))).epoch([ride("a", 0)])
 
 
 def test_a_stage_is_refused_before_its_first_row():
@@ -410,7 +410,7 @@ def test_a_stage_is_refused_before_its_first_row():
 
     with pytest.raises(StageError, match=r"other\(\) of the stage riding returned other columns .*: at is missing"):
         testing.run(staged(nothing, on_timer=other)).epoch([ride("a", 0)])
-    for arguments, said in (
+    for arguments, message in (
         ({"ttl": "soon"}, "ttl='soon' is no duration"),
         ({"ttl": "0s"}, "would keep nothing"),
         ({"ttl": "1h", "ttl_on": "read"}, "no policy"),
@@ -418,7 +418,7 @@ def test_a_stage_is_refused_before_its_first_row():
         ({"key": ["rider", "rider"]}, "names a column twice"),
         ({"output": {"rider": pa.string()}}, "works on whole batches"),
     ):
-        with pytest.raises(PipelineError, match=said):
+        with pytest.raises(PipelineError, match=message):
             staged(nothing, **arguments)
     with pytest.raises(PipelineError, match="'city' is a key column and a column of the list 'recent'"):
         testing.run(staged(nothing, key="city")).epoch([ride("a", 0)])
@@ -463,7 +463,7 @@ def test_a_tag_depends_on_the_name_alone():
         before: ListOf[str]
         recent: ListOf[float]
 
-    tags = {one.name: one.tag for one in collections_of(Other)}
+    tags = {collection.name: collection.tag for collection in collections_of(Other)}
     assert collections_of(One)[0].tag == tags["recent"] == 534960158 != tags["before"]
 
 
@@ -480,7 +480,7 @@ _HALF_PAST = datetime(2024, 5, 1, 13, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("type", "given", "said"),
+    ("type", "given", "message"),
     [
         (pa.date32(), pa.array([_HALF_PAST], pa.timestamp("us", "UTC")), "13, 30.* would become"),
         (pa.int64(), pa.array(["1"]), "'1' is String"),
@@ -495,8 +495,8 @@ _HALF_PAST = datetime(2024, 5, 1, 13, 30, tzinfo=UTC)
         (pa.int64(), pa.array([1.5]), "1.5"),
     ],
 )
-def test_what_a_stage_returns_is_refused_where_its_column_would_change_it(type, given, said):
-    with pytest.raises(StageError, match=f"stage riding returned other columns .*'x' does not fit .*{said}"):
+def test_what_a_stage_returns_is_refused_where_its_column_would_change_it(type, given, message):
+    with pytest.raises(StageError, match=f"stage riding returned other columns .*'x' does not fit .*{message}"):
         given_back(type, given)
 
 
@@ -521,15 +521,15 @@ def test_what_a_stage_returns_goes_into_its_column_where_it_fits(type, given, ke
 
 
 @pytest.mark.parametrize(
-    ("type", "said"),
+    ("type", "message"),
     [(pa.bool_(), "count.*but the field is Boolean"), (pa.int8(), "The count 'n' has become larger than Int8")],
 )
-def test_a_count_goes_into_a_number_that_holds_it(type, said):
+def test_a_count_goes_into_a_number_that_holds_it(type, message):
     class InstrumentedStore(State):
         n: Annotated[bool if type == pa.bool_() else int, type] = 0 if type == pa.int8() else False
 
     def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
         state.fold(rows, n=agg.count())
 
-    with pytest.raises(WeirError, match=said):
+    with pytest.raises(WeirError, match=message):
         testing.run(staged(work, state=InstrumentedStore, key="city")).epoch([ride("a", 0)] * 200)

@@ -89,17 +89,26 @@ s LIKE ANY ('a', 'b') | f IN (0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11) | v = 1abc
 
 
 def listed(text: str) -> list[str]:
-    return [one.strip() for line in text.strip().splitlines() for one in line.split(" | ") if one.strip()]
+    return [part.strip() for line in text.strip().splitlines() for part in line.split(" | ") if part.strip()]
 
 
 @pytest.fixture(scope="module")
 def rows() -> pa.Table:
     """Every value of each column beside every one of some other column, and a few hundred at random."""
-    chance, made = random.Random(1), []
-    for one, other in [("v", "i"), ("b", "c"), ("s", "t"), ("f", "g"), ("f", "v"), ("ts", "d"), ("m", "f"), ("y", "b")]:
-        for a, b in product(VALUES[one], VALUES[other]):
-            made.append({name: chance.choice(values) for name, values in VALUES.items()} | {one: a, other: b})
-    return pa.Table.from_pylist(made, schema=SCHEMA)
+    chance, rows_made = random.Random(1), []
+    for first, other in [
+        ("v", "i"),
+        ("b", "c"),
+        ("s", "t"),
+        ("f", "g"),
+        ("f", "v"),
+        ("ts", "d"),
+        ("m", "f"),
+        ("y", "b"),
+    ]:
+        for a, b in product(VALUES[first], VALUES[other]):
+            rows_made.append({name: chance.choice(values) for name, values in VALUES.items()} | {first: a, other: b})
+    return pa.Table.from_pylist(rows_made, schema=SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +121,11 @@ def kept_by_spark(frame, expressions: list[str]) -> dict[str, list[int]]:
     """By expression, the rows that Spark keeps, in one job."""
     from pyspark.sql import functions as F
 
-    asked = [F.array_agg(F.when(F.expr(one), F.col("n"))).alias(f"e{n}") for n, one in enumerate(expressions)]
-    (found,) = frame.agg(*asked).collect()
-    return {one: sorted(found[n]) for n, one in enumerate(expressions)}
+    asked = [
+        F.array_agg(F.when(F.expr(expression), F.col("n"))).alias(f"e{n}") for n, expression in enumerate(expressions)
+    ]
+    (ids,) = frame.agg(*asked).collect()
+    return {expression: sorted(ids[n]) for n, expression in enumerate(expressions)}
 
 
 def ours(rows: pa.Table, where: str) -> list[int] | str:
@@ -136,28 +147,31 @@ def spark_fails(frame, where: str) -> bool:
 
 def compare(frame, rows: pa.Table, expressions: list[str]) -> dict[str, object]:
     """What was kept, or how it ended, by expression; whatever is evaluated at all is compared with Spark."""
-    found = {one: ours(rows, one) for one in expressions}
-    evaluated = [one for one, kept in found.items() if isinstance(kept, list)]
+    results = {expression: ours(rows, expression) for expression in expressions}
+    evaluated = [expression for expression, kept in results.items() if isinstance(kept, list)]
     for start in range(0, len(evaluated), 80):
-        for one, kept in kept_by_spark(frame, evaluated[start : start + 80]).items():
-            assert found[one] == kept, (one, [rows.slice(n, 1).to_pylist() for n in set(found[one]) ^ set(kept)][:3])
-    for one in [one for one, kept in found.items() if kept == "Fails"]:
-        assert spark_fails(frame, one), one
-    return found
+        for expression, kept in kept_by_spark(frame, evaluated[start : start + 80]).items():
+            assert results[expression] == kept, (
+                expression,
+                [rows.slice(n, 1).to_pylist() for n in set(results[expression]) ^ set(kept)][:3],
+            )
+    for expression in [expression for expression, kept in results.items() if kept == "Fails"]:
+        assert spark_fails(frame, expression), expression
+    return results
 
 
 def test_what_is_taken_keeps_what_spark_keeps(frame, rows):
-    found = compare(frame, rows, listed(TAKEN))
-    assert {one: kept for one, kept in found.items() if isinstance(kept, str)} == {}
+    results = compare(frame, rows, listed(TAKEN))
+    assert {expression: kept for expression, kept in results.items() if isinstance(kept, str)} == {}
 
 
 def test_what_fails_over_a_row_in_spark_fails_here(frame, rows):
-    found = compare(frame, rows, listed(FAILING))
-    assert set(found.values()) == {"Fails"}, found
+    results = compare(frame, rows, listed(FAILING))
+    assert set(results.values()) == {"Fails"}, results
 
 
 def test_what_spark_may_understand_otherwise_is_refused_and_named(rows):
-    taken = [one for one in listed(REFUSED) if ours(rows, one) != "Refused"]
+    taken = [expression for expression in listed(REFUSED) if ours(rows, expression) != "Refused"]
     assert taken == []
     with pytest.raises(Refused, match=r"round\(f\) is not understood"):
         compiled("v > 1 AND round(f) = 1", rows.schema)
@@ -216,14 +230,14 @@ class Chance:
 
 def test_random_conditions_keep_what_spark_keeps_or_are_refused(frame, rows):
     chance = Chance(7)
-    found = {}
+    differing = {}
     for _ in range(6):
         expressions = list(dict.fromkeys(chance.condition(2) for _ in range(80)))
-        kept = {one: ours(rows, one) for one in expressions}
-        failing = [one for one, how in kept.items() if how == "Fails"]
-        found |= compare(
-            frame, rows, [one for one in expressions if one not in failing[4:]]
+        kept = {expression: ours(rows, expression) for expression in expressions}
+        failing = [expression for expression, how in kept.items() if how == "Fails"]
+        differing |= compare(
+            frame, rows, [expression for expression in expressions if expression not in failing[4:]]
         )  # each of these is a job of its own
-    evaluated = [kept for kept in found.values() if isinstance(kept, list)]
-    assert len(evaluated) > len(found) / 3
+    evaluated = [kept for kept in differing.values() if isinstance(kept, list)]
+    assert len(evaluated) > len(differing) / 3
     assert sum(0 < len(kept) < rows.num_rows for kept in evaluated) > len(evaluated) / 3, "they tell rows apart"

@@ -57,9 +57,9 @@ def test_rows_are_handed_out_to_so_many_windows_in_parts(monkeypatch):
     spread, sizes = windows._spread, []
 
     def watched(partials: pl.DataFrame, every: int) -> pl.DataFrame:
-        found = spread(partials, every)
-        sizes.append(len(found))
-        return found
+        groups = spread(partials, every)
+        sizes.append(len(groups))
+        return groups
 
     monkeypatch.setattr(windows, "_PARTIAL_ROWS", 120)
     monkeypatch.setattr(windows, "_spread", watched)
@@ -200,8 +200,8 @@ def test_sessions_keep_the_types_of_all_that_is_aggregated():
         counted(gap="30m", t=agg.max("at"), s=agg.min("s"), m=agg.mean("v"), l=agg.last("s")), batch_rows=1
     )
     run.epoch([at(0, s="é", v=1), at(1, s="a", v=None)])
-    found = run.epoch([at(2, s=None, v=2)], drain=True)
-    assert found.drop("window_start", "window_end").rows() == [("a", 3, NOON + timedelta(minutes=2), "a", 1.5, "a")]
+    output = run.epoch([at(2, s=None, v=2)], drain=True)
+    assert output.drop("window_start", "window_end").rows() == [("a", 3, NOON + timedelta(minutes=2), "a", 1.5, "a")]
 
 
 def test_a_sum_that_does_not_fit_into_a_session_declines_the_epoch():
@@ -230,12 +230,12 @@ class Counting(MemoryBackend):
 
 
 def _barrier(
-    made: Stage, backend: MemoryBackend, rows: list[dict], before: int | None, now: int | None
+    windowed: Stage, backend: MemoryBackend, rows: list[dict], before: int | None, now: int | None
 ) -> pl.DataFrame:
     table = pa.Table.from_pylist(rows, pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC"))]))
-    fixed = shapes(made, table.schema)
+    fixed = shapes(windowed, table.schema)
     micros = [None if minute is None else int((NOON.timestamp() + 60 * minute) * 10**6) for minute in (before, now)]
-    operator = operators.SessionOperator(made, made.window, fixed, backend, Progress(*micros, False), range(8))
+    operator = operators.SessionOperator(windowed, windowed.window, fixed, backend, Progress(*micros, False), range(8))
     if rows:
         groups = pa.array([len(row["k"]) % 8 for row in rows], pa.int32())
         assert list(operator.process(table.append_column(GROUP, groups))) == []
@@ -243,32 +243,32 @@ def _barrier(
 
 
 def test_a_barrier_reads_what_closes_and_not_what_is_open():
-    made, backend = counted(gap="30m"), Counting()
+    sessions, backend = counted(gap="30m"), Counting()
     rows = [at(minute, f"{minute}-{i}") for minute in (0, 100, 200) for i in range(50)]
-    assert _barrier(made, backend, rows, None, 10).is_empty()
+    assert _barrier(sessions, backend, rows, None, 10).is_empty()
     backend.read = 0
-    assert _barrier(made, backend, [], 10, 20).is_empty()
+    assert _barrier(sessions, backend, [], 10, 20).is_empty()
     assert backend.read == 0
-    assert len(_barrier(made, backend, [], 20, 130)) == 100
+    assert len(_barrier(sessions, backend, [], 20, 130)) == 100
     assert backend.read == 2 * 100  # the index's entry and the row of each
-    assert len(_barrier(made, backend, [], 130, 1000)) == 50
+    assert len(_barrier(sessions, backend, [], 130, 1000)) == 50
     assert list(backend.scan(b"", b"\xff" * 8)) == []  # nothing is left, in the index either
 
 
 def test_the_index_has_one_entry_for_each_key_with_open_sessions():
-    made, backend = counted(gap="30m"), MemoryBackend()
-    _barrier(made, backend, [at(0), at(50), at(100, "b")], None, None)
-    _barrier(made, backend, [at(25), at(70, "b")], None, None)
-    found = [entry for group in range(8) for entry in time_index.first(backend, group, None, 99)]
-    assert len(found) == 2
-    assert len(_barrier(made, backend, [], None, 81)) == 1
+    sessions, backend = counted(gap="30m"), MemoryBackend()
+    _barrier(sessions, backend, [at(0), at(50), at(100, "b")], None, None)
+    _barrier(sessions, backend, [at(25), at(70, "b")], None, None)
+    entries = [entry for group in range(8) for entry in time_index.first(backend, group, None, 99)]
+    assert len(entries) == 2
+    assert len(_barrier(sessions, backend, [], None, 81)) == 1
 
 
 # -- what is refused
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({}, "does not say which windows"),
         ({"every": "1x"}, "every='1x' is no duration"),
@@ -286,8 +286,8 @@ def test_the_index_has_one_entry_for_each_key_with_open_sessions():
         ({"every": "1h", "late": agg.count()}, "is no sink that counted could write to"),
     ],
 )
-def test_windows_that_make_no_sense_are_refused_when_they_are_defined(arguments, said):
-    with pytest.raises(PipelineError, match=said) as raised:
+def test_windows_that_make_no_sense_are_refused_when_they_are_defined(arguments, message):
+    with pytest.raises(PipelineError, match=message) as raised:
         counted(**arguments)
     assert "counted" in f"{raised.value.where} {raised.value}"
 

@@ -38,9 +38,9 @@ from tests.recovery.small import Bank, accounts, pipeline
 @pytest.fixture
 def bank(tmp_path) -> Bank:
     """Two files are read."""
-    made = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="3")
-    made.epochs(1, 2)
-    return made
+    bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="3")
+    bank.epochs(1, 2)
+    return bank
 
 
 def seen(bank: Bank) -> Sight:

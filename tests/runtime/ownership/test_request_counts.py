@@ -37,7 +37,7 @@ def test_totals_grow_from_epoch_to_epoch_and_from_coordinator_to_coordinator(tmp
     rows = [report.checkpoint for report in bank.epochs(1, 2)]
     rows += [report.checkpoint for report in bank.epochs(3)]  # another coordinator, which begins to count at zero
     assert len(rows) == 3
-    assert all(_grew(one, other) for one, other in pairwise(rows))
+    assert all(_grew(row, other) for row, other in pairwise(rows))
     uploaded = rows[-1].totals["bytes_new"]
     assert rows[-1].totals["bytes_up"] > uploaded, "state, and the registry's own files"
     assert rows[-1].totals["requests_put"] > rows[-1].totals["files_new"]
@@ -47,8 +47,8 @@ class Elsewhere(InMemoryExecutor):
     """Its subtasks say that they have requested ten thousand of everything."""
 
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
-        told = dict.fromkeys(NAMES, 10_000)
-        return [replace(ack, traffic=told) for ack in super().run(task, rows, columns, deadline)]
+        counts = dict.fromkeys(NAMES, 10_000)
+        return [replace(ack, traffic=counts) for ack in super().run(task, rows, columns, deadline)]
 
 
 def test_what_subtasks_count_elsewhere_comes_in_with_their_acks(tmp_path: Path):

@@ -50,23 +50,23 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    made = Clock()
+    clock = Clock()
     for module in (run, steps, scheduler, transitions, failover, stage_job):
-        monkeypatch.setattr(module, "time", made)
-    return made
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture
 def site(tmp_path) -> Callable[..., Site]:
     """Makes a site with one file that waits."""
 
-    def made(**options: str) -> Site:
+    def make_site(**options: str) -> Site:
         options = {"WEIR_SPARK__PARALLELISM": "2", **options}
-        made = Site(tmp_path / "site", options, mortal.pipeline, "tests.recovery.mortal")
-        _land(made, 1)
-        return made
+        site = Site(tmp_path / "site", options, mortal.pipeline, "tests.recovery.mortal")
+        _land(site, 1)
+        return site
 
-    return made
+    return make_site
 
 
 def _land(site: Site, number: int) -> None:

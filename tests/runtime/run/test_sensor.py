@@ -207,7 +207,7 @@ def test_a_coordinator_that_starts_is_not_said_to_miss_its_barrier(tmp_path):
     bank, halting = Bank.at(tmp_path / "site", WEIR_SPARK__PARALLELISM="1"), Halting()
     site = bank.site
 
-    def said() -> str:
+    def reason() -> str:
         sight = observe(site.pipeline, site.settings)
         decision = decide(sight, Memory(), 0)
         if decision.action is Action.BARRIER:
@@ -219,13 +219,13 @@ def test_a_coordinator_that_starts_is_not_said_to_miss_its_barrier(tmp_path):
         run = thread.submit(bank.epochs, 2, executor=halting)
         try:
             assert halting.within.acquire(timeout=60)
-            assert said() == "2 files new"
-            assert "is starting, first epoch" in said()
+            assert reason() == "2 files new"
+            assert "is starting, first epoch" in reason()
             halting.may_go_on.release()
             until(lambda: bank.ids() == [1])
             assert halting.within.acquire(timeout=60)
-            said()
-            assert "was asked already and has not come to its barrier" in said()
+            reason()
+            assert "was asked already and has not come to its barrier" in reason()
         finally:
             halting.may_go_on.release(10)
         run.result(60)

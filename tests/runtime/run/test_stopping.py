@@ -107,11 +107,11 @@ def test_a_sensors_run_that_begins_while_a_person_ends_the_pipeline_sees_that(ba
     storage, read, looks = storage_of(bank), suspension.read, []
 
     def first_look_is_early(storage):
-        found = read(storage)
+        holder = read(storage)
         if not looks:
             suspension.write(storage, Suspension("stopped", "weir stop"))
-        looks.append(found)
-        return found
+        looks.append(holder)
+        return holder
 
     monkeypatch.setattr(suspension, "read", first_look_is_early)
     assert committed(bank, QUEUED) == []

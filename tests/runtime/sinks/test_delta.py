@@ -26,9 +26,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def storage(tmp_path):
-    found = Storage(str(tmp_path / "p"))
-    delta.ensure(found, "out", SCHEMA)
-    return found
+    storage = Storage(str(tmp_path / "p"))
+    delta.ensure(storage, "out", SCHEMA)
+    return storage
 
 
 def staged(storage: Storage, checkpoint: int, keys: list[str], attempt: str = "a") -> StateFile:
@@ -75,10 +75,10 @@ def test_publishing_twice_is_publishing_once(storage):
 
 
 def test_an_older_checkpoint_after_a_newer_one_is_a_no_op(storage):
-    one, two = staged(storage, 1, ["a"]), staged(storage, 2, ["b"])
-    delta.publish(storage, APP, "out", checkpoint(1), None, [one])
+    first, two = staged(storage, 1, ["a"]), staged(storage, 2, ["b"])
+    delta.publish(storage, APP, "out", checkpoint(1), None, [first])
     delta.publish(storage, APP, "out", checkpoint(2), 1, [two])
-    delta.publish(storage, APP, "out", checkpoint(1), None, [one])
+    delta.publish(storage, APP, "out", checkpoint(1), None, [first])
     assert keys(storage) == ["a", "b"]
 
 
@@ -114,7 +114,7 @@ def test_somebody_elses_commit_in_between_is_no_obstacle_and_no_duplicate(storag
 
 
 def test_the_version_that_made_the_rows_visible_is_recorded_whoever_else_commits(storage, monkeypatch):
-    one = delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+    first = delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
     real = delta.fenced_table.commit
 
     def around(handle, *args, **kwargs):
@@ -125,7 +125,7 @@ def test_the_version_that_made_the_rows_visible_is_recorded_whoever_else_commits
 
     monkeypatch.setattr(delta.fenced_table, "commit", around)
     two = delta.publish(storage, APP, "out", checkpoint(2), 1, [staged(storage, 2, ["b"])])
-    assert (one.delta_version, two.delta_version) == (1, 3)
+    assert (first.delta_version, two.delta_version) == (1, 3)
     assert DeltaTable(storage.full("tables/out")).version() == 4
     assert delta.publish(storage, APP, "out", checkpoint(2), 1, []).delta_version == 3
 
@@ -135,8 +135,8 @@ def test_delta_checkpoints_of_a_sink_come_as_often_as_its_property_says(storage)
     for id in range(1, 13):
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])])
     log = [file.path.rpartition("/")[2] for file in storage.list("tables/out/_delta_log")]
-    made = sorted(int(name[:20]) for name in log if name.endswith(".checkpoint.parquet"))
-    assert len(made) == 2 and made[1] - made[0] == 5
+    versions = sorted(int(name[:20]) for name in log if name.endswith(".checkpoint.parquet"))
+    assert len(versions) == 2 and versions[1] - versions[0] == 5
     assert sum(name.endswith(".json") for name in log) == 14, "a month of the log is the readers' to travel in"
 
 
@@ -158,12 +158,12 @@ def opened(monkeypatch) -> list[str]:
 
 def test_a_table_that_is_as_it_was_left_is_not_opened_again(storage, opened):
     left: dict[str, delta.PublishedTable] = {}
-    made = [
+    publications = [
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])], left)
         for id in range(1, 5)
     ]
     assert opened == ["tables/out"]
-    assert [one.delta_version for one in made] == [1, 2, 3, 4]
+    assert [publication.delta_version for publication in publications] == [1, 2, 3, 4]
     assert keys(storage) == ["1", "2", "3", "4"]
     assert delta.publish(storage, APP, "out", checkpoint(3), 2, []).delta_version == 3, "its history says which it was"
     assert delta.fits(left["out"], SCHEMA)
@@ -224,20 +224,20 @@ def test_columns_that_somebody_has_added_since_are_seen(storage):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"key": ["x"], "n": [0.5]}, "n was int64, is double"),
         ({"key": ["x"]}, "n is gone"),
     ],
 )
-def test_columns_that_somebody_changes_after_the_commit_are_asked_back(storage, columns, said):
+def test_columns_that_somebody_changes_after_the_commit_are_asked_back(storage, columns, message):
     left: dict[str, delta.PublishedTable] = {}
     delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
     file, table = staged(storage, 2, ["b"]), DeltaTable(storage.full("tables/out"))
     write_deltalake(table, pa.table(columns), mode="overwrite", schema_mode="overwrite")
-    for known in (left, None):
-        with pytest.raises(PipelineError, match=said) as refused:
-            delta.publish(storage, APP, "out", checkpoint(2), 1, [file], known)
+    for snapshot in (left, None):
+        with pytest.raises(PipelineError, match=message) as refused:
+            delta.publish(storage, APP, "out", checkpoint(2), 1, [file], snapshot)
         assert "Checkpoint 2 is committed" in str(refused.value) and "another name" not in str(refused.value)
     DeltaTable(storage.full("tables/out")).restore(1)
     delta.publish(storage, APP, "out", checkpoint(2), 1, [file], left)
@@ -269,7 +269,7 @@ def test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs(storage, opene
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (lambda storage, file: storage.delete(file.path), "is gone"),
         (lambda storage, file: storage.put_bytes(file.path, b"PAR1"), "4 bytes instead of"),
@@ -280,11 +280,11 @@ def test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs(storage, opene
         (lambda storage, file: storage.put_bytes(file.path, longer()), "bytes instead of"),
     ],
 )
-def test_staged_files_are_checked_before_a_commit_names_them(storage, harm, said):
+def test_staged_files_are_checked_before_a_commit_names_them(storage, harm, message):
     file = staged(storage, 1, ["a"])
     delta.check(storage, [file], {("stage", "main"): SCHEMA})
     harm(storage, file)
-    with pytest.raises(DamageError, match=said):
+    with pytest.raises(DamageError, match=message):
         delta.check(storage, [file], {("stage", "main"): SCHEMA})
 
 
@@ -310,7 +310,7 @@ def test_a_table_that_forgets_transactions_is_refused(storage):
         delta.ensure(storage, "out", SCHEMA)
 
 
-def made(
+def altered(
     storage: Storage,
     *fields: dict,
     writer: int = 2,
@@ -328,7 +328,7 @@ def made(
         "id": "made", "format": {"provider": "parquet", "options": {}}, "partitionColumns": list(partitions), "createdTime": 0,
         "schemaString": json.dumps({"type": "struct", "fields": [*fields]}), "configuration": properties or {},
     }  # fmt: skip
-    entry = "\n".join(json.dumps(one) for one in ({"protocol": protocol}, {"metaData": metadata}))
+    entry = "\n".join(json.dumps(action) for action in ({"protocol": protocol}, {"metaData": metadata}))
     storage.delete_tree("tables/out")
     storage.put_bytes(f"tables/out/_delta_log/{0:020d}.json", entry.encode())
 
@@ -341,7 +341,7 @@ KEY, N = field("key", "string"), field("n", "long")
 
 
 @pytest.mark.parametrize(
-    ("fields", "options", "said", "cure"),
+    ("fields", "options", "message", "cure"),
     [
         ([KEY, N], {"partitions": ["key"]}, "partitioned by key", "without partitions"),
         ([KEY, N], {"properties": {"delta.columnMapping.mode": "name"}, "writer": 5}, "columns are mapped", "without column mapping"),
@@ -353,14 +353,14 @@ KEY, N = field("key", "string"), field("n", "long")
         ([KEY, N], {"writer": 6}, "feature identityColumns", "DROP FEATURE identityColumns"),
     ],
 )  # fmt: skip
-def test_a_table_that_asks_more_of_a_commit_than_files_is_refused(storage, fields, options, said, cure):
-    made(storage, *fields, **options)
-    with pytest.raises(PipelineError, match=said) as refused:
+def test_a_table_that_asks_more_of_a_commit_than_files_is_refused(storage, fields, options, message, cure):
+    altered(storage, *fields, **options)
+    with pytest.raises(PipelineError, match=message) as refused:
         delta.ensure(storage, "out", SCHEMA)
     assert cure in str(refused.value)
     assert "another name" in str(refused.value)
     # Altered since the epoch was committed: no rows that readers take for others.
-    with pytest.raises(PipelineError, match=said) as refused:
+    with pytest.raises(PipelineError, match=message) as refused:
         delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
     assert cure in str(refused.value) and "Checkpoint 1 is committed" in str(refused.value)
     assert "another name" not in str(refused.value)
@@ -376,7 +376,7 @@ def test_a_table_that_asks_more_of_a_commit_than_files_is_refused(storage, field
     ],
 )
 def test_columns_within_others_may_be_null_too(storage, type, path):
-    made(storage, KEY, field("n", type))
+    altered(storage, KEY, field("n", type))
     with pytest.raises(PipelineError, match=f"{path} is NOT NULL"):
         delta.ensure(storage, "out", SCHEMA)
 
@@ -392,7 +392,7 @@ def test_a_table_whose_features_ask_nothing_of_a_commit_is_written_to(storage):
         "columnMapping",
     ]
     for options in ({"writer": 4}, {"writer": 5}, {"features": inert}):
-        made(storage, KEY, N, **options)
+        altered(storage, KEY, N, **options)
         delta.ensure(storage, "out", SCHEMA)
         delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
         assert keys(storage) == ["a"]

@@ -29,9 +29,9 @@ LIMITS = EpochSettings()
 
 @pytest.fixture
 def landing(tmp_path) -> Path:
-    made = tmp_path / "landing"
-    made.mkdir()
-    return made
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    return landing
 
 
 EMPTY_SLICE = Slice((), False, None, None)
@@ -73,11 +73,11 @@ def floored(landing, monkeypatch) -> dict:
     return position
 
 
-def assert_late(landing: Path, position: dict, *told: str) -> None:
+def assert_late(landing: Path, position: dict, *messages: str) -> None:
     for look in (lambda reader: reader.plan(position, LIMITS, None), lambda reader: reader.check(position)):
         with pytest.raises(InputError, match="below_floor=") as refused:
             look(reader_of(landing))
-        for words in told:
+        for words in messages:
             assert words in str(refused.value)
 
 
@@ -236,7 +236,7 @@ def test_limits_cut_where_the_next_file_would_exceed_them(landing):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "messages"),
     [
         (lambda data: data[:0], "is empty"),
         (lambda data: data[:2], "is not a readable Parquet file"),
@@ -247,10 +247,10 @@ def test_limits_cut_where_the_next_file_would_exceed_them(landing):
     ],
     ids=["empty", "tiny", "truncated", "length", "footer"],
 )
-def test_what_is_not_parquet_is_bad_input(landing, spoil, told):
+def test_what_is_not_parquet_is_bad_input(landing, spoil, messages):
     file = put(landing, "1", ns=1)
     file.write_bytes(spoil(file.read_bytes()))
-    with pytest.raises(InputError, match=told) as refused:
+    with pytest.raises(InputError, match=messages) as refused:
         reader_of(landing).plan(None, LIMITS, None)
     assert str(file) in str(refused.value) and "Repair it" in str(refused.value)
 
@@ -305,8 +305,8 @@ def test_storage_that_fails_is_no_fault_of_the_file(landing, error):
     reader.landing.parquet._fs = pafs.PyFileSystem(Failing(error))
     with pytest.raises(TransientError) as failed:
         reader.plan(None, LIMITS, None)
-    said = str(failed.value)
-    assert str(file) in said and str(error.args[-1]) in said and "Look at the storage" in said
+    message = str(failed.value)
+    assert str(file) in message and str(error.args[-1]) in message and "Look at the storage" in message
 
 
 # -- the directory
@@ -369,9 +369,9 @@ def test_another_directory_is_refused_because_the_same_names_would_count_as_read
             with pytest.raises(InputError) as refused:
                 reader = reader_of(other)
                 reader.check(position) if look == "check" else reader.plan(position, LIMITS, None)
-            said = str(refused.value)
-            assert str(landing) in said and str(other) in said
-            assert "taken as read already" in said and "rename the source" in said
+            message = str(refused.value)
+            assert str(landing) in message and str(other) in message
+            assert "taken as read already" in message and "rename the source" in message
 
     assert [file.name for file in reader_of(other).backlog(position)] == ["2.parquet"], "one may look"
     reader_of(other).check(old_form(position))

@@ -77,18 +77,18 @@ def same_rows(spark: Any, rows: Landed) -> pa.Table:
 
 def same_as_sparks_own(spark: Any, root: Path, table: pa.Table) -> None:
     """Beside `spark.read.parquet`; a set has no maps, so that those go as lists of entries."""
-    ours, own = spark.createDataFrame(table), spark.read.parquet(str(root))
+    ours, by_spark = spark.createDataFrame(table), spark.read.parquet(str(root))
     kinds = {field.name: field.dataType.simpleString() for field in ours.schema}
     shown = [
         f"map_entries({name}) as {name}" if kind.startswith("map") else f"cast({name} as {kind}) as {name}"
         for name, kind in kinds.items()
     ]
-    ours, own = ours.selectExpr(*shown), own.selectExpr(*shown)
-    assert ours.exceptAll(own).isEmpty() and own.exceptAll(ours).isEmpty()
+    ours, by_spark = ours.selectExpr(*shown), by_spark.selectExpr(*shown)
+    assert ours.exceptAll(by_spark).isEmpty() and by_spark.exceptAll(ours).isEmpty()
 
 
 @contextmanager
-def told(spark: Any, **conf: str) -> Iterator[None]:
+def session_with(spark: Any, **conf: str) -> Iterator[None]:
     before = {name: spark.conf.get(name) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)
@@ -120,7 +120,7 @@ def test_what_spark_writes_is_read_as_spark_reads_it(tmp_path: Path, spark, stor
     }
     frame = spark.createDataFrame(table)
     ntz = spark.createDataFrame(table.select(["n", "local"]), "n bigint, local timestamp_ntz")
-    with told(spark, **conf, **{"spark.sql.session.timeZone": zone}):
+    with session_with(spark, **conf, **{"spark.sql.session.timeZone": zone}):
         frame.drop("local").join(ntz, "n").coalesce(1).write.parquet(str(tmp_path / "out"))
     (file,) = (tmp_path / "out").glob("*.parquet")
     shutil.copy(file, tmp_path / "1.parquet")
@@ -259,13 +259,13 @@ def of_polars(path: Path) -> None:
 
 
 def of_duckdb(path: Path) -> None:
-    one = """select {n}::bigint n, {n}::utinyint u8, {n}::ubigint u64, uuid '00000000-0000-0000-0000-00000000000{n}' id,
+    row = """select {n}::bigint n, {n}::utinyint u8, {n}::ubigint u64, uuid '00000000-0000-0000-0000-00000000000{n}' id,
         time '12:00:0{n}' clock, interval '{n} day' span, 'a'::enum('a', 'b') kind, '{{"a": 1}}'::json doc, 1.5::decimal(4, 1) d4,
         1.5::decimal(12, 1) d12, -1.5::decimal(30, 1) d30, timestamp_ns '2024-01-01 00:00:00.00000000{n}' ns,
         timestamp_ms '1500-01-01 00:00:00' ms, timestamp_s '1500-01-01 00:00:00' s, timestamp '1500-01-01 00:00:00' us,
         timestamptz '1890-01-01 00:00:00+00' zoned, 'ab'::blob raw, date '1500-01-01' as day_of_it, {n}::hugeint huge,
         [{{'at': timestamp_ns '2024-01-01 00:00:00.00000000{n}'}}] nested, map {{'a': {n}::ubigint}} pairs"""
-    duckdb.sql(f"copy ({one.format(n=1)} union all {one.format(n=2)}) to '{path}' (format parquet)")
+    duckdb.sql(f"copy ({row.format(n=1)} union all {row.format(n=2)}) to '{path}' (format parquet)")
 
 
 @pytest.mark.parametrize("write", [of_pandas, of_polars, of_duckdb])
@@ -340,7 +340,7 @@ def test_a_pipeline_on_sparks_files_gives_the_same_however_they_are_read(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "message"),
     [
         (pa.array([Decimal(1)], pa.decimal256(50, 2)), r"'odd' of the input file 1\.parquet is decimal256\(50, 2\)"),
         (pa.array(np.array([1], "float16")), r"'odd' of the input file 1\.parquet is halffloat"),
@@ -349,9 +349,9 @@ def test_a_pipeline_on_sparks_files_gives_the_same_however_they_are_read(tmp_pat
         (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), rf"'odd' of the input file 1\.parquet holds {2**64 - 1}"),
     ],
 )
-def test_what_cannot_be_read_is_refused_when_it_is_planned(tmp_path: Path, column: pa.Array, said: str):
+def test_what_cannot_be_read_is_refused_when_it_is_planned(tmp_path: Path, column: pa.Array, message: str):
     pq.write_table(pa.table({"n": [1], "odd": column}), tmp_path / "1.parquet")
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         landed(tmp_path)
     assert refused.value.where == f"{tmp_path}/1.parquet" and "Cast or drop it" in refused.value.next
 
@@ -375,13 +375,13 @@ def write_enums(spark: Any, file: Path) -> None:
     parquet, hadoop = spark._jvm.org.apache.parquet, spark._jvm.org.apache.hadoop.fs.Path
     shape = parquet.schema.MessageTypeParser.parseMessageType(ENUMS)
     writer = parquet.hadoop.example.ExampleParquetWriter.builder(hadoop(str(file))).withType(shape).build()
-    made = parquet.example.data.simple.SimpleGroupFactory(shape)
+    group = parquet.example.data.simple.SimpleGroupFactory(shape)
     for n, kind in ((1, "SOLD"), (2, "BOUGHT")):
-        row = made.newGroup().append("n", n).append("kind", kind)
+        row = group.newGroup().append("n", n).append("kind", kind)
         row.addGroup("kinds").addGroup("list").append("element", kind)
         row.addGroup("inner").append("kind", kind)
         writer.write(row)
-    writer.write(made.newGroup().append("n", 3))
+    writer.write(group.newGroup().append("n", 3))
     writer.close()
 
 

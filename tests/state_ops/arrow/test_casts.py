@@ -15,7 +15,7 @@ MAP = pl.Map(pl.String, pl.Float64)
 MIDNIGHT = datetime(2024, 1, 1)
 
 
-def made(given: pl.Series, type) -> list:
+def cast_to(given: pl.Series, type) -> list:
     return cast(given, type, "state.put", "stage tried").to_list()
 
 
@@ -45,23 +45,23 @@ def made(given: pl.Series, type) -> list:
     ],
 )
 def test_what_a_type_holds_goes_in(given, type, kept):
-    assert str(made(given, type)) == str(kept)
+    assert str(cast_to(given, type)) == str(kept)
 
 
 def test_a_sum_of_a_thousand_amounts_is_an_amount():
     amounts = np.random.default_rng(0).integers(1, 10_000, (100, 1_000)) / 100
     sums = [sum(row.tolist()) for row in amounts]
-    assert made(pl.Series(sums), pl.Decimal(18, 2)) == [Decimal(f"{one:.2f}") for one in sums]
+    assert cast_to(pl.Series(sums), pl.Decimal(18, 2)) == [Decimal(f"{number:.2f}") for number in sums]
 
 
 def test_nanoseconds_are_cut_to_microseconds():
     assert cast(pl.Series([-1, 1_999], dtype=NS), US, "", "").to_physical().to_list() == [-1, 1]
     assert cast(pl.Series([1_000_001], dtype=NS), MS, "", "").to_physical().to_list() == [1]
-    assert made(pl.Series([1_999], dtype=pl.Duration("ns")), pl.Duration("us")) == [timedelta(microseconds=1)]
+    assert cast_to(pl.Series([1_999], dtype=pl.Duration("ns")), pl.Duration("us")) == [timedelta(microseconds=1)]
 
 
 @pytest.mark.parametrize(
-    "given, type, said",
+    "given, type, message",
     [
         (pl.Series([2.0, 1.7, 1.8]), pl.Int64, "1.7 would become 1"),
         (pl.Series([Decimal("1.75")]), pl.Int64, "would become 1"),
@@ -94,8 +94,8 @@ def test_nanoseconds_are_cut_to_microseconds():
         (pl.Series([[{"key": "a", "value": 1.9}]]), pl.Map(pl.String, pl.Int64), "1.9 would become 1"),
     ],
 )
-def test_what_a_type_would_change_is_refused_with_the_value(given, type, said):
+def test_what_a_type_would_change_is_refused_with_the_value(given, type, message):
     with pytest.raises(StageError) as raised:
-        made(given, type)
-    assert str(raised.value).startswith("state.put: ") and said in str(raised.value)
+        cast_to(given, type)
+    assert str(raised.value).startswith("state.put: ") and message in str(raised.value)
     assert raised.value.where == "stage tried"

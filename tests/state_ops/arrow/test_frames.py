@@ -27,9 +27,9 @@ ZONES = [None, "UTC", "America/New_York", "+05:30"]  # the last one Polars does 
 def test_nanoseconds_are_cut_to_microseconds_in_every_library(library, zone):
     table = pa.table({"k": ["a"] * 5, "at": pa.array(NANOS, pa.timestamp("ns", tz=zone))})
     frame = FROM_ARROW[library](table)
-    made = frames.arrow(frame)
-    assert made.schema == pa.schema([("k", pa.string()), ("at", US)])
-    assert made.column("at").cast(pa.int64()).to_pylist() == MICROS
+    converted = frames.arrow(frame)
+    assert converted.schema == pa.schema([("k", pa.string()), ("at", US)])
+    assert converted.column("at").cast(pa.int64()).to_pylist() == MICROS
     assert frames.arrow(frame[:0]).schema.field("at").type == US
 
 
@@ -43,15 +43,15 @@ def test_nanoseconds_within_lists_maps_and_structs_are_cut_too():
             "struct": pa.StructArray.from_arrays([nanos.slice(0, 2), pa.array([1, 2], pa.uint8())], ["at", "n"]),
         }
     )
-    made = frames.canonical(table)
-    assert made.schema == frames.canonical_schema(table.schema)
+    canonical = frames.canonical(table)
+    assert canonical.schema == frames.canonical_schema(table.schema)
     first = datetime(1970, 1, 1, tzinfo=UTC) - timedelta(microseconds=1)
-    assert made.column("list")[0].as_py()[0] == made.column("map")[0].as_py()[0][1] == first
-    assert made.column("struct")[0].as_py() == {"at": first, "n": 1}
-    assert made.column("list")[1].as_py()[1] is None
-    assert frames.canonical(table.schema.empty_table()).schema == made.schema
+    assert canonical.column("list")[0].as_py()[0] == canonical.column("map")[0].as_py()[0][1] == first
+    assert canonical.column("struct")[0].as_py() == {"at": first, "n": 1}
+    assert canonical.column("list")[1].as_py()[1] is None
+    assert frames.canonical(table.schema.empty_table()).schema == canonical.schema
 
 
 def test_pandas_gets_nulls_as_its_own_and_counts_nan_as_one():
-    made = frames.arrow(pd.DataFrame({"fare": [1.5, float("nan"), None]}))
-    assert made.column("fare").to_pylist() == [1.5, None, None]
+    table = frames.arrow(pd.DataFrame({"fare": [1.5, float("nan"), None]}))
+    assert table.column("fare").to_pylist() == [1.5, None, None]

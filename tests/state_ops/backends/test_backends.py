@@ -91,19 +91,19 @@ class Lineage:
 
     def read(self, base: Snapshot | None) -> Entries:
         with self.opened(base) as (backend, _):
-            found = list(backend.scan(*EVERYTHING))
-            keys = [key for key, _ in found]
+            entries = list(backend.scan(*EVERYTHING))
+            keys = [key for key, _ in entries]
             assert keys == sorted(set(keys))
-            assert backend.multi_get(keys) == [value for _, value in found]
-            return dict(found)
+            assert backend.multi_get(keys) == [value for _, value in entries]
+            return dict(entries)
 
     def forget_local(self) -> None:
         self.frozen.clear()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def local(self, one: Snapshot) -> Path:
-        (found,) = self.home.glob(f"*-{one.attempt}")
-        return found / "snapshot"
+    def local(self, of: Snapshot) -> Path:
+        (directory,) = self.home.glob(f"*-{of.attempt}")
+        return directory / "snapshot"
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +208,9 @@ def test_a_scan_that_is_dropped_half_way_does_no_harm(lineage):
 def test_empty_and_large_values_are_values(lineage):
     large = random.Random(3).randbytes(5 << 20)
     state = {b"empty": b"", b"large": large, b"k" * 3000: b"long key"}
-    one = lineage.write(None, (list(state.items()), []))
+    first = lineage.write(None, (list(state.items()), []))
     lineage.forget_local()
-    assert lineage.read(one) == state
+    assert lineage.read(first) == state
 
 
 def test_written_says_whether_anything_was(lineage):
@@ -233,11 +233,11 @@ def test_written_says_whether_anything_was(lineage):
 
 def test_a_snapshot_is_the_state_whether_its_files_are_here_or_in_storage(lineage):
     state = dict(some(*range(500)))
-    one = lineage.write(None, (list(state.items()), []))
-    assert one.files
-    assert lineage.read(one) == state
+    first = lineage.write(None, (list(state.items()), []))
+    assert first.files
+    assert lineage.read(first) == state
     lineage.forget_local()
-    assert lineage.read(one) == state
+    assert lineage.read(first) == state
 
 
 def test_a_backend_knows_roughly_how_much_it_holds(lineage):
@@ -249,8 +249,8 @@ def test_a_backend_knows_roughly_how_much_it_holds(lineage):
 
 
 def test_a_state_that_became_empty_stays_empty(lineage):
-    one = lineage.write(None, (some(1, 2), []))
-    two = lineage.write(one, ([], [b"key00001", b"key00002"]))
+    first = lineage.write(None, (some(1, 2), []))
+    two = lineage.write(first, ([], [b"key00001", b"key00002"]))
     assert lineage.read(two) == {}
     lineage.forget_local()
     assert lineage.read(two) == {}
@@ -277,10 +277,10 @@ def test_a_snapshot_stays_what_it_is_while_forks_of_it_go_on(lineage):
 
 def test_two_forks_of_one_snapshot_are_open_at_once(lineage):
     base = lineage.write(None, (some(*range(50)), []))
-    with lineage.opened(base) as (one, take_one), lineage.opened(base) as (other, take_other):
-        one.write(some(1, value=b"one"))
+    with lineage.opened(base) as (first, take_one), lineage.opened(base) as (other, take_other):
+        first.write(some(1, value=b"one"))
         other.write(some(1, value=b"other"))
-        assert one.multi_get([b"key00001"]) == [b"one1"]
+        assert first.multi_get([b"key00001"]) == [b"one1"]
         assert other.multi_get([b"key00001"]) == [b"other1"]
         taken = take_one(), take_other()
     assert [lineage.read(each)[b"key00001"] for each in taken] == [b"one1", b"other1"]
@@ -289,9 +289,9 @@ def test_two_forks_of_one_snapshot_are_open_at_once(lineage):
 def test_what_is_written_after_a_snapshot_is_not_in_it(lineage):
     with lineage.opened(None) as (backend, take):
         backend.write(some(1))
-        one = take()
+        first = take()
     attempt = replace_epoch(lineage)
-    forked = snapshot.working_copy(lineage.storage, attempt, one, None, lineage.factory.is_immutable)
+    forked = snapshot.working_copy(lineage.storage, attempt, first, None, lineage.factory.is_immutable)
     backend = lineage.factory.open(forked.db, OPTIONS)
     backend.write(some(2))
     files = snapshot.take(attempt, backend)
@@ -300,7 +300,7 @@ def test_what_is_written_after_a_snapshot_is_not_in_it(lineage):
     assert {file.name: file.read_bytes() for file in files} == before
     backend.close()
     prepared = snapshot.prepare(attempt, forked, files, lineage.factory.is_immutable)
-    taken = snapshot.upload(lineage.storage, attempt, prepared, one, full=lineage.full)
+    taken = snapshot.upload(lineage.storage, attempt, prepared, first, full=lineage.full)
     assert lineage.read(taken) == dict(some(1, 2))
 
 
@@ -379,7 +379,7 @@ def test_damage_in_storage_is_found_before_the_state_is_opened(lineage, harm):
 def test_damage_to_local_files_never_becomes_another_value(lineage):
     state = dict(some(*range(300)))
     base = lineage.write(None, (list(state.items()), []))
-    found = 0
+    held = 0
     for name in sorted(file.name for file in base.files):
         for harm, share in [("cut off", 0.5), ("lose", 0.0), *(("flip", at / 5) for at in range(5))]:
             local = lineage.local(base) / name
@@ -390,11 +390,11 @@ def test_damage_to_local_files_never_becomes_another_value(lineage):
                 except TransientError as error:  # the local copy was dropped, and the replay fetches it again
                     assert isinstance(error.__cause__, DamageError)
                     assert lineage.read(base) == state
-                    found += 1
+                    held += 1
             lineage.forget_local()
             assert lineage.read(base) == state
     immutable = any(lineage.factory.is_immutable(file.name) for file in base.files)
-    assert (found > 0) == immutable, (
+    assert (held > 0) == immutable, (
         "files that are copied are compared with their digests, others find damage themselves"
     )
 
@@ -417,9 +417,9 @@ def spoil(file: Path, harm: str, at: int) -> None:
 
 
 def test_an_unchanged_rocksdb_file_is_not_uploaded_again_and_a_whole_state_is(lineage):
-    one = lineage.write(None, (some(*range(100)), []))
-    two = lineage.write(one, (some(1, value=b"new"), []))
-    again = {file.path for file in two.files} & {file.path for file in one.files}
+    first = lineage.write(None, (some(*range(100)), []))
+    two = lineage.write(first, (some(1, value=b"new"), []))
+    again = {file.path for file in two.files} & {file.path for file in first.files}
     incremental = lineage.factory.format == "rocksdb" and not lineage.full
     assert bool(again) == incremental
     assert all(file.new for file in two.files if file.path not in again)
@@ -551,7 +551,7 @@ def test_backends_are_found_by_name_entry_point_or_dotted_name(third_party):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "messages"),
     [
         ("rocks", ["no state backend 'rocks'", "rocksdb, filesystem, memory, sqlite", "weir.backends"]),
         ("weir_missing:FACTORY", ["cannot be imported", "weir_missing"]),
@@ -561,10 +561,10 @@ def test_backends_are_found_by_name_entry_point_or_dotted_name(third_party):
         (":", ["cannot be imported"]),
     ],
 )
-def test_a_name_that_is_no_backend_is_refused(third_party, name, said):
+def test_a_name_that_is_no_backend_is_refused(third_party, name, messages):
     with pytest.raises(ConfigurationError) as raised:
         named(name)
-    for words in said:
+    for words in messages:
         assert words in str(raised.value), words
 
 

@@ -70,9 +70,9 @@ def ack(
     error: dict[str, Any] | None = None,
 ) -> Ack:
     """With one state file and one output of its own. also: further files that it names."""
-    own = [a_file(operator, subtask, attempt, epoch, generation, kind=kind) for kind in (STATE, OUTPUT)]
-    ids = own[0].attempt, CheckpointId(epoch), Generation(generation)
-    return Ack(operator, subtask, *ids, files=(*own, *also), error=error)
+    files = [a_file(operator, subtask, attempt, epoch, generation, kind=kind) for kind in (STATE, OUTPUT)]
+    ids = files[0].attempt, CheckpointId(epoch), Generation(generation)
+    return Ack(operator, subtask, *ids, files=(*files, *also), error=error)
 
 
 def ack_all(coordinator: Coordinator, epoch: int = 7) -> None:
@@ -288,8 +288,8 @@ def test_case_11_of_two_pending_the_newer_waits_and_falls_with_the_older():
     ack_all(coordinator, epoch=10)
     fallen = coordinator.abort(1.0, CheckpointId(9), FailureReason.JOB)
     reasons = [FailureReason.JOB, FailureReason.PREDECESSOR]
-    assert [(one.pending.id, one.reason) for one in fallen] == list(zip([9, 10], reasons, strict=True))
-    assert fallen[1].discard == tuple(file for one in EVERY_SUBTASK for file in ack(*one, epoch=10).files)
+    assert [(failed.pending.id, failed.reason) for failed in fallen] == list(zip([9, 10], reasons, strict=True))
+    assert fallen[1].discard == tuple(file for subtask in EVERY_SUBTASK for file in ack(*subtask, epoch=10).files)
     assert (coordinator.pending, coordinator.head, coordinator.failures) == ((), second, 1)
     assert begin(coordinator, now=5.0).parent_id == 8
 
@@ -297,7 +297,7 @@ def test_case_11_of_two_pending_the_newer_waits_and_falls_with_the_older():
 def test_the_newer_may_fall_alone():
     coordinator = a_coordinator(max_concurrent=2, tolerable_failures=1)
     older, newer = begin(coordinator), begin(coordinator)
-    assert [one.pending for one in coordinator.abort(0.0, newer.id, FailureReason.JOB)] == [newer]
+    assert [failed.pending for failed in coordinator.abort(0.0, newer.id, FailureReason.JOB)] == [newer]
     assert coordinator.pending == (older,)
 
 
@@ -321,7 +321,7 @@ def test_a_timeout_takes_the_successors_along_but_no_epoch_that_is_being_committ
     ack_all(coordinator)
     committing = coordinator.begin_commit()
     fallen = coordinator.expire(601.0)
-    assert [(one.pending.id, one.reason) for one in fallen] == [
+    assert [(failed.pending.id, failed.reason) for failed in fallen] == [
         (8, FailureReason.TIMEOUT),
         (9, FailureReason.PREDECESSOR),
     ]

@@ -21,8 +21,8 @@ def test_ids_of_one_generation_without_a_gap_are_one_span():
 
 def test_what_the_lineage_does_not_name_is_abandoned():
     head = a_chain((1, 1), (1, 2), (1, 4), (3, 5), (3, 6))
-    known = [(generation, epoch) for generation in (1, 2, 3) for epoch in range(1, 8)]
-    assert [one for one in known if not is_abandoned(head, *one)] == [(1, 1), (1, 2), (1, 4), (3, 5), (3, 6)]
+    ids = [(generation, epoch) for generation in (1, 2, 3) for epoch in range(1, 8)]
+    assert [id for id in ids if not is_abandoned(head, *id)] == [(1, 1), (1, 2), (1, 4), (3, 5), (3, 6)]
 
 
 def test_what_was_begun_before_the_first_checkpoint_is_abandoned():

@@ -33,12 +33,12 @@ def storage(tmp_path: Path) -> Storage:
 def keeper(storage) -> Keeper:
     """Two checkpoints, of which the next prune drops the first; objects 1 and 2 are the first's, of which the second
     shares 2."""
-    made = Keeper(storage, keep=2)
+    keeper = Keeper(storage, keep=2)
     first = files("cp1", "1", "2")
-    made.commit(1, None, first)
-    made.commit(2, 1, files("cp2", "3", old=named(first, "2")))
-    made.keep = 1
-    return made
+    keeper.commit(1, None, first)
+    keeper.commit(2, 1, files("cp2", "3", old=named(first, "2")))
+    keeper.keep = 1
+    return keeper
 
 
 def first(keeper: Keeper) -> Checkpoint:
@@ -240,7 +240,7 @@ def test_only_the_owner_names_and_unnames(keeper, storage):
         keeper.registry.pin(keeper.generation, pin(keeper.registry.checkpoints()[1], "late"))
     with pytest.raises(FencedError):
         keeper.registry.unpin(keeper.generation, SAVEPOINT, "before")
-    assert [one.name for one in Registry(storage, APP).pins()] == ["before"]
+    assert [pin.name for pin in Registry(storage, APP).pins()] == ["before"]
 
 
 # -- what the reasons say

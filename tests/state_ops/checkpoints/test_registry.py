@@ -64,9 +64,9 @@ def a_checkpoint(
 def put(
     registry: Registry, id: int, parent: int | None, files: Sequence[StateFile] = (), generation: int = 1
 ) -> Checkpoint:
-    made = a_checkpoint(id, parent, files, generation)
-    registry.commit(made, files)
-    return made
+    checkpoint = a_checkpoint(id, parent, files, generation)
+    registry.commit(checkpoint, files)
+    return checkpoint
 
 
 def drop(registry: Registry, ids: list[int], generation: int = 1) -> None:
@@ -152,18 +152,18 @@ def _killed(*_args, **_kwargs):
 @pytest.mark.parametrize("recorded", [1, 3])
 def test_a_listing_of_another_length_is_damage(storage, registry, recorded):
     files = [a_file("1.sst"), a_file("2.sst")]
-    made = a_checkpoint(1, None, files)
-    registry.commit(replace(made, files=recorded), files)
+    checkpoint = a_checkpoint(1, None, files)
+    registry.commit(replace(checkpoint, files=recorded), files)
     with pytest.raises(DamageError, match=f"has {recorded} files, but 2 are listed"):
-        Registry(storage, APP).files(replace(made, files=recorded))
+        Registry(storage, APP).files(replace(checkpoint, files=recorded))
 
 
 def test_a_missing_file_of_the_registry_is_damage(storage, registry):
-    made = put(registry, 1, None, [a_file("1.sst")])
+    checkpoint = put(registry, 1, None, [a_file("1.sst")])
     for file in list(storage.list("registry/state_files/checkpoint_id=1")):
         storage.delete(file.path)
     with pytest.raises(DamageError, match="missing from storage"):
-        Registry(storage, APP).files(made)
+        Registry(storage, APP).files(checkpoint)
     for file in list(storage.list("registry/checkpoints/data")):
         storage.delete(file.path)
     with pytest.raises(DamageError, match="missing from storage"):
@@ -293,16 +293,16 @@ def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypa
     def prune(id):
         registry.drop_rows(Generation(1), [CheckpointId(id)])
         registry.drop_listings(
-            Generation(1), [one for one in registry.strays(as_owner=True) if one.checkpoint_id == id]
+            Generation(1), [stray for stray in registry.strays(as_owner=True) if stray.checkpoint_id == id]
         )
 
     def noted(version, *others):
         at_once.append(version.path)
         most.append(at_once.count(version.path))
         time.sleep(0.01)
-        made = append(version, *others)
+        committed = append(version, *others)
         at_once.remove(version.path)
-        return made
+        return committed
 
     monkeypatch.setattr(log_entries, "append", noted)
     with ThreadPoolExecutor(2) as pool:
@@ -311,9 +311,9 @@ def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypa
             put(registry, id, id - 1, [a_file(f"{id}.sst")])
         pruning.result()
     assert max(most) == 1
-    found = Registry(storage, APP)
-    assert [row.id for row in found.checkpoints()] == list(range(10, 21))
-    assert all(len(found.files(row)) == 1 for row in found.checkpoints())
+    reader = Registry(storage, APP)
+    assert [row.id for row in reader.checkpoints()] == list(range(10, 21))
+    assert all(len(reader.files(row)) == 1 for row in reader.checkpoints())
     assert [row.id for row in registry.checkpoints(as_owner=True)] == list(range(10, 21))
 
 
@@ -346,13 +346,13 @@ def test_a_commit_of_unknown_outcome_is_asked_for_by_its_own_name(registry, monk
         raise OSError("connection reset")
 
     landed, lost = a_checkpoint(1, None), a_checkpoint(2, 1, generation=2)
-    for made, how, there in ((landed, reported_as_failed, True), (lost, never_arrived, False)):
+    for checkpoint, how, there in ((landed, reported_as_failed, True), (lost, never_arrived, False)):
         monkeypatch.setattr(log_entries, "append", how)
         with pytest.raises(OSError, match="connection reset"):
-            registry.commit(made, [])
+            registry.commit(checkpoint, [])
         monkeypatch.setattr(log_entries, "append", real)
         registry.take_over()
-        assert registry.holds(made) is there
+        assert registry.holds(checkpoint) is there
     assert not registry.holds(replace(landed, commit_id="another try of the same id"))
     assert registry.head() == landed
 
@@ -360,18 +360,18 @@ def test_a_commit_of_unknown_outcome_is_asked_for_by_its_own_name(registry, monk
 @pytest.mark.parametrize("table", ["checkpoints", "state_files"])
 def test_a_commit_that_landed_but_was_reported_as_a_conflict_is_a_success(storage, registry, monkeypatch, table):
     put(registry, 1, None)
-    real, told = log_entries.append, []
+    real, failed = log_entries.append, []
 
     def reported_as_conflict(handle, *args, **kwargs):
-        made = real(handle, *args, **kwargs)
-        if table in handle.table_uri and not told:
-            told.append(table)
+        result = real(handle, *args, **kwargs)
+        if table in handle.table_uri and not failed:
+            failed.append(table)
             raise CommitFailedError("the version exists")  # it does: the store's client tried twice
-        return made
+        return result
 
     monkeypatch.setattr(log_entries, "append", reported_as_conflict)
     second = put(registry, 2, 1, [a_file("2.sst"), a_file("3.sst")])
-    assert told == [table]
+    assert failed == [table]
     third = put(registry, 3, 2, [a_file("4.sst")])
     reader = Registry(storage, APP)
     assert [row.id for row in reader.checkpoints()] == [1, 2, 3]
@@ -392,9 +392,9 @@ def test_coordinators_that_race_make_one_chain(storage):
                     head = mine.head()
                     id, parent = (head.id + 1, head.id) if head else (1, None)
                     files = [a_file(f"{id}.sst", f"{name}")]
-                    made = a_checkpoint(id, parent, files, generation, commit_id=f"{name}-{turn}-{step}")
-                    mine.commit(made, files)
-                    committed.append(made.commit_id)
+                    checkpoint = a_checkpoint(id, parent, files, generation, commit_id=f"{name}-{turn}-{step}")
+                    mine.commit(checkpoint, files)
+                    committed.append(checkpoint.commit_id)
             except FencedError:
                 continue
 
@@ -416,14 +416,14 @@ def test_coordinators_that_race_make_one_chain(storage):
 
 
 def test_dropped_checkpoints_are_gone_with_their_listings_and_publications(storage, registry):
-    made = [put(registry, id, id - 1 or None, [a_file(f"{id}.sst")]) for id in range(1, 4)]
+    checkpoints = [put(registry, id, id - 1 or None, [a_file(f"{id}.sst")]) for id in range(1, 4)]
     for id in range(1, 4):
         registry.record_publications(Generation(1), [published(id)])
     drop(registry, [CheckpointId(1), CheckpointId(2)])
     reader = Registry(storage, APP)
-    assert reader.checkpoints() == made[2:]
+    assert reader.checkpoints() == checkpoints[2:]
     assert reader.publications() == [published(3)]
-    assert reader.files(made[2]) == (a_file("3.sst"),)
+    assert reader.files(checkpoints[2]) == (a_file("3.sst"),)
     for name in ("checkpoints/data", "state_files/checkpoint_id=3", "publications/data"):
         assert len(list(storage.list(f"registry/{name}"))) == 1
     assert not list(storage.list("registry/state_files/checkpoint_id=1"))
@@ -446,8 +446,8 @@ def test_what_is_published_while_listings_are_dropped_counts(storage, registry, 
     unnamed, real = registry.drop_rows(Generation(1), [CheckpointId(1)]), registry.checkpoints
     strays = registry.strays()
 
-    def overtaken(**own):
-        rows = real(**own)
+    def overtaken(**fields):
+        rows = real(**fields)
         monkeypatch.setattr(registry, "checkpoints", real)
         put(registry, 3, 2)
         registry.record_publications(Generation(1), [published(3)])
@@ -552,5 +552,5 @@ def test_a_listing_of_a_hundred_thousand_files_is_read_back_exactly(storage, reg
         )
         for index in range(100_000)
     )
-    made = put(registry, 1, None, files)
-    assert Registry(storage, APP).files(made) == files
+    checkpoint = put(registry, 1, None, files)
+    assert Registry(storage, APP).files(checkpoint) == files

@@ -280,15 +280,15 @@ class LatePut:
         log = Path(handle.table_uri.removeprefix("file://")) / "_delta_log"
         saved, current = self._aside / "saved", self._aside / "current"
         shutil.copytree(log, saved)
-        known = set(_names(log))
+        before = set(_names(log))
         self._meanwhile()
         log.rename(current)
         saved.rename(log)
         try:
             return self._real(handle, *args, **kwargs)
         finally:
-            made = set(_names(log)) - known
-            self.landed += [name for name in made if not (current / name).exists()]
+            landed = set(_names(log)) - before
+            self.landed += [name for name in landed if not (current / name).exists()]
             for name in self.landed:
                 (log / name).rename(current / name)
             shutil.rmtree(log)
@@ -567,31 +567,31 @@ def test_a_table_without_a_needed_column_is_damage(storage, table, schema, colum
 
 
 def test_a_file_without_a_needed_column_is_damage(storage):
-    made = put(taken(storage), 1, None, [a_file("1.sst")])
+    checkpoint = put(taken(storage), 1, None, [a_file("1.sst")])
     path = next(Path(storage.uri).glob("registry/state_files/checkpoint_id=1/*.parquet"))
     pq.write_table(pq.read_table(path, partitioning=None, use_threads=False).drop_columns(["digest"]), path)
     with pytest.raises(DamageError, match="has no column digest"):
-        Registry(storage, APP).files(made)
+        Registry(storage, APP).files(checkpoint)
 
 
 def test_rows_of_a_release_that_had_fewer_columns_are_read_and_the_table_gets_the_new_ones(storage, monkeypatch):
     """`run_id` of checkpoints and `rows` of files stand for columns that came later: they have defaults."""
-    made = a_checkpoint(1, None, [a_file("1.sst")])
+    checkpoint = a_checkpoint(1, None, [a_file("1.sst")])
     with monkeypatch.context() as older:
         for name, schema, gone in (("CHECKPOINTS", CHECKPOINTS, "run_id"), ("STATE_FILES", STATE_FILES, "rows")):
             less = pa.schema([field for field in schema if field.name != gone])
             older.setattr(f"state_ops.checkpoints.registry.{name}", less)
-        taken(storage).commit(made, [a_file("1.sst")])
+        taken(storage).commit(checkpoint, [a_file("1.sst")])
     reader = Registry(storage, APP)
-    assert reader.checkpoints() == [made]
-    assert reader.files(made) == (a_file("1.sst"),)
+    assert reader.checkpoints() == [checkpoint]
+    assert reader.files(checkpoint) == (a_file("1.sst"),)
     successor = taken(storage)
     names = {field.name for field in DeltaTable(storage.full("registry/checkpoints")).schema().fields}
     assert names == set(CHECKPOINTS.names)
     rows = a_file("rows.parquet", kind="output")
     later = replace(a_checkpoint(2, 1, [rows], generation=2), run_id="a run")
     successor.commit(later, [rows])
-    assert Registry(storage, APP).checkpoints() == [made, later]
+    assert Registry(storage, APP).checkpoints() == [checkpoint, later]
     assert Registry(storage, APP).files(later) == (rows,)
 
 
@@ -604,5 +604,5 @@ def test_columns_of_a_later_release_are_left_alone(storage, monkeypatch):
         assert "mood" in {field.name for field in handle.schema().fields}
     registry = Registry(storage, APP)
     assert registry.take_over() == 2
-    made = put(registry, 1, None, generation=2)
-    assert Registry(storage, APP).checkpoints() == [made]
+    checkpoint = put(registry, 1, None, generation=2)
+    assert Registry(storage, APP).checkpoints() == [checkpoint]

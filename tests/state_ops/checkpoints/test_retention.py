@@ -40,9 +40,9 @@ class Keeper:
         for file in files:
             if file.new:
                 self.storage.put_bytes(file.path, file.name.encode())
-        made = a_checkpoint(id, parent, files, self.generation)
-        self.registry.commit(made, files)
-        return made
+        checkpoint = a_checkpoint(id, parent, files, self.generation)
+        self.registry.commit(checkpoint, files)
+        return checkpoint
 
     def listings(self) -> dict[CheckpointId, tuple[StateFile, ...]]:
         return {row.id: self.registry.files(row) for row in self.registry.checkpoints()}
@@ -180,12 +180,12 @@ def test_derived_counts_equal_counters_that_are_kept_along(steps: list[Step]):
             kept[CheckpointId(id)] = listing
             counters.update(file.path for file in listing)
         else:
-            rows = [a_checkpoint(one, None, listing) for one, listing in kept.items()]
+            rows = [a_checkpoint(id, None, listing) for id, listing in kept.items()]
             decided = retention.plan(rows, kept, keep=numbers[0])
             assert list(decided.drop) == sorted(kept)[: -numbers[0]]
             gone = []
-            for one in decided.drop:
-                for file in kept.pop(one):
+            for dropped in decided.drop:
+                for file in kept.pop(dropped):
                     counters[file.path] -= 1
                     if not counters[file.path]:
                         gone.append(file.path)
@@ -271,8 +271,8 @@ def test_only_older_generations_have_orphans_and_only_state_and_channels(storage
         "channels/counts/g1-e1/notes.md",
     ):
         storage.put_bytes(path, b"x")
-    found = {file.path for file in retention.orphans(storage, keeper.listings().values(), Generation(3))}
-    assert found == {
+    orphans = {file.path for file in retention.orphans(storage, keeper.listings().values(), Generation(3))}
+    assert orphans == {
         "state/counts/g1-e1/0-lost/000008.sst",
         "state/counts/g1-e9/0-lost/.tmp-123-000008.sst",
         "channels/counts/g2-e7/0-lost.parquet",

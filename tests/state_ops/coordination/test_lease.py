@@ -30,9 +30,9 @@ def a_heartbeat(storage: Storage, generation: int = 1, seconds: float = _NEVER) 
 
 
 def held(storage: Storage) -> Lease:
-    found = lease.read(storage)
-    assert found is not None
-    return found
+    holder = lease.read(storage)
+    assert holder is not None
+    return holder
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ def test_in_a_container_of_the_hosts_name_nobody_is_taken_for_dead_at_sight(mine
     if subprocess.run([*contained, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this host does not let its users make namespaces")
     with a_heartbeat(storage):
-        for where, said in ((contained, "None"), ([], "True"), (contained[:-1], "None")):
+        for where, output in ((contained, "None"), ([], "True"), (contained[:-1], "None")):
             looked = subprocess.run(
                 [*where, sys.executable, "-c", code, storage.uri], capture_output=True, text=True, check=True
             )
-            assert looked.stdout.strip() == said
+            assert looked.stdout.strip() == output
 
 
 def test_on_another_host_a_heartbeat_is_watched(storage, monkeypatch):

@@ -50,9 +50,9 @@ def complete(registry: Registry, storage: Storage, id: int, files: Sequence[Stat
     """A checkpoint of state alone, whose objects are there."""
     for file in files:
         storage.put_bytes(file.path, b"x" * file.bytes)
-    made = a_checkpoint(id, id - 1 or None, files, **{"sinks": {}, **other})
-    registry.commit(made, files)
-    return made
+    checkpoint = a_checkpoint(id, id - 1 or None, files, **{"sinks": {}, **other})
+    registry.commit(checkpoint, files)
+    return checkpoint
 
 
 def look(storage: Storage) -> Report:
@@ -72,7 +72,7 @@ def test_a_listing_with_a_file_less_is_damage_that_stops_everything(storage, reg
     report = look(storage)
     assert kinds(report)[0] is Kind.DAMAGED_LISTING and "2 files, but 1 are listed" in report.findings[0].what
     assert plan_repair(report).refused and plan_repair(report).empty
-    assert [one.intact for one in report.checkpoints] == [False]
+    assert [checkpoint.intact for checkpoint in report.checkpoints] == [False]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,9 @@ def test_the_first_checkpoint_of_a_pipeline_that_started_from_anothers_has_that_
 def test_totals_follow_from_the_parent(storage, registry):
     complete(registry, storage, 1, [a_state_file("1")], totals={"bytes_new": 10})
     complete(registry, storage, 2, [a_state_file("2")], totals={"bytes_new": 25})
-    assert ["total of 25 new bytes; 1 and its own make 20" in one.what for one in look(storage).findings] == [True]
+    assert ["total of 25 new bytes; 1 and its own make 20" in finding.what for finding in look(storage).findings] == [
+        True
+    ]
 
 
 def test_one_object_under_two_digests_is_damage(storage, registry):
@@ -207,10 +209,12 @@ def test_case_9_what_the_living_generation_stages_is_never_an_orphan(storage, re
 
     def orphans(**who: bool) -> set[str]:
         report = check(storage, APP, [], quick=True, **who)
-        probes = {(one.path or "").split("-")[1] for one in report.findings if one.kind is Kind.PROBE}
-        found = {(one.path or "").split("/")[2] for one in report.findings if one.kind is Kind.ORPHAN_OBJECT}
-        assert probes == {name.partition("-")[0] for name in found}, "a probe may be a taker's that is at work"
-        return found
+        probes = {(finding.path or "").split("-")[1] for finding in report.findings if finding.kind is Kind.PROBE}
+        orphans = {
+            (finding.path or "").split("/")[2] for finding in report.findings if finding.kind is Kind.ORPHAN_OBJECT
+        }
+        assert probes == {name.partition("-")[0] for name in orphans}, "a probe may be a taker's that is at work"
+        return orphans
 
     assert orphans(alive=True) == {"g0-e5"}, "generation 1 lives"
     assert orphans(alive=False, owned=True) == {"g0-e5"}, "generation 1 is ours"
@@ -218,9 +222,9 @@ def test_case_9_what_the_living_generation_stages_is_never_an_orphan(storage, re
 
 
 def test_only_what_was_shown_is_repaired():
-    one, other = (Finding.of(Kind.ORPHAN_OBJECT, "", path) for path in ("state/1", "state/2"))
-    shown, fresh = RepairPlan(delete=(one,)), RepairPlan(delete=(one, other))
-    assert agreed(fresh, shown).delete == (one,)
+    first, other = (Finding.of(Kind.ORPHAN_OBJECT, "", path) for path in ("state/1", "state/2"))
+    shown, fresh = RepairPlan(delete=(first,)), RepairPlan(delete=(first, other))
+    assert agreed(fresh, shown).delete == (first,)
     assert agreed(RepairPlan(delete=(other,)), shown).empty
     assert agreed(fresh, None) == fresh
 
@@ -244,10 +248,14 @@ def test_published_rows_that_another_writer_put_beside_ours_are_looked_at_too(st
     complete(registry, storage, 1, [])
     fenced_table.commit(fenced_table.open_table(storage, "tables/out"), "x", 1, [DataFile("part-0.parquet", 5, 1)])
     report = check(storage, APP, ["out"], alive=False)
-    assert [(one.kind, one.path) for one in report.findings] == [(Kind.MISSING_ROWS, "tables/out/part-0.parquet")]
+    assert [(finding.kind, finding.path) for finding in report.findings] == [
+        (Kind.MISSING_ROWS, "tables/out/part-0.parquet")
+    ]
     storage.put_bytes("tables/out/part-0.parquet", b"12345")
     report = check(storage, APP, ["out"], alive=False)
-    assert [(one.kind, one.path) for one in report.findings] == [(Kind.ALTERED_ROWS, "tables/out/part-0.parquet")]
+    assert [(finding.kind, finding.path) for finding in report.findings] == [
+        (Kind.ALTERED_ROWS, "tables/out/part-0.parquet")
+    ]
     assert kinds(check(storage, APP, ["out"], alive=False, quick=True)) == []
 
 

@@ -297,10 +297,10 @@ MISUSE = {
 }
 
 
-@pytest.mark.parametrize("said", MISUSE)
-def test_misuse_is_told_and_stores_nothing(handle, said):
-    with pytest.raises(StageError, match=said):
-        handle.batch(keyed(k=["a", "b"], v=[1, 2]), MISUSE[said])
+@pytest.mark.parametrize("message", MISUSE)
+def test_misuse_is_told_and_stores_nothing(handle, message):
+    with pytest.raises(StageError, match=message):
+        handle.batch(keyed(k=["a", "b"], v=[1, 2]), MISUSE[message])
     assert handle.stored() == {}
 
 
@@ -350,12 +350,12 @@ def test_any_sequence_gives_what_a_dict_gives(batches):
                         old = model.get(key, FRESH)
                         model[key] = {**old, "number": old["number"] + 1, "amount": old["amount"] + (value or 0)}
                 else:
-                    found = state.lag(given, low="v")["low"].to_list()
+                    lags = state.lag(given, low="v")["low"].to_list()
                     expected = []
                     for key, value in pairs:
                         expected.append(model.get(key, FRESH)["low"])
                         model[key] = {**model.get(key, FRESH), "low": value}
-                    assert found == expected
+                    assert lags == expected
             assert state.get(rows).to_dicts() == [model.get(key, FRESH) for key in "abcd"]
 
         handle.batch(frame, work)

@@ -351,7 +351,7 @@ def test_kinds_do_not_push_each_other_out() -> None:
 
 def _store(backend: MemoryBackend) -> ValueStore[int]:
     return ValueStore(
-        backend, lambda values: [_bytes(value) for value in values], lambda found: [int(value) for value in found]
+        backend, lambda values: [_bytes(value) for value in values], lambda rows: [int(value) for value in rows]
     )
 
 

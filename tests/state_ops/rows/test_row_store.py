@@ -58,9 +58,9 @@ def put(rows: Rows, entries: dict[tuple[str, int], tuple[int, str | None] | None
 
 
 def got(rows: Rows, keys: list[tuple[str, int]]) -> list[tuple[int, str | None] | None]:
-    found, present = rows.get(frame_of(keys))
-    assert all(row == (7, None) for row, here in zip(found.rows(), present, strict=True) if not here)
-    return [row if here else None for row, here in zip(found.rows(), present, strict=True)]
+    stored, present = rows.get(frame_of(keys))
+    assert all(row == (7, None) for row, here in zip(stored.rows(), present, strict=True) if not here)
+    return [row if here else None for row, here in zip(stored.rows(), present, strict=True)]
 
 
 def stored(backend) -> dict[tuple[str, int], tuple[int, str | None]]:
@@ -318,10 +318,10 @@ def test_keys_come_in_key_order_as_far_as_their_first_bytes_tell(tmp_path):
 
 
 def test_two_keys_with_one_hash_cannot_live_in_a_table():
-    one, two = pl.DataFrame({"k": [1, 2]}), pl.DataFrame({"k": [3]})
+    first, two = pl.DataFrame({"k": [1, 2]}), pl.DataFrame({"k": [3]})
     with pytest.raises(CollisionError):
-        HashedTable.of(np.array([5, 5], np.uint64), one, ["k"])
-    table = HashedTable.of(np.array([5, 6], np.uint64), one, ["k"])
+        HashedTable.of(np.array([5, 5], np.uint64), first, ["k"])
+    table = HashedTable.of(np.array([5, 6], np.uint64), first, ["k"])
     with pytest.raises(CollisionError):
         table.find(np.array([6], np.uint64), two)
     with pytest.raises(CollisionError):
@@ -343,7 +343,7 @@ def test_numbers_are_written_in_the_order_of_their_encoded_keys():
     pick = random.Random(1)
     distinct = {(pick.random() < 0.5, pick.randrange(-3, 3) * 10**20, pick.randrange(-9, 9)) for _ in range(200)}
     paid, amount, day = zip(*distinct, strict=True)
-    columns = [pa.array(paid), pa.array([Decimal(one) for one in amount], keys.types[1]), pa.array(day, pa.int32())]
+    columns = [pa.array(paid), pa.array([Decimal(text) for text in amount], keys.types[1]), pa.array(day, pa.int32())]
     frame = pl.DataFrame([pl.Series(GROUP, key_groups(columns, GROUPS)), *map(pl.from_arrow, columns)])
     frame.columns = [GROUP, *keys.names]
     backend = Counting()

@@ -31,14 +31,14 @@ def test_all_rows_of_a_key_group_come_back_together_and_in_order(tmp_path_factor
         spill.add(rows)
         given.append(rows)
     assert len(spill) == len(batches)
-    found = [pl.concat(parts) for parts in spill.take()]
-    assert len(found) <= RANGES
-    for one in found:
-        assert one["n"].is_sorted()
-    groups = [set(one[GROUP]) for one in found]
+    ranges = [pl.concat(parts) for parts in spill.take()]
+    assert len(ranges) <= RANGES
+    for spilled_range in ranges:
+        assert spilled_range["n"].is_sorted()
+    groups = [set(spilled_range[GROUP]) for spilled_range in ranges]
     assert sum(map(len, groups)) == len(set().union(*groups)), "a key group is in one range"
     assert [min(some) for some in groups] == sorted(min(some) for some in groups)
-    whole = pl.concat([*found, _rows([])])
+    whole = pl.concat([*ranges, _rows([])])
     assert whole.sort("n").equals(pl.concat([*given, _rows([])]))
     assert not list(directory.iterdir()) and not len(spill)
     assert list(spill.take()) == []
@@ -61,8 +61,8 @@ def test_every_type_comes_back_as_it_was(tmp_path):
     )
     spill = Spill(tmp_path, range(8))
     spill.add(rows)
-    ((found,),) = spill.take()
-    assert found.schema == rows.schema and found.equals(rows)
+    ((spilled,),) = spill.take()
+    assert spilled.schema == rows.schema and spilled.equals(rows)
 
 
 def test_a_disk_that_cannot_be_written_is_an_error_of_the_system(tmp_path):

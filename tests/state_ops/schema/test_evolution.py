@@ -96,10 +96,10 @@ def test_an_obstacle_names_the_innermost_field():
     def nested(type: pa.DataType) -> StateSchema:
         return _one(pa.list_(pa.struct([("a", pa.map_(pa.string(), type))])))
 
-    (said,) = evolution.obstacles(nested(pa.int64()), nested(pa.int8()))
-    assert said == "field x.item.a.value changed its type from int64 to int8"
-    (said,) = evolution.obstacles(_one(pa.int8()), _one(pa.int8(), nullable=False))
-    assert said == "field x was nullable and no longer is"
+    (obstacle,) = evolution.obstacles(nested(pa.int64()), nested(pa.int8()))
+    assert obstacle == "field x.item.a.value changed its type from int64 to int8"
+    (obstacle,) = evolution.obstacles(_one(pa.int8()), _one(pa.int8(), nullable=False))
+    assert obstacle == "field x was nullable and no longer is"
 
 
 class Old(State):
@@ -150,8 +150,8 @@ def test_a_field_that_may_be_either_of_two_old_ones_is_refused():
     class Neither(State):
         c: Annotated[int, renamed_from("a", "b")] = 0
 
-    (said,) = evolution.obstacles(both, StateSchema.of(Neither))
-    assert "since the state has a and b" in said
+    (obstacle,) = evolution.obstacles(both, StateSchema.of(Neither))
+    assert "since the state has a and b" in obstacle
 
     class Kept(State):
         """Its declaration was left standing, and another field has the old name now."""
@@ -217,9 +217,9 @@ def test_a_chain_grows_only_where_the_schema_changes():
 
 def test_a_value_of_a_schema_outside_of_the_chain_is_damage():
     (value,) = encode_rows(_one(pa.int64()), pa.table({"x": [1]}))
-    (known,) = encode_rows(_one(pa.int8()), pa.table({"x": pa.array([1], pa.int8())}))
+    (old,) = encode_rows(_one(pa.int8()), pa.table({"x": pa.array([1], pa.int8())}))
     with pytest.raises(DamageError, match="another schema"):
-        decode_rows(_one(pa.int16()).reading([_one(pa.int8())]), [known, value])
+        decode_rows(_one(pa.int16()).reading([_one(pa.int8())]), [old, value])
 
 
 @pytest.mark.parametrize("parts", [{"x": [{}]}, {"x": [{"path": ["no"], "default": 1, "renamed": []}]}, {"x": 5}])

@@ -68,11 +68,11 @@ def test_annotations_become_nested_arrow_fields():
 
 
 def test_instances_have_defaults_of_their_own_and_nested_states():
-    one, other = Person(), Person(home={"street": "Elm"}, work=Address(number=3))
-    one.tags[0].append("b")
-    one.home.street = "Oak"
+    person, other = Person(), Person(home={"street": "Elm"}, work=Address(number=3))
+    person.tags[0].append("b")
+    person.home.street = "Oak"
     assert Person().tags == [["a"]] and Person().home == Address() == Person.home
-    assert (one.scores, one.seen, one.at, one.took) == ({}, [], time(), None)
+    assert (person.scores, person.seen, person.at, person.took) == ({}, [], time(), None)
     assert other.home.street == "Elm" and isinstance(other.home, Address)
     assert other.as_dict()["work"] == {"street": "unknown", "number": 3}
     assert Person(scores=[("a", 1.0)]) == Person(scores={"a": 1.0}), "as a table's rows have a map"

@@ -44,9 +44,9 @@ writing.begin(Path(sys.argv[1]), write).join()
 
 
 def _attempt(home: Path) -> Attempt:
-    made = Attempt("counts", 0, Generation(1), CheckpointId(1), new_attempt_id(), home / "counts" / "0")
-    made.directory.mkdir(parents=True)
-    return made
+    attempt = Attempt("counts", 0, Generation(1), CheckpointId(1), new_attempt_id(), home / "counts" / "0")
+    attempt.directory.mkdir(parents=True)
+    return attempt
 
 
 # Waiting
@@ -92,10 +92,10 @@ def test_a_write_that_fails_is_said_to_whoever_waits(tmp_path):
 def test_a_full_disk_gets_room_for_the_reason(tmp_path, monkeypatch):
     pwrite = os.pwrite
 
-    def full(lock: int, said: bytes, at: int) -> int:
+    def full(lock: int, data: bytes, at: int) -> int:
         if (tmp_path / ".snapshot").exists():
             raise OSError(28, "No space left on device")
-        return pwrite(lock, said, at)
+        return pwrite(lock, data, at)
 
     def write(target: Path) -> None:
         target.mkdir()
@@ -207,15 +207,15 @@ def test_a_base_whose_writer_is_gone_is_left_to_storage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "immutable", "said"), [(("other",), True, "wrote"), ((FILE,), False, "changed in place")]
+    ("files", "immutable", "message"), [(("other",), True, "wrote"), ((FILE,), False, "changed in place")]
 )
-def test_a_backend_that_breaks_the_contract_is_named(tmp_path, files, immutable, said):
+def test_a_backend_that_breaks_the_contract_is_named(tmp_path, files, immutable, message):
     storage, attempt = Storage(str(tmp_path / "storage")), _attempt(tmp_path)
     backend = MemoryBackend()
     backend.write([(b"a", b"1")])
     frozen = _Slow(backend, None, files)
     forked = snapshot.working_copy(storage, _attempt(tmp_path), None)
-    with pytest.raises((PipelineError, TransientError), match=said) as raised:
+    with pytest.raises((PipelineError, TransientError), match=message) as raised:
         begun = snapshot.begin(attempt, forked, frozen, lambda _: immutable)
         snapshot.upload(storage, attempt, begun, None)
     assert "_Slow breaks its contract" in str(raised.value)

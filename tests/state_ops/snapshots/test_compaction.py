@@ -104,21 +104,21 @@ def filled(some: Iterable[bytes], seed: int = 0) -> Entries:
     return {key: draw.randbytes(64) for key in some}
 
 
-def bytes_of(one: Snapshot) -> int:
-    return sum(file.bytes for file in one.files)
+def bytes_of(snapshot: Snapshot) -> int:
+    return sum(file.bytes for file in snapshot.files)
 
 
-def uploaded(one: Snapshot) -> int:
-    return sum(file.bytes for file in one.files if file.new)
+def uploaded(snapshot: Snapshot) -> int:
+    return sum(file.bytes for file in snapshot.files if file.new)
 
 
 # -- shards
 
 
 def test_a_small_state_stays_in_one_piece(subtask):
-    one = subtask.epoch(filled(keys(100)))
+    first = subtask.epoch(filled(keys(100)))
     assert subtask.starts() == [b""]
-    assert len([file for file in one.files if file.name.endswith(".sst")]) == 1
+    assert len([file for file in first.files if file.name.endswith(".sst")]) == 1
 
 
 def test_a_state_above_the_threshold_is_cut_into_eight_even_pieces(subtask):
@@ -145,7 +145,7 @@ def test_a_state_that_grows_is_cut_while_it_is_written_and_keeps_to_its_memory(t
         for at in range(0, 8000, 100):
             backend.write([(key, key * 100) for key, _ in entries[at : at + 100]])
             held.append(
-                sum(one.property_int_value("rocksdb.cur-size-active-mem-table") or 0 for one in backend._shards)
+                sum(shard.property_int_value("rocksdb.cur-size-active-mem-table") or 0 for shard in backend._shards)
             )
         assert 0 < max(held) < 6 << 20  # of 16 MiB in all; eight shards that each had all memtables would hold 32
         for at in range(1000, len(entries), 1000):
@@ -282,9 +282,9 @@ def test_no_epoch_uploads_more_than_a_quarter_and_all_together_little(tmp_path):
     draw = random.Random(7)
     shares, fulls = [], []
     for number in range(120):
-        one = subtask.epoch(filled(draw.sample(names, len(names) // 66), seed=number))
-        shares.append(uploaded(one) / state)
-        fulls.append(bytes_of(one) / state)
+        next_snapshot = subtask.epoch(filled(draw.sample(names, len(names) // 66), seed=number))
+        shares.append(uploaded(next_snapshot) / state)
+        fulls.append(bytes_of(next_snapshot) / state)
     assert max(shares) < 0.25
     assert sum(fulls) / sum(shares) > 15
     assert max(fulls) < 2  # merges keep up: the state does not pile up on itself

@@ -69,9 +69,9 @@ class Subtask:
             path.rmdir() if path.is_dir() else path.unlink()
         directory.rmdir()
 
-    def directory(self, one: Snapshot) -> Path:
-        (found,) = self.home.glob(f"*-{one.attempt}")
-        return found
+    def directory(self, of: Snapshot) -> Path:
+        (directory,) = self.home.glob(f"*-{of.attempt}")
+        return directory
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def entries(*numbers: int, value: bytes = b"v") -> Entries:
     return {f"key{number:05}".encode(): value + str(number).encode() for number in numbers}
 
 
-def tables(one: Snapshot) -> dict[str, str]:
+def tables(of: Snapshot) -> dict[str, str]:
     """The snapshot's SSTs: name to object."""
-    return {file.name: file.path for file in one.files if file.name.endswith(".sst")}
+    return {file.name: file.path for file in of.files if file.name.endswith(".sst")}
 
 
 # -- incremental
@@ -218,24 +218,24 @@ def test_case_18_an_attempt_that_uploads_after_another_one_was_committed_changes
         assert subtask.read(third) == entries(1) | entries(2, value=b"won!") | entries(3)
 
 
-def _without_manifest(manifest: Path, one: Snapshot) -> None:
+def _without_manifest(manifest: Path, first: Snapshot) -> None:
     manifest.unlink()
 
 
-def _of_another_attempt(manifest: Path, one: Snapshot) -> None:
-    manifest.write_text(manifest.read_text().replace(one.attempt, new_attempt_id()))
+def _of_another_attempt(manifest: Path, first: Snapshot) -> None:
+    manifest.write_text(manifest.read_text().replace(first.attempt, new_attempt_id()))
 
 
-def _of_another_object(manifest: Path, one: Snapshot) -> None:
-    path = one.files[0].path
+def _of_another_object(manifest: Path, first: Snapshot) -> None:
+    path = first.files[0].path
     manifest.write_text(manifest.read_text().replace(path, path.replace("g1-e1", "g1-e9")))
 
 
-def _of_another_content(manifest: Path, one: Snapshot) -> None:
-    manifest.write_text(manifest.read_text().replace(one.files[0].digest, "0" * 64))
+def _of_another_content(manifest: Path, first: Snapshot) -> None:
+    manifest.write_text(manifest.read_text().replace(first.files[0].digest, "0" * 64))
 
 
-def _cut_off(manifest: Path, one: Snapshot) -> None:
+def _cut_off(manifest: Path, first: Snapshot) -> None:
     manifest.write_text(manifest.read_text()[:-9])
 
 
@@ -243,33 +243,33 @@ def _cut_off(manifest: Path, one: Snapshot) -> None:
     "spoil", [_without_manifest, _of_another_attempt, _of_another_object, _of_another_content, _cut_off]
 )
 def test_local_files_without_their_own_manifest_are_not_used(subtask, spoil):
-    one = subtask.epoch(1, None, entries(1))
-    directory = subtask.directory(one)
-    spoil(directory / "manifest.json", one)
+    first = subtask.epoch(1, None, entries(1))
+    directory = subtask.directory(first)
+    spoil(directory / "manifest.json", first)
     for path in (directory / "snapshot").glob("*.sst"):
         path.write_bytes(b"\0" * path.stat().st_size)
-    assert subtask.read(one) == entries(1)
+    assert subtask.read(first) == entries(1)
 
 
 @pytest.mark.parametrize("kind", ["MANIFEST", "CURRENT"])
 def test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage(subtask, kind):
-    one = subtask.epoch(1, None, entries(1))
-    (small,) = (subtask.directory(one) / "snapshot").glob(f"{kind}*")
+    first = subtask.epoch(1, None, entries(1))
+    (small,) = (subtask.directory(first) / "snapshot").glob(f"{kind}*")
     content = bytearray(small.read_bytes())
     content[len(content) // 2] ^= 1
     small.write_bytes(content)
-    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), one)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), first)
     assert forked.source is None
-    assert subtask.read(one) == entries(1)
+    assert subtask.read(first) == entries(1)
 
 
 def rot(table: Path) -> None:
     """As a disk rots: in place, with no time changed; in the footer, which no cache of RocksDB has."""
-    known, content = table.stat(), bytearray(table.read_bytes())
+    stat, content = table.stat(), bytearray(table.read_bytes())
     content[-1] ^= 1
     with table.open("r+b") as file:
         file.write(content)
-    os.utime(table, ns=(known.st_atime_ns, known.st_mtime_ns))
+    os.utime(table, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 @pytest.mark.parametrize("place", ["an object of this host", "another subtask's snapshot"])
@@ -277,7 +277,7 @@ def test_rot_in_what_this_host_has_is_healed_although_this_process_has_read_it_b
     base = subtask.epoch(1, None, entries(1, 2))
     objects = ObjectCache(tmp_path / "work" / "objects", 1 << 30)
 
-    def found(home: Path = subtask.home) -> Entries:
+    def entries_at(home: Path = subtask.home) -> Entries:
         attempt = replace(subtask.attempt(9), home=home)
         forked = snapshot.working_copy(subtask.storage, attempt, base, objects=objects)
         with snapshot.healing(forked):
@@ -288,7 +288,7 @@ def test_rot_in_what_this_host_has_is_healed_although_this_process_has_read_it_b
                 backend.close()
 
     subtask.forget_local()
-    assert found() == entries(1, 2), "fetched, and read"
+    assert entries_at() == entries(1, 2), "fetched, and read"
     (table,) = [file for file in base.files if file.name.endswith(".sst")]
     kept = objects.directory / table.digest
     if place == "an object of this host":
@@ -298,13 +298,13 @@ def test_rot_in_what_this_host_has_is_healed_although_this_process_has_read_it_b
     else:
         kept.unlink()
         home = subtask.home.with_name("1")
-        assert found(home) == entries(1, 2), "linked from the first subtask's, and read"
+        assert entries_at(home) == entries(1, 2), "linked from the first subtask's, and read"
         Subtask.remove(home)
         rot(subtask.directory(base) / "snapshot" / table.name)
     with pytest.raises(TransientError, match="had of the state was damaged and was removed"):
-        found(home)
+        entries_at(home)
     assert not kept.exists() and not list(subtask.home.glob(f"*-{base.attempt}"))
-    assert found(home) == entries(1, 2), "the replay fetches it from storage"
+    assert entries_at(home) == entries(1, 2), "the replay fetches it from storage"
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == table.digest
 
 
@@ -319,20 +319,20 @@ def test_damage_that_is_not_of_this_host_is_told_as_such(subtask, tmp_path):
 
 
 def test_local_files_that_are_swept_while_they_are_linked_send_the_fork_to_storage(subtask, monkeypatch):
-    one = subtask.epoch(1, None, entries(1))
-    directory = subtask.directory(one)
+    first = subtask.epoch(1, None, entries(1))
+    directory = subtask.directory(first)
     real = snapshot._read_manifest
 
     def swept_right_after(read: Path):
-        found = real(read)
+        data = real(read)
         if directory.exists():
             subtask.remove(directory)
-        return found
+        return data
 
     monkeypatch.setattr(snapshot, "_read_manifest", swept_right_after)
-    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), one)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), first)
     assert forked.source is None
-    assert {path.name for path in forked.db.iterdir()} == {file.name for file in one.files}
+    assert {path.name for path in forked.db.iterdir()} == {file.name for file in first.files}
 
 
 def _bit_flipped(table: Path, twin: Path) -> None:
@@ -365,15 +365,15 @@ def test_case_22_a_local_table_of_the_right_size_and_other_content_is_found_and_
 
 
 def test_damage_in_what_came_from_storage_is_not_called_a_local_one(subtask):
-    one = subtask.epoch(1, None, entries(1))
+    first = subtask.epoch(1, None, entries(1))
     subtask.forget_local()
-    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), one)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), first)
     with pytest.raises(DamageError, match="as it is"), snapshot.healing(forked):
         raise DamageError("as it is")
 
 
 def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(subtask):
-    made = {
+    attempts = {
         "old": subtask.epoch(1, None, entries(1)),
         "base": subtask.epoch(2, None, entries(2)),
         "lower generation": subtask.epoch(9, None, entries(3)),
@@ -381,8 +381,8 @@ def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(sub
         "later": subtask.epoch(6, None, entries(5), generation=2),
     }
     (subtask.home / "notes").mkdir()
-    sweep(subtask.attempt(5, generation=2), {made["base"].attempt}, (), 1)
-    left = {name for name, one in made.items() if list(subtask.home.glob(f"*-{one.attempt}"))}
+    sweep(subtask.attempt(5, generation=2), {attempts["base"].attempt}, (), 1)
+    left = {name for name, attempt in attempts.items() if list(subtask.home.glob(f"*-{attempt.attempt}"))}
     assert left == {"base", "this epoch", "later"}
     assert (subtask.home / "notes").is_dir()
 
@@ -414,13 +414,13 @@ def test_what_was_fetched_once_serves_the_next_attempt(subtask):
 
 
 def test_what_was_fetched_takes_the_place_of_what_was_not_to_be_trusted(subtask):
-    one = subtask.epoch(1, None, entries(1))
-    (table,) = (subtask.directory(one) / "snapshot").glob("*.sst")
+    first = subtask.epoch(1, None, entries(1))
+    (table,) = (subtask.directory(first) / "snapshot").glob("*.sst")
     table.write_bytes(b"short")
-    assert subtask.read(one) == entries(1)
-    table = subtask.directory(one) / "snapshot" / table.name
-    assert table.stat().st_size == next(file.bytes for file in one.files if file.name == table.name)
-    assert snapshot.working_copy(subtask.storage, subtask.attempt(3), one).source == subtask.directory(one)
+    assert subtask.read(first) == entries(1)
+    table = subtask.directory(first) / "snapshot" / table.name
+    assert table.stat().st_size == next(file.bytes for file in first.files if file.name == table.name)
+    assert snapshot.working_copy(subtask.storage, subtask.attempt(3), first).source == subtask.directory(first)
 
 
 def test_what_somebody_begins_anew_when_a_restore_has_ended_is_not_removed(subtask, monkeypatch):
@@ -468,13 +468,13 @@ def test_a_local_file_of_another_size_sends_the_whole_fork_to_storage(subtask):
 @pytest.mark.parametrize("how", ["missing", "truncated", "one bit flipped"])
 @pytest.mark.parametrize("kind", [".sst", "MANIFEST", "CURRENT"])
 def test_a_damaged_object_is_named_when_local_files_are_gone(subtask, how, kind):
-    one = subtask.epoch(1, None, entries(1, 2, 3))
-    (file,) = [file for file in one.files if kind in file.name]
+    first = subtask.epoch(1, None, entries(1, 2, 3))
+    (file,) = [file for file in first.files if kind in file.name]
     spoil(Path(subtask.storage.full(file.path)), how)
-    assert subtask.read(one) == entries(1, 2, 3)  # the local files serve
+    assert subtask.read(first) == entries(1, 2, 3)  # the local files serve
     subtask.forget_local()
     with pytest.raises(DamageError) as raised:
-        subtask.read(one)
+        subtask.read(first)
     assert file.path in str(raised.value.where)
 
 
@@ -503,8 +503,8 @@ def spoil(object: Path, how: str) -> None:
 
 @pytest.mark.parametrize("name", ["../000008.sst", "/etc/passwd", "", ".hidden", "a\\b", "a/b.sst"])
 def test_hostile_names_from_a_registry_are_refused(subtask, name):
-    one = subtask.epoch(1, None, entries(1))
-    hostile = replace(one, files=(*one.files, replace(one.files[0], name=name)))
+    first = subtask.epoch(1, None, entries(1))
+    hostile = replace(first, files=(*first.files, replace(first.files[0], name=name)))
     for local in (True, False):
         if not local:
             subtask.forget_local()
@@ -513,14 +513,14 @@ def test_hostile_names_from_a_registry_are_refused(subtask, name):
 
 
 def test_a_hostile_attempt_from_a_registry_is_refused(subtask):
-    one = subtask.epoch(1, None, entries(1))
+    first = subtask.epoch(1, None, entries(1))
     with pytest.raises(DamageError, match=r"names '\.\./\.\./outside'"):
-        subtask.read(replace(one, attempt=AttemptId("../../outside")))
+        subtask.read(replace(first, attempt=AttemptId("../../outside")))
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "state/../../x"])
 def test_hostile_paths_from_a_registry_are_refused(subtask, path):
-    one = subtask.epoch(1, None, entries(1))
+    first = subtask.epoch(1, None, entries(1))
     subtask.forget_local()
     with pytest.raises(DamageError, match="leaves the pipeline's storage root"):
-        subtask.read(replace(one, files=(replace(one.files[0], path=path),)))
+        subtask.read(replace(first, files=(replace(first.files[0], path=path),)))

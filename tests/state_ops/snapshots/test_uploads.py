@@ -199,12 +199,12 @@ def test_discarding_an_attempt_deletes_nothing_of_another_one(subtask):
 # -- full and incremental
 
 
-def new(one: Snapshot) -> set[str]:
-    return {file.path for file in one.files if file.new}
+def new(snapshot: Snapshot) -> set[str]:
+    return {file.path for file in snapshot.files if file.new}
 
 
-def paths(one: Snapshot) -> set[str]:
-    return {file.path for file in one.files}
+def paths(snapshot: Snapshot) -> set[str]:
+    return {file.path for file in snapshot.files}
 
 
 def test_incremental_and_full_snapshots_follow_each_other_without_conversion(subtask):
@@ -219,8 +219,8 @@ def test_incremental_and_full_snapshots_follow_each_other_without_conversion(sub
     assert paths(second) & paths(first), "incremental: what did not change is named again"
     for full in (third, fifth, sixth):
         assert new(full) == paths(full), "full: all its own"
-        before = [one for one in (first, second, third, fourth, fifth, sixth) if one is not full]
-        assert not any(new(full) & new(one) for one in before)
+        before = [earlier for earlier in (first, second, third, fourth, fifth, sixth) if earlier is not full]
+        assert not any(new(full) & new(earlier) for earlier in before)
     assert paths(fourth) & paths(third), "an incremental snapshot may build on a full one"
     assert paths(seventh) & paths(sixth)
 
@@ -233,11 +233,11 @@ def test_incremental_and_full_snapshots_follow_each_other_without_conversion(sub
         sixth: entries(1, 2, 3, 4, 6),
         seventh: entries(1, 2, 3, 4, 6, 7),
     }
-    for one, state in states.items():
-        assert subtask.read(one) == state
+    for taken, state in states.items():
+        assert subtask.read(taken) == state
     subtask.forget_local()
-    for one, state in states.items():
-        assert subtask.read(one) == state
+    for taken, state in states.items():
+        assert subtask.read(taken) == state
 
     for path in objects(subtask.storage) - paths(fifth):
         subtask.storage.delete(path)
@@ -276,16 +276,18 @@ def flip(file: Path) -> None:
 def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path, restored_from):
     days = flights_input.prepare(tmp_path / "days")[:6]
     site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__NUM_RETAINED": "20"})
-    made = []
+    checkpoints = []
     for number, mode in enumerate(["incremental", "full", "incremental"]):
         site.land(days[2 * number : 2 * number + 2])
         switched = replace(site, options={**site.options, "WEIR_CHECKPOINTS__MODE": mode})
         if restored_from == "storage":
             shutil.rmtree(site.root / "work", ignore_errors=True)
         last = RunOptions(until_caught_up=True, drain=number == 2)
-        made += [report.checkpoint for report in run(switched.pipeline, switched.settings, last, InMemoryExecutor())]
-    assert [row.id for row in made] == [1, 2, 3, 4, 5, 6, 7]
-    shares = [row.bytes_new / row.bytes_total for row in made]
+        checkpoints += [
+            report.checkpoint for report in run(switched.pipeline, switched.settings, last, InMemoryExecutor())
+        ]
+    assert [row.id for row in checkpoints] == [1, 2, 3, 4, 5, 6, 7]
+    shares = [row.bytes_new / row.bytes_total for row in checkpoints]
     assert shares[2:4] == [1, 1], "full checkpoints upload all of it"
     assert all(share < 1 for share in (shares[1], shares[4], shares[5])), shares
     site.assert_exact(6)
@@ -365,7 +367,7 @@ class Notes:
         rows = [(key, note, True) for key, note in remember.items()]
         rows += [(key, note, False) for key, note in hand_out.items()]
         table = pa.Table.from_pylist([dict(zip(_SCHEMA.names, row, strict=True)) for row in rows], _SCHEMA)
-        made = KeyedTask(
+        task = KeyedTask(
             stage=notes,
             shapes=shapes(notes, _SCHEMA),
             epoch=CheckpointId(epoch),
@@ -384,7 +386,7 @@ class Notes:
             stages=("notes",),
         )
         (batches,) = routed(notes, table, 1, 16, _BATCH_ROWS)
-        return Ack.from_json(run_task.run(replace(made, **other), 0, iter(batches)).to_json())
+        return Ack.from_json(run_task.run(replace(task, **other), 0, iter(batches)).to_json())
 
     def commit(self, ack: Ack) -> tuple[StateFile, ...]:
         assert ack.error is None, ack.error
@@ -632,11 +634,11 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
     mounted = request.param == "full file system"
     if mounted:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], check=True)
-    made = SmallDisk(place) if mounted else LimitedFiles(place)
+    disk = SmallDisk(place) if mounted else LimitedFiles(place)
     try:
-        yield made
+        yield disk
     finally:
-        made.free()
+        disk.free()
         if mounted:
             subprocess.run(["umount", "--lazy", str(place)], check=True)
 

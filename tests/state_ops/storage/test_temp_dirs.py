@@ -36,9 +36,9 @@ def names(home: Path) -> list[str]:
 
 
 def test_a_directory_goes_with_its_block(tmp_path):
-    with pytest.raises(ValueError, match="in the middle"), scratch(tmp_path / "new", ".gates-") as own:
-        assert own.name.startswith(f".gates-{os.getpid()}-")
-        (own / "file").write_text("x")
+    with pytest.raises(ValueError, match="in the middle"), scratch(tmp_path / "new", ".gates-") as directory:
+        assert directory.name.startswith(f".gates-{os.getpid()}-")
+        (directory / "file").write_text("x")
         raise ValueError("in the middle")
     assert names(tmp_path / "new") == []
 
@@ -51,8 +51,8 @@ def test_a_killed_process_leaves_nothing_for_long_although_its_pid_comes_again(t
     process.kill()
     process.wait()
     assert names(tmp_path) == [left.name]
-    with scratch(tmp_path, ".") as own:
-        assert names(tmp_path) == [own.name]
+    with scratch(tmp_path, ".") as directory:
+        assert names(tmp_path) == [directory.name]
 
 
 def test_copies_of_objects_that_a_killed_process_had_fetched_go(tmp_path):
@@ -82,38 +82,38 @@ def test_one_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypat
         locked(lock, how)
 
     monkeypatch.setattr(directories.fcntl, "flock", late)
-    with scratch(tmp_path, ".") as own:
-        assert own.exists() and own not in swept
+    with scratch(tmp_path, ".") as directory:
+        assert directory.exists() and directory not in swept
 
 
 @pytest.mark.parametrize("made_again", [False, True])
 def test_work_that_somebody_ends_before_it_is_locked_is_begun_anew(tmp_path, monkeypatch, made_again):
     """Who ends it renames the directory, whose lock is then one on something else."""
-    locked, own = directories.fcntl.flock, tmp_path / ".restoring-a"
+    locked, target = directories.fcntl.flock, tmp_path / ".restoring-a"
 
     def late(lock, how):
         if not (tmp_path / "done").exists():
-            own.rename(tmp_path / "done")
+            target.rename(tmp_path / "done")
             if made_again:
-                own.mkdir()
+                target.mkdir()
         locked(lock, how)
 
     monkeypatch.setattr(directories.fcntl, "flock", late)
     with resumable(tmp_path, ".restoring-", "a") as kept:
-        assert kept == own and own.exists()
+        assert kept == target and target.exists()
         with resumable(tmp_path, ".restoring-", "a") as second:
             assert second is None, "it is locked"
 
 
 def test_a_directory_that_is_made_again_before_it_is_removed_stays(tmp_path, monkeypatch):
-    locked, own = directories.fcntl.flock, tmp_path / ".restoring-a"
-    own.mkdir()
+    locked, target = directories.fcntl.flock, tmp_path / ".restoring-a"
+    target.mkdir()
 
     def late(lock, how):
-        own.rename(tmp_path / "done")
-        own.mkdir()
+        target.rename(tmp_path / "done")
+        target.mkdir()
         locked(lock, how)
 
     monkeypatch.setattr(directories.fcntl, "flock", late)
-    directories.remove_left(own)
-    assert own.exists()
+    directories.remove_left(target)
+    assert target.exists()
