@@ -253,8 +253,11 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
 
 
 def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = None) -> dg.AssetCheckEvaluation:
-    """Prove a checkpoint, by default the newest, and leave it on this host. at: a checkpoint's id or a savepoint's
-    name."""
+    """Prove a checkpoint, by default the newest, and leave it on this host.
+
+    Args:
+        at: A checkpoint's id or a savepoint's name.
+    """
     storage, registry = open_storage(pipeline, settings)
     if registry.head() is None:
         return verdict(pipeline, RESTORABLE, True, "there is no checkpoint yet")
@@ -329,7 +332,11 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:
-    """`weir fsck`. quick: sizes only."""
+    """`weir fsck`.
+
+    Args:
+        quick: Sizes only.
+    """
     try:
         return of_report(pipeline, fsck.examine(pipeline, settings, quick=quick))
     except WeirError as error:

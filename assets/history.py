@@ -112,8 +112,11 @@ def as_plot(points: Sequence[Point]) -> dg.MarkdownMetadataValue:
 def drills_plot(
     instance: dg.DagsterInstance, drill: dg.AssetKey, now: tuple[datetime, float, float]
 ) -> dg.MetadataValue:
-    """How long recovery took in the last drills, and how old the oldest unread input was. now: of this drill, which is
-    not recorded yet."""
+    """How long recovery took in the last drills, and how old the oldest unread input was.
+
+    Args:
+        now: Of this drill, which is not recorded yet.
+    """
     drills = []
     for record in instance.fetch_materializations(drill, limit=_LAST).records:
         done = record.asset_materialization

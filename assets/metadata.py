@@ -118,7 +118,11 @@ LATE_IN = "rows late in "
 
 def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
     """An observation of the checkpoint: one epoch, or a few that came fast; figures that do not add up are the
-    newest's. lag: files that wait, by source."""
+    newest's.
+
+    Args:
+        lag: Files that wait, by source.
+    """
     report = tally.newest
     assert report is not None, "there is nothing to observe"
     row = report.checkpoint
@@ -271,8 +275,13 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
 
 
 def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict[str, list[str]]:
-    """By output column, the input columns that it is made of. Operators say it; of a function, a column of the same
-    name is taken for the same column, and others are left out. inputs: the input's columns."""
+    """By output column, the input columns that it is made of.
+
+    Operators say it; of a function, a column of the same name is taken for the same column, and others are left out.
+
+    Args:
+        inputs: The input's columns.
+    """
     origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs}
     operator = stage.window or stage.aggregation
     if operator is not None:

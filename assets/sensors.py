@@ -76,7 +76,11 @@ def checkpoint_sensor(
     restore_job: dg.JobDefinition,
     keys: Sequence[dg.AssetKey],
 ) -> dg.SensorDefinition:
-    """The sensor that triggers epochs. keys: the assets that its runs materialize."""
+    """The sensor that triggers epochs.
+
+    Args:
+        keys: The assets that its runs materialize.
+    """
     name = f"{pipeline.name}_checkpoint_sensor"
 
     @dg.sensor(
@@ -265,8 +269,13 @@ def _answer_red(
     sight: decisions.Sight,
     seen: dict[str, Any],
 ) -> list[str]:
-    """What a checkpoint has answered that is newer than when a check was first seen red here; in words. Runs of Dagster
-    answer it themselves, others cannot. seen: what the watchdog remembers."""
+    """What a checkpoint has answered that is newer than when a check was first seen red here; in words.
+
+    Runs of Dagster answer it themselves, others cannot.
+
+    Args:
+        seen: What the watchdog remembers.
+    """
     if all(checks.red(instance, pipeline, name) is None for name in (checks.LAST_RUN, checks.RESTORABLE)):
         seen.pop("red_at", None)
         return []

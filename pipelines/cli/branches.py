@@ -1,4 +1,4 @@
-"""The commands for branches: `fork`, `forks`, `diff`, `promote`."""
+"""The commands for branches: `fork`, `forks`, `diff`, `backfill`, `promote`."""
 
 from __future__ import annotations
 

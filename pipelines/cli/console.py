@@ -1,4 +1,4 @@
-"""What commands share: their two consoles, their common arguments, JSON."""
+"""What commands share: two consoles, common arguments, the course of plan, question and answer, tables, JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 
 def waiting(what: str) -> AbstractContextManager[Any]:
-    """Shows on a terminal that something is waited for."""
+    """A context that shows on a terminal what the command waits for."""
     return err.status(what)
 
 
@@ -46,14 +46,14 @@ def proceeds(
     ask: str | None = None,
     yes: bool = False,
 ) -> bool:
-    """Whether a command goes on after its plan: the plan is shown, checked and agreed to. A dry run ends here.
+    """Show a command's plan, check it, ask, and return whether the command goes on. A dry run ends here.
 
     Args:
         show: Prints the plan for people.
         facts: The plan as --json prints it where nothing is done.
         dry_run: The command's option, like `json` and `yes`.
         check: Raises an error for obstacles that nobody has accepted.
-        ask: The verb of the question; None: nobody is asked.
+        ask: The verb of the question. With None nobody is asked.
     """
     if not json:
         show()
@@ -69,7 +69,7 @@ def proceeds(
 
 
 def answer(json: bool, facts: Any, *sentences: str) -> None:
-    """Print what a command has found or done: its facts as one JSON document, or sentences for people."""
+    """Print what a command saw or did: its facts as one JSON document, or sentences for people."""
     if json:
         print_json(facts)
     else:
@@ -99,9 +99,14 @@ def print_obstacles(obstacles: Iterable[str]) -> None:
 
 
 def confirm(what: str, *, yes: bool, json: bool) -> None:
-    """Ask on a terminal whether to go on; a no ends the command. what: a verb. yes, json: the command's options.
+    """Ask on a terminal whether to go on. The answer no ends the command with exit code 1.
 
-    Raises ConfigurationError where nobody can be asked and --yes is missing.
+    Args:
+        what: The verb of the question.
+        yes, json: The command's options.
+
+    Raises:
+        ConfigurationError: Nobody can be asked, and --yes is missing.
     """
     if yes:
         return
@@ -115,7 +120,9 @@ def confirm(what: str, *, yes: bool, json: bool) -> None:
 def moment(text: str, registry: Registry) -> int | str:
     """A checkpoint as people name it: by its number, or by a savepoint's name.
 
-    Raises ConfigurationError for a number that is a savepoint's name too, as earlier releases allowed.
+    Raises:
+        ConfigurationError: The text is the number of one checkpoint and the name of a savepoint of another one, which
+            earlier releases allowed.
     """
     if not text.isdecimal():
         return text
@@ -141,11 +148,11 @@ def counted(number: int, what: str) -> str:
 
 
 def short(path: str) -> str:
-    """A local path as it is from here, where that is shorter."""
+    """A local path, relative to the working directory if it lies below it."""
     here = f"{Path.cwd()}/"
     return path.removeprefix(here)
 
 
 def no_directory(*directories: str) -> str:
-    """That there is nothing to read, in words that nobody takes for an empty directory."""
+    """Say that directories do not exist, in words that nobody takes for empty directories."""
     return f"nothing: {' and '.join(map(short, directories))} does not exist"

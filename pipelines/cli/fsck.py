@@ -67,7 +67,10 @@ def fsck(
 
 
 def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: RepairPlan) -> Report:
-    """Have the plan carried out by who may, and look again."""
+    """Have the plan carried out by the pipeline's owner, and return a report of what is left.
+
+    A running coordinator owns the pipeline and is asked; without one this command claims it.
+    """
     storage, _ = open_storage(pipeline, settings)
     with waiting("repairing"):
         if lease.watch(storage):
@@ -83,7 +86,7 @@ def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: Rep
 
 
 def _progress(files: Sequence[Expected]) -> Iterator[Expected]:
-    """The files, with a bar that counts their bytes, on a terminal."""
+    """Yield the files, and show on a terminal how many of their bytes were read."""
     if not sys.stderr.isatty() or not files:
         yield from files
         return

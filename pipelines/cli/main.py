@@ -40,7 +40,7 @@ _MODULES = {
 
 @cache
 def _command(name: str) -> Any:
-    """A command, or the group `state`, from its module, which is imported now."""
+    """Import a command's module, and return the command or the group `state`."""
     module = importlib.import_module(f"pipelines.cli.{_MODULES[name]}")
     if name == "state":
         return typer.main.get_command(module.app)
@@ -50,8 +50,11 @@ def _command(name: str) -> Any:
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. A command's module is imported when it is asked for: all of them take twice as long to import
-    as `weir status` takes to run."""
+    """The commands by name.
+
+    A command's module is imported when the command is asked for, because importing all of them takes twice as long as
+    `weir status` takes to run.
+    """
 
     def __getitem__(self, name: str) -> Any:
         return _command(name)
@@ -90,8 +93,10 @@ def main() -> None:
 
 
 def process() -> NoReturn:
-    """`main` as a process of its own, which ends without tearing down native libraries: Arrow's threads may abort that
-    (apache/arrow#34314), and a command that succeeded would exit with 134."""
+    """Run `main` as a process of its own, and end it without tearing down native libraries.
+
+    Arrow's threads may abort during that (apache/arrow#34314), and a command that succeeded would exit with 134.
+    """
     code = 0
     try:
         main()
@@ -144,15 +149,15 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
 
 
 def _trace(error: BaseException) -> str:
-    """The whole trace, redacted: errors of libraries in it repeat what a server has answered."""
+    """The whole trace, redacted, because errors of libraries repeat what a server has answered."""
     return redacted("".join(traceback.format_exception(error))).rstrip()
 
 
 def _full_disk(error: Exception) -> str | None:
-    """Which disk is full, if that is what an error comes from."""
+    """The disk whose fullness caused an error, in words; None if no disk is full."""
     try:
         settings = load()
-    except Exception:  # the error at hand is what there is to say
+    except Exception:  # the settings cannot be read either: report the error at hand
         return disks.full(error, {})
     return disks.full(error, {"storage.root": settings.storage.root, "local.work_dir": settings.work_dir})
 
@@ -160,9 +165,8 @@ def _full_disk(error: Exception) -> str | None:
 def _quiet_logs(debug: bool) -> None:
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s")
     if not debug:
-        logging.getLogger("py4j").setLevel(
-            logging.CRITICAL
-        )  # it shows a trace for Ctrl-C, and for what we report ourselves
+        # py4j shows a trace for Ctrl-C, and for errors that Weir reports itself.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
@@ -171,7 +175,7 @@ def _quiet_logs(debug: bool) -> None:
 
 
 class _Stderr:
-    """Today's sys.stderr, whenever something is written: it may be replaced, as test runners and Dagster do."""
+    """A stream that writes to whatever sys.stderr is at that moment: test runners and Dagster replace it."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

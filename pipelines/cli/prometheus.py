@@ -1,7 +1,7 @@
 """Metrics of pipelines for Prometheus, read from their storage at each scrape.
 
-Nothing here runs beside a pipeline or asks a coordinator: what the registry, the lease and the landing directories say is there
-while Dagster is down and while no coordinator lives. Reading needs no right and no JVM. `FAMILIES` says what each metric means.
+The exporter reads the registry, the lease and the landing directories. It asks no coordinator, so it also works while Dagster is down
+and while no coordinator lives. Reading needs no right and no JVM. `FAMILIES` says what each metric means.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ Sample = tuple[str, tuple[str, ...], float]  # a metric, the values of its label
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric. labels: besides `pipeline`, which all have. A counter's name ends in `_total`."""
+    """One metric.
+
+    Attributes:
+        name: Ends in `_total` if the metric is a counter.
+        labels: All labels but `pipeline`, which every metric has.
+    """
 
     name: str
     help: str
@@ -112,7 +117,12 @@ _TOTALS = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a pipeline's storage found. alive: None if it cannot be told yet. waiting: by source."""
+    """What one scrape read from a pipeline's storage.
+
+    Attributes:
+        alive: Whether a coordinator lives; None if this cannot be told yet.
+        waiting: Files that wait, by source.
+    """
 
     interval: float
     holder: Lease | None
@@ -128,7 +138,7 @@ class Look:
 
 
 class Watched:
-    """One pipeline between scrapes: what is open, and since when the coordinator's counter stands still."""
+    """What is kept of one pipeline between scrapes: its open storage, and since when the lease's counter stands still."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name, self._settings = name, settings
@@ -137,7 +147,7 @@ class Watched:
         self._since, self._has_moved = 0.0, False
 
     def look(self, now: Callable[[], float] = time.monotonic) -> Look:
-        """Read the pipeline's storage. Raises what that raises; then everything is opened anew next time."""
+        """Read the pipeline's storage. After an error, which is raised, the next call opens everything anew."""
         try:
             return self._look(now())
         except BaseException:
@@ -167,7 +177,10 @@ class Watched:
         )
 
     def _alive(self, holder: Lease | None, now: float) -> bool | None:
-        """By the lease's rule. On another host a counter that has stood still for 3 heartbeats is dead, one that was seen to move lives."""
+        """Whether the coordinator lives, by the lease's rule; None if this cannot be told yet.
+
+        A coordinator on another host is dead if its counter has not changed for 3 heartbeats, and lives if its counter was seen to change.
+        """
         alive = lease.alive(holder)
         if alive is not None or holder is None:
             return bool(alive)
@@ -181,7 +194,7 @@ class Watched:
 
 
 class Exporter(Collector):
-    """What Prometheus scrapes: all pipelines side by side. One that cannot be read, or not in time, hides no other one."""
+    """What Prometheus scrapes: all pipelines, read in parallel. A pipeline that cannot be read in time does not hold up the others."""
 
     def __init__(self, names: Sequence[str], settings: Settings, patience: float = PATIENCE) -> None:
         self._watched = [Watched(name, settings) for name in names]
@@ -204,7 +217,7 @@ class Exporter(Collector):
 
     def _samples(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
         for watched in self._watched:
-            if watched.name not in self._looking:  # one that never came back is not asked a second time beside it
+            if watched.name not in self._looking:  # a read that has not returned yet is not repeated
                 self._looking[watched.name] = self._threads.submit(_timed, watched)
         wait_for(self._looking.values(), self._patience)
         for watched in self._watched:
@@ -247,7 +260,7 @@ def _family(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 def samples(look: Look) -> Iterator[Sample]:
-    """What a look says, as samples of `FAMILIES`."""
+    """The samples of one scrape; `FAMILIES` says what they mean."""
     if look.alive is not None:
         yield "weir_coordinator_alive", (), float(look.alive)
     yield "weir_coordinator_generation", (), float(look.generation)
@@ -278,7 +291,7 @@ def _of_head(head: Checkpoint) -> Iterator[Sample]:
     yield "weir_checkpoint_completed_timestamp_seconds", (), _seconds(head.completed_at)
     for name, recorded in _TOTALS.items():
         yield name, (), float(head.totals.get(recorded, 0))
-    for kind in KINDS:  # rows of releases that did not count have none
+    for kind in KINDS:  # checkpoints of releases that did not count requests have none
         yield "weir_storage_requests_total", (kind,), float(head.totals.get(f"requests_{kind}", 0))
     for direction, recorded in (("up", UP), ("down", DOWN)):
         yield "weir_storage_transferred_bytes_total", (direction,), float(head.totals.get(recorded, 0))

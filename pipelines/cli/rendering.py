@@ -1,4 +1,4 @@
-"""State, its history and its differences as people read them on a terminal, and the facts behind for `--json`."""
+"""How state, its history and its differences are printed on a terminal, and the same facts for `--json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _WIDTH, _NARROW = 60, 20
 
 
 def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None) -> None:
-    """Rows as a table, wide values shortened. most: at most so many; None: all."""
+    """Print rows as a table, with wide values shortened.
+
+    Args:
+        most: How many rows to print at most; None prints all.
+    """
     rows = [
         row
         for table in limited(tables, None if most is None else most + 1)
@@ -43,7 +47,7 @@ def _is_number(type: pa.DataType) -> bool:
 
 
 def short(value: Any, width: int = _WIDTH) -> str:
-    """A value as text of at most so many characters, escaped for rich."""
+    """A value as text of at most `width` characters, escaped for rich."""
     text = text_of(value)
     return escape(text if len(text) <= width else text[: width - 3] + "...")
 
@@ -68,7 +72,7 @@ def history_facts(change: Change) -> dict[str, Any]:
 
 
 def show_history(changes: list[Change]) -> None:
-    """A line a change, whose value has what the others leave of the width."""
+    """Print one line for each change. The value takes the width that the other columns leave."""
     titles = ("checkpoint", "parent", "completed", "trigger", "run", "read", "published as", "value")
     lines = [_line(change) for change in changes]
     taken = sum(2 + max(map(len, column)) for column in zip(titles[:-1], *lines, strict=True))
@@ -96,7 +100,7 @@ def _line(change: Change) -> tuple[str, ...]:
 
 
 def _read(change: Change) -> str:
-    """What the epoch read; of several, only that it is not known which of them."""
+    """What the epoch that changed the key read, or in which range of pruned checkpoints that epoch lies."""
     row = change.checkpoint
     if change.since is None:
         return f"changed at or before {row.id}; earlier ones are pruned"
@@ -113,7 +117,7 @@ def _read(change: Change) -> str:
 
 
 def summary(difference: Difference) -> dict[str, Any]:
-    """Counts and what differs in the schemas, JSON-ready."""
+    """How many rows differ, and in what the schemas differ, JSON-ready."""
     return {
         "from": difference.first,
         "to": difference.second,
@@ -125,7 +129,7 @@ def summary(difference: Difference) -> dict[str, Any]:
 
 
 def show_difference(difference: Difference, sample: list[dict[str, Any]]) -> None:
-    """Counts, what differs in the schemas, and some rows, a line a field."""
+    """Print how many rows differ, in what the schemas differ, and some rows with one line for each field."""
     counts = ", ".join(f"{number:,} {change}" for change, number in difference.counts.items())
     out.print(f"checkpoint {difference.first} to {difference.second}: {counts}")
     for names, which in ((difference.gone, difference.first), (difference.new, difference.second)):

@@ -98,7 +98,7 @@ def resume(pipeline: Name) -> None:
 
 
 def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
-    """Run, and print a line when it begins, one for each epoch, and what was done in all."""
+    """Run the pipeline, and print a line when the run begins, one for each epoch, and a summary at the end."""
     epochs = rows = 0
     late, pace = Counter[str](), progress.Pace()
 
@@ -137,7 +137,7 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
 
 
 def _say_begun(options: RunOptions, owner: Ownership) -> None:
-    """Say at once who runs and from where: recovery is silent."""
+    """Say at once which coordinator runs and from which checkpoint, because recovery prints nothing."""
     context, head, before = owner.context, owner.head, owner.predecessor
     parts = [f"generation {context.generation}"]
     if before is not None and not before.stopped:
@@ -155,7 +155,7 @@ def _say_begun(options: RunOptions, owner: Ownership) -> None:
         files, gone = sum(waiting.values()), backlog.missing(context.readers, waiting)
         parts += [f"{counted(files, 'file')} waiting"] if files or not gone else []
         parts += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
-    except (OSError, WeirError):  # the run itself says what is wrong, and what to do
+    except (OSError, WeirError):  # the run will report this error itself
         pass
     if rows:
         parts.append(f"{rows:,} rows unapplied")

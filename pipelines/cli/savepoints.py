@@ -78,7 +78,7 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
 
 
 def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
-    """Say which tables forget, sooner than in a year, what a rewind to the oldest savepoint needs of their logs."""
+    """Warn of tables that keep their log for less than a year, because a rewind to the oldest savepoint needs the log."""
     storage, registry = open_storage(pipeline, settings)
     oldest = min((pin.created_at for pin in registry.pins() if pin.kind == SAVEPOINT), default=None)
     if oldest is None:
@@ -136,7 +136,7 @@ def prune(
             definition,
             settings,
             Request(requests.UPKEEP, reason="weir prune"),
-            lambda _: None,  # owning a pipeline prunes and removes leftovers before anything else
+            lambda _: None,  # taking ownership prunes and removes leftovers before anything else
             settings.checkpoints.timeout_seconds,
         )
     answer(json, facts, "Done by the running coordinator." if by_coordinator else "Done.")

@@ -231,7 +231,11 @@ def _hand_out(
     force: bool,
     shown: int | None,
 ) -> None:
-    """Print or write rows. shown: at most so many to people; None: all."""
+    """Print or write rows.
+
+    Args:
+        shown: How many rows to print at most in the format for people; None prints all.
+    """
     with _piped():
         if format is Format.TABLE:
             show(schema, tables, shown)
@@ -243,7 +247,7 @@ def _hand_out(
 
 @contextmanager
 def _piped() -> Iterator[None]:
-    """A reader that has seen enough, as `head` has, is no error."""
+    """End quietly when the reader of a pipe closes it early, as `head` does."""
     try:
         yield
     except BrokenPipeError:
@@ -297,8 +301,12 @@ def state_import(
 
 
 def _rows(source: str, settings: Settings) -> pa.Table:
-    """The rows of a Parquet or Arrow file, or of a Delta table. Raises ConfigurationError where there is neither, InputError for one that
-    cannot be read."""
+    """The rows of a Parquet or Arrow file, or of a Delta table.
+
+    Raises:
+        ConfigurationError: There is neither a file nor a table at this place.
+        InputError: The file or table cannot be read.
+    """
     path = Path(source)
     try:
         if path.is_file():

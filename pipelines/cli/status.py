@@ -48,7 +48,7 @@ _ALIVE = {True: "running", False: "not running", None: "unknown (on another host
 
 
 def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts of `status_of` as a person reads them: what a line is about, and what there is to say."""
+    """The facts of `status_of` as lines for people: what a line is about, and its text."""
     head, holder, suspended = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
     if facts["held"] is not None:
         yield "held", escape(_held(facts["held"]))
@@ -80,7 +80,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         last = f"the last: {aside['last']['name']}: {aside['last']['reason']}"
         yield "set aside", escape(f"{counted(aside['files'], 'file')} of {name}, {last}")
     for uid, rows in facts["unapplied"].items():
-        if rows:  # without any, only barriers are left to pass
+        if rows:  # with 0 rows only barriers are left to pass on
             yield "unapplied", f"{rows:,} rows in front of {uid}"
     for uid, moment in facts["watermarks"].items():
         yield "watermark", f"{uid}: {moment}"
@@ -93,12 +93,16 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first of many names."""
+    """The first names, with an ellipsis if there are more."""
     return ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
 
 
 def _held(note: dict[str, Any]) -> str:
-    """What holds the pipeline, on one line. note: as `GateHold.to_dict`."""
+    """What holds the pipeline, on one line.
+
+    Args:
+        note: A gate hold as `GateHold.to_dict` gives it.
+    """
     if note["error"] == gate_hold.GATE:
         by = f" by a gate of {note['stage']}" if note["stage"] else ""
         return f"since {note['when']}, epoch {note['epoch']}{by}: see below"
@@ -106,7 +110,7 @@ def _held(note: dict[str, Any]) -> str:
 
 
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
-    """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
+    """What `weir status` says, JSON-ready. It only reads, and starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
     sources = readers(pipeline, settings)
@@ -165,7 +169,10 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
 
 
 def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:
-    """State that is being fetched, without what was said by processes that died in epochs which have ended since."""
+    """The fetches of state that are going on.
+
+    Notes of processes that died are left out if their epoch has completed since.
+    """
     fetches = [
         fetch
         for fetch in restore_progress.read(storage)

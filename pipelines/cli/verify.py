@@ -1,4 +1,4 @@
-"""`weir plan`, `weir drill` and `weir report`: what would happen, whether a pipeline would come back, and pages about its data."""
+"""The commands that prove and report: `plan`, `drill`, `report`."""
 
 from __future__ import annotations
 

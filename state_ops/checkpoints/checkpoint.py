@@ -85,8 +85,10 @@ class StateFile:
 class Snapshot:
     """One subtask's state at an epoch: the local directory's attempt and every file of it.
 
-    rescaled: nobody has taken it as it is; it is put together from those of other subtasks, and has more key groups
-    than its own."""
+    Attributes:
+        rescaled: Nobody has taken it as it is; it is put together from those of other subtasks, and has more key groups
+            than its own.
+    """
 
     subtask: int
     attempt: AttemptId
@@ -98,9 +100,11 @@ class Snapshot:
 class LocalFile:
     """One file of a snapshot that has not been uploaded.
 
-    digest: sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one.
-    inherited: it is the base's file of that name, the very inode. writing: it may still be written (`writing.settle`),
-    and `bytes` is an estimate."""
+    Attributes:
+        digest: Sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one.
+        inherited: It is the base's file of that name, the very inode.
+        writing: It may still be written (`writing.settle`), and `bytes` is an estimate.
+    """
 
     name: str
     bytes: int
@@ -120,8 +124,11 @@ class LocalSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """Rows that a subtask hands out, on its host's disk. local: where; the rest as in `StateFile`, once it is
-    uploaded."""
+    """Rows that a subtask hands out, on its host's disk.
+
+    Attributes:
+        local: Where; the rest as in `StateFile`, once it is uploaded.
+    """
 
     kind: str
     name: str
@@ -136,9 +143,10 @@ class StagedFile:
 class PendingUpload:
     """What a subtask leaves at the barrier for the coordinator to upload, which shares its disk.
 
-    base: the attempt whose snapshot it was built on. snapshot: None where the subtask wrote nothing, so that its state
-    is the base's.
-    directory: the attempt's.
+    Attributes:
+        base: The attempt whose snapshot it was built on.
+        snapshot: None where the subtask wrote nothing, so that its state is the base's.
+        directory: The attempt's.
     """
 
     base: AttemptId | None
@@ -147,7 +155,11 @@ class PendingUpload:
     directory: str
 
     def state_bytes(self, full: bool) -> int:
-        """Of the state that is to be uploaded, at most. full: the base's files too."""
+        """Of the state that is to be uploaded, at most.
+
+        Args:
+            full: The base's files too.
+        """
         return sum(file.bytes for file in self.snapshot.files if full or not file.inherited) if self.snapshot else 0
 
 
@@ -155,12 +167,17 @@ class PendingUpload:
 class Ack:
     """A subtask's report to the coordinator. `error` set: it is a decline.
 
-    Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch
-    has swept expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state.
-    cache: `CacheFigures` of a stage that has a state cache. entries: of its state, roughly; None: nobody has looked.
-    timers: whether some are set; None: the same. traffic: what it has requested of storage in a process of its own, as
-    `RequestCounts` counts.
-    handover: what is still to be uploaded; the coordinator counts only acks that have none.
+    Event times are microseconds since 1970 UTC.
+
+    Attributes:
+        ms: Durations in milliseconds by phase.
+        swept: Up to where this epoch has swept expired state, as a key in hex; None: to its end. A hint for the next
+            epoch, and no part of the state.
+        cache: `CacheFigures` of a stage that has a state cache.
+        entries: Of its state, roughly; None: nobody has looked.
+        timers: Whether some are set; None: the same.
+        traffic: What it has requested of storage in a process of its own, as `RequestCounts` counts.
+        handover: What is still to be uploaded; the coordinator counts only acks that have none.
     """
 
     operator: str
@@ -314,8 +331,11 @@ def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
     none.
 
     By the statistics of the files, else by what the subtasks have seen of rows, and by the stages' watermarks.
-    lateness: the longest of the pipeline's windows, in microseconds, by which watermarks stay behind; it counts where
-    an earlier release has noted statistics alone."""
+
+    Args:
+        lateness: The longest of the pipeline's windows, in microseconds, by which watermarks stay behind; it counts
+            where an earlier release has noted statistics alone.
+    """
     read = [position.get("newest") for position in checkpoint.offsets.values()]
     behind = lateness if any(_UNTOLD not in position for position in checkpoint.offsets.values()) else 0
     reached = [watermark + behind for watermark in checkpoint.watermarks.values()]
@@ -328,7 +348,8 @@ _UNTOLD = "untold"
 def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold: bool) -> dict[str, Any]:
     """A source's position with the newest of these event times, in microseconds since 1970 UTC.
 
-    untold: nobody knows the event times of some rows up to here, so that these may be newer.
+    Args:
+        untold: Nobody knows the event times of some rows up to here, so that these may be newer.
     """
     return {**position, "newest": max((time for time in newest if time is not None), default=None), _UNTOLD: untold}
 
@@ -345,8 +366,10 @@ def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
     """Of the sources that have an event time, those of which a checkpoint may have read newer rows than `event_time`
     says.
 
-    timed: their names. Only the pipeline knows them: a position of a source without an event time has no newest one
-    either."""
+    Args:
+        timed: Their names. Only the pipeline knows them: a position of a source without an event time has no newest one
+            either.
+    """
     return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
 
 
@@ -356,8 +379,11 @@ def format_with(format_version: int, sinks: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
-    """Those that seem to have seen no row of this event time or a later one, in their order. lateness: as in
-    `event_time`."""
+    """Those that seem to have seen no row of this event time or a later one, in their order.
+
+    Args:
+        lateness: As in `event_time`.
+    """
     return [row for row in checkpoints if (seen := event_time(row, lateness)) is not None and seen < moment]
 
 
@@ -368,7 +394,9 @@ def to_begin_from(earlier: Sequence[Checkpoint], timed: Collection[str]) -> Sequ
     Rows of which nobody knows the event time were read beside others that end just before the moment, so a backfill
     begins from the first of these. Both are to be retained: else the next look would take that one for the newest, and
     go back further.
-    timed: as in `untold_sources`.
+
+    Args:
+        timed: As in `untold_sources`.
     """
     return earlier[-2:] if untold_sources(earlier[-1], timed) else earlier[-1:]
 

@@ -39,9 +39,13 @@ _LONGEST_RETRY = 30.0
 class Policy:
     """How often barriers are cut, and how much may go wrong. Times in seconds.
 
-    interval: between barriers while data waits, None = only on request. min_pause: least time since the last epoch
-    began or ended. timeout: from trigger to commit. tolerable_failures: in a row. num_retained: completed checkpoints
-    to keep."""
+    Attributes:
+        interval: Between barriers while data waits, None = only on request.
+        min_pause: Least time since the last epoch began or ended.
+        timeout: From trigger to commit.
+        tolerable_failures: In a row.
+        num_retained: Completed checkpoints to keep.
+    """
 
     interval: float | None = None
     min_pause: float = 0.0
@@ -54,10 +58,13 @@ class Policy:
 class Coordinator:
     """What is pending, what is confirmed, what has failed.
 
-    retained: the registry's checkpoints, oldest first, whose last one is continued. listings: their files, by id.
-    last_id: the highest id that any coordinator of this pipeline has begun. now: seconds.
-
     Raises DamageError where a retained checkpoint lacks its listing: what it names could not be told from garbage.
+
+    Attributes:
+        retained: The registry's checkpoints, oldest first, whose last one is continued.
+        listings: Their files, by id.
+        last_id: The highest id that any coordinator of this pipeline has begun.
+        now: Seconds.
     """
 
     def __init__(
@@ -101,8 +108,11 @@ class Coordinator:
     def trigger(
         self, now: float, trigger: Trigger, expected: Mapping[str, int], *, catching_up: bool = False
     ) -> PendingCheckpoint | Refusal:
-        """Begin the next epoch, with an id above every one that was ever begun. expected: number of subtasks by
-        operator."""
+        """Begin the next epoch, with an id above every one that was ever begun.
+
+        Args:
+            expected: Number of subtasks by operator.
+        """
         at = self._clock(now)
         held = self._held(at, catching_up or trigger in (Trigger.SAVEPOINT, Trigger.DRAIN))
         if held is not None:
@@ -116,7 +126,11 @@ class Coordinator:
         return begun
 
     def _held(self, at: float, at_once: bool) -> str | None:
-        """Why no epoch may begin, in words. at_once: the min pause does not matter."""
+        """Why no epoch may begin, in words.
+
+        Args:
+            at_once: The min pause does not matter.
+        """
         if self.failed_for_good:
             return f"{self.failures} epochs failed in a row, {self.policy.tolerable_failures} are tolerated"
         if len(self._pending) >= self.policy.max_concurrent:
@@ -234,10 +248,13 @@ class Coordinator:
         return oldest
 
     def completed(self, now: float, checkpoint: Checkpoint, carried: Sequence[StateFile] = ()) -> None:
-        """The registry has the checkpoint's row: it is the head now. carried: files of its listing that no ack has
-        brought.
+        """The registry has the checkpoint's row: it is the head now.
 
-        Raises ValueError unless it was being committed.
+        Args:
+            carried: Files of its listing that no ack has brought.
+
+        Raises:
+            ValueError: Unless it was being committed.
         """
         oldest = self._pending[0] if self._pending else None
         if (

@@ -60,9 +60,13 @@ class FailureReason(StrEnum):
 class PendingCheckpoint:
     """An epoch between its trigger and its completion.
 
-    parent_id: what it continues, pending or confirmed. base: the newest confirmed checkpoint at its trigger. expected:
-    number of subtasks by operator uid. deadline: on the coordinator's clock. committing: only the registry can tell
-    now."""
+    Attributes:
+        parent_id: What it continues, pending or confirmed.
+        base: The newest confirmed checkpoint at its trigger.
+        expected: Number of subtasks by operator uid.
+        deadline: On the coordinator's clock.
+        committing: Only the registry can tell now.
+    """
 
     id: CheckpointId
     parent_id: CheckpointId | None
@@ -118,8 +122,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of an ack. error: of a decline, as in `Ack.error`. discard: objects of its attempt that nothing
-    names."""
+    """What became of an ack.
+
+    Attributes:
+        error: Of a decline, as in `Ack.error`.
+        discard: Objects of its attempt that nothing names.
+    """
 
     outcome: AckOutcome
     error: dict[str, Any] | None = None
@@ -128,7 +136,11 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """An epoch that will never complete. discard: objects that its accepted acks had named, and nothing else does."""
+    """An epoch that will never complete.
+
+    Attributes:
+        discard: Objects that its accepted acks had named, and nothing else does.
+    """
 
     pending: PendingCheckpoint
     reason: FailureReason

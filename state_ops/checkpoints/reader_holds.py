@@ -43,7 +43,11 @@ log = structlog.get_logger("weir.pins")
 
 @dataclass(frozen=True, slots=True)
 class HoldRecord:
-    """One running restore's hold on a checkpoint. purpose: in words, for who asks why the checkpoint stays."""
+    """One running restore's hold on a checkpoint.
+
+    Attributes:
+        purpose: In words, for who asks why the checkpoint stays.
+    """
 
     checkpoint_id: CheckpointId
     commit_id: str
@@ -146,7 +150,11 @@ class Watcher:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def live(self, storage: Storage, now: float | None = None) -> dict[str, HoldRecord]:
-        """The holds that count, by their path. now: seconds on this process's monotonic clock."""
+        """The holds that count, by their path.
+
+        Args:
+            now: Seconds on this process's monotonic clock.
+        """
         return self.sorted_out(storage, now)[0]
 
     def dead(self, storage: Storage, now: float | None = None) -> list[str]:

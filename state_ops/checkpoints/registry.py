@@ -136,7 +136,11 @@ _ID_DIGITS = 20  # in the names of listings and rows, so that they sort by check
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pin:
-    """A checkpoint has a name, so retention never touches it. kind: savepoint, or branch, which reads from it."""
+    """A checkpoint has a name, so retention never touches it.
+
+    Attributes:
+        kind: Savepoint, or branch, which reads from it.
+    """
 
     kind: str
     name: str
@@ -149,7 +153,11 @@ class Pin:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OrphanListing:
-    """A listing without its checkpoint. path: of the listing's file in its table."""
+    """A listing without its checkpoint.
+
+    Attributes:
+        path: Of the listing's file in its table.
+    """
 
     path: str
     checkpoint_id: CheckpointId
@@ -236,7 +244,12 @@ class _Rows(Generic[Row]):
 
 
 class Registry:
-    """One pipeline's registry. storage: rooted at the pipeline; app_id: constant for pipeline and branch."""
+    """One pipeline's registry.
+
+    Attributes:
+        storage: Rooted at the pipeline.
+        app_id: Constant for pipeline and branch.
+    """
 
     def __init__(self, storage: Storage, app_id: str) -> None:
         def table(name: str, schema: pa.Schema, row: type, partition: Sequence[str] = ()) -> FencedTable:
@@ -330,8 +343,10 @@ class Registry:
     def take_over(self, after: Generation | None = None) -> Generation:
         """Claim the next generation, before anything else is read, cleaned or published.
 
-        after: the generation that must own the registry now. A coordinator that only wants to renew its own claim gives
-        it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away from who lives.
+        Args:
+            after: The generation that must own the registry now. A coordinator that only wants to renew its own claim
+                gives it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away
+                from who lives.
         """
         self._probe()
         for table in self._tables:
@@ -360,8 +375,10 @@ class Registry:
     def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile], *, newest: CheckpointId | None = None) -> None:
         """Make the checkpoint exist: its listing first, then its row, which is the commit point.
 
-        The row goes in only while the table's head is the checkpoint's parent and we own the generation. newest: of a
-        rewind, the head that it leaves.
+        The row goes in only while the table's head is the checkpoint's parent and we own the generation.
+
+        Args:
+            newest: Of a rewind, the head that it leaves.
         """
         head = checkpoint.parent_id if newest is None else newest
         # Both files at once, which count for nothing yet; then the entries that name them, one after the other.

@@ -61,10 +61,14 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One restore. purpose: restore, run, rewind, drill. problem: why the checkpoint is not valid, None if it is.
+    """One restore.
 
-    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated.
-    bytes_unread: of what was on this host, whose size alone was compared in storage; the table does not record it.
+    Attributes:
+        purpose: Restore, run, rewind, drill.
+        problem: Why the checkpoint is not valid, None if it is.
+        bytes_fetched, bytes_cached, bytes_local: Of its state, where they came from.
+        expectations: How many were evaluated.
+        bytes_unread: Of what was on this host, whose size alone was compared in storage; the table does not record it.
     """
 
     checkpoint_id: CheckpointId

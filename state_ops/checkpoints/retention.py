@@ -28,10 +28,13 @@ from state_ops.storage.storage import Storage, StoredFile
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one checkpoint, and why. reasons: in words, each true by itself; none: it goes.
+    """What happens to one checkpoint, and why.
 
-    bytes: of its state and channel objects; frees: of those that go with it, because no checkpoint that stays names
-    them."""
+    Attributes:
+        reasons: In words, each true by itself; none: it goes.
+        bytes: Of its state and channel objects.
+        frees: Of those that go with it, because no checkpoint that stays names them.
+    """
 
     id: CheckpointId
     stays: bool
@@ -42,7 +45,11 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFate:
-    """What happens to one object. named_by: the checkpoints that stay and name it; none: it is deleted."""
+    """What happens to one object.
+
+    Attributes:
+        named_by: The checkpoints that stay and name it; none: it is deleted.
+    """
 
     path: str
     bytes: int
@@ -55,7 +62,12 @@ class ObjectFate:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What pruning would do. drop: checkpoint ids; delete: objects that reach a reference count of 0."""
+    """What pruning would do.
+
+    Attributes:
+        drop: Checkpoint ids.
+        delete: Objects that reach a reference count of 0.
+    """
 
     drop: tuple[CheckpointId, ...]
     delete: tuple[StateFile, ...]
@@ -73,8 +85,10 @@ def reasons(
 ) -> dict[CheckpointId, tuple[str, ...]]:
     """Why each checkpoint stays; an empty tuple: it goes.
 
-    keep: how many to retain besides those with a name; 0 drops the head too, and a rewind with what it abandoned.
-    needed: who else needs a checkpoint, in words."""
+    Args:
+        keep: How many to retain besides those with a name; 0 drops the head too, and a rewind with what it abandoned.
+        needed: Who else needs a checkpoint, in words.
+    """
     named = {pin.commit_id for pin in pins}
     ordered = sorted(checkpoints, key=lambda row: row.id)
     left = abandoned(ordered)
@@ -103,7 +117,11 @@ def plan(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> RetentionPlan:
-    """Decide by `reasons`; listings: of every checkpoint."""
+    """Decide by `reasons`.
+
+    Args:
+        listings: Of every checkpoint.
+    """
     why = reasons(checkpoints, keep, pins, needed)
     drop = tuple(id for id, stays in why.items() if not stays)
     if not drop:
@@ -146,7 +164,8 @@ def apply(
     """Carry a plan out as the owner of `generation`, and finish what an earlier one had to leave; returns what was
     deleted.
 
-    watcher: what this process knows of running restores. What one of them still reads stays, until a later call.
+    Args:
+        watcher: What this process knows of running restores. What one of them still reads stays, until a later call.
     """
     unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request
     # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
@@ -172,6 +191,9 @@ def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generat
 
     Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked. Files
     that have no name of Weir's are not its to delete.
+
+    Args:
+        listings: Of all checkpoints, and of strays that are held.
     """
     named = reference_counts(listings)
     unnamed = []

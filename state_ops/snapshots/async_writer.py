@@ -29,8 +29,11 @@ _LOOK_SECONDS = 0.005
 
 
 def begin(directory: Path, write: Callable[[Path], object]) -> Thread:
-    """Write a snapshot into an attempt's directory, in a thread. write: called with a path that does not exist, to make
-    it a directory."""
+    """Write a snapshot into an attempt's directory, in a thread.
+
+    Args:
+        write: Called with a path that does not exist, to make it a directory.
+    """
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     writer = Thread(target=_written, args=(directory, write, lock), name=f"snapshot {directory.name}", daemon=True)
     try:
@@ -61,10 +64,15 @@ def _written(directory: Path, write: Callable[[Path], object], lock: int) -> Non
 
 
 def settle(directory: Path, deadline: float | None = None, cancelled: Event | None = None) -> None:
-    """Return when a snapshot that was begun in `directory` is whole. deadline: on time.monotonic().
+    """Return when a snapshot that was begun in `directory` is whole.
 
-    Raises TransientError when it will never be, or not in time, CancelledError when `cancelled` is set,
-    FileNotFoundError when none was begun here.
+    Args:
+        deadline: On time.monotonic().
+
+    Raises:
+        TransientError: When it will never be, or not in time.
+        CancelledError: When `cancelled` is set.
+        FileNotFoundError: When none was begun here.
     """
     while not (directory / WHOLE).exists():
         gone, why = _ended(directory / _LOCK)

@@ -86,8 +86,12 @@ class ObjectCache:
         """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be
         fetched.
 
-        arrived: as in `Storage.get_file`, where it had to be. part: where it arrives if it is not to come here, beside
-        `target`. Raises DamageError when it is missing from storage or is not what the checkpoint recorded.
+        Args:
+            arrived: As in `Storage.get_file`, where it had to be.
+            part: Where it arrives if it is not to come here, beside `target`.
+
+        Raises:
+            DamageError: When it is missing from storage or is not what the checkpoint recorded.
         """
         if not self.most_bytes:
             download(storage, file, target, cancelled, arrived, part)
@@ -178,8 +182,11 @@ def download(
     arrived: Arrived | None = None,
     part: Path | None = None,
 ) -> None:
-    """Bring an object from storage, its digest checked. part: where it arrives, and where a download that was broken
-    off goes on."""
+    """Bring an object from storage, its digest checked.
+
+    Args:
+        part: Where it arrives, and where a download that was broken off goes on.
+    """
     if part is None:
         storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled, arrived=arrived)
         return

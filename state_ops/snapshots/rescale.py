@@ -33,8 +33,10 @@ def bases(
 ) -> dict[int, Snapshot]:
     """By subtask at parallelism `now`, what it builds on, from the listing of a checkpoint that was taken at `was`.
 
-    commit_id: the checkpoint's. A snapshot that is put together carries an attempt id of its own, the same however
-    often this is asked."""
+    Args:
+        commit_id: The checkpoint's. A snapshot that is put together carries an attempt id of its own, the same however
+            often this is asked.
+    """
     taken = snapshots_of(tuple(files), operator)
     if was == now:
         return taken

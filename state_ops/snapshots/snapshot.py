@@ -71,10 +71,14 @@ _PART = ".part-"
 class WorkingCopy:
     """A working copy of the base.
 
-    inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from;
-    None if it came from storage, digests checked, or starts empty. only: that directory is the only place where the
-    base is. fetched: what was looked for in storage and among what this host has; operator: the local directory of the
-    operator's subtasks."""
+    Attributes:
+        inherited: Local name -> inode, of the base's immutable files.
+        source: The local directory that it was linked from; None if it came from storage, digests checked, or starts
+            empty.
+        only: That directory is the only place where the base is.
+        fetched: What was looked for in storage and among what this host has.
+        operator: The local directory of the operator's subtasks.
+    """
 
     db: Path
     inherited: dict[str, int]
@@ -98,12 +102,17 @@ def working_copy(
 ) -> WorkingCopy:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
-    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be
-    linked. objects: as for `fetch`. read: false where the base is in memory already (`Frozen`): the working copy stays
-    empty. A base that is still being written is waited for until `deadline`, on time.monotonic(). One that has to be
-    fetched takes its time, which `progress` tells whoever waits; an attempt that breaks off leaves what it has for the
-    next one. Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded,
-    and LocalBaseError when a base that is nowhere but on a local disk is not there, or not whole.
+    Args:
+        is_immutable: Which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may
+            be linked.
+        objects: As for `fetch`.
+        read: False where the base is in memory already (`Frozen`): the working copy stays empty. A base that is still
+            being written is waited for until `deadline`, on time.monotonic(). One that has to be fetched takes its
+            time, which `progress` tells whoever waits; an attempt that breaks off leaves what it has for the next one.
+
+    Raises:
+        DamageError: That names the file when an object is missing or is not what the checkpoint recorded.
+        LocalBaseError: When a base that is nowhere but on a local disk is not there, or not whole.
     """
     db = attempt.directory / "db"
     db.mkdir(parents=True)
@@ -174,12 +183,16 @@ def fetch(
     operator: Path | None = None,
     arrived: Arrived | None = None,
 ) -> Fetched:
-    """Bring a snapshot's files in parallel into `target`, every digest checked. What is there of an earlier try is not
-    fetched again.
+    """Bring a snapshot's files in parallel into `target`, every digest checked.
 
-    objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's
-    subtasks, whose snapshots are linked, as in a fork, where they prove the very object. arrived: is told of all
-    bytes as they come, wherever from."""
+    What is there of an earlier try is not fetched again.
+
+    Args:
+        objects: This host's, where immutable files are looked for and left.
+        operator: The local directory of the operator's subtasks, whose snapshots are linked, as in a fork, where they
+            prove the very object.
+        arrived: Is told of all bytes as they come, wherever from.
+    """
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)
 
@@ -318,9 +331,12 @@ def bring_home(
 ) -> Fetched:
     """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
 
-    epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything
-    proves it. Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something
-    is damaged."""
+    Args:
+        epoch: Name for the directory's beginning, as of an attempt.
+        check: Called with a working copy, before anything proves it.
+
+    Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something is damaged.
+    """
     for again in (False, True):
         try:
             return _brought(storage, home, base, epoch, is_immutable, objects, arrived=arrived, check=check)
@@ -527,8 +543,11 @@ def upload(
 ) -> Snapshot:
     """Upload what the base does not have, re-reference what it has, write the local manifest last.
 
-    base: what the attempt was forked from, as a confirmed checkpoint names it. full: upload everything, so that the
-    snapshot depends on no other. deadline: on time.monotonic().
+    Args:
+        base: What the attempt was forked from, as a confirmed checkpoint names it.
+        full: Upload everything, so that the snapshot depends on no other.
+        deadline: On time.monotonic().
+
     Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
     """
 

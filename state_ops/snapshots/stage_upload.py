@@ -35,8 +35,12 @@ def upload(
 ) -> list[Ack]:
     """The acks with their files in storage; one that has handed nothing over stays as it is.
 
-    bases: by subtask, what they were built on as a confirmed checkpoint names it. full: as in `snapshot.upload`.
-    channels: which of `for_stages` are to be read from storage. deadline: on time.monotonic().
+    Args:
+        bases: By subtask, what they were built on as a confirmed checkpoint names it.
+        full: As in `snapshot.upload`.
+        channels: Which of `for_stages` are to be read from storage.
+        deadline: On time.monotonic().
+
     Raises the first failure, after the other transfers have stopped.
     """
     started = time.perf_counter()

@@ -24,12 +24,14 @@ RESTORING = ".restoring-"
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
     """Remove local directories that nothing can need, before the attempt makes its own.
 
-    bases: the attempts whose directories stay: what this epoch of the stage builds on, what it would be replayed from,
-    and what of earlier epochs is being uploaded. stages: the uids
-    of the pipeline's stages; none: nothing is known of other stages. parallelism: of the stage.
-    Of the attempt's own subtask, everything goes that is older than this epoch; so it does of subtasks and stages that
-    are no more. Of other subtasks of the stage, only lower generations: an earlier epoch may be in flight there.
-    Another attempt of this very epoch may be alive (speculation), so its directory stays.
+    Args:
+        bases: The attempts whose directories stay: what this epoch of the stage builds on, what it would be replayed
+            from, and what of earlier epochs is being uploaded.
+        stages: The uids of the pipeline's stages; none: nothing is known of other stages.
+        parallelism: Of the stage. Of the attempt's own subtask, everything goes that is older than this epoch; so it
+            does of subtasks and stages that are no more. Of other subtasks of the stage, only lower generations: an
+            earlier epoch may be in flight there. Another attempt of this very epoch may be alive (speculation), so its
+            directory stays.
     """
     mine = (attempt.generation, attempt.epoch)
     operator = attempt.home.parent

@@ -1,12 +1,10 @@
-"""Stateful backfill: replay a range of event time with today's code and today's input, on a branch, and promote what
-comes of it.
+"""Stateful backfill: replay a range of event time with today's code and input on a branch, and promote the result.
 
-    newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when somebody
-    approves
+    newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when approved
 
-Production goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that the
-same range is never
-worked on twice: a replay that was cut off goes on, one whose input or code has changed since begins anew.
+The pipeline goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that
+two backfills never work on the same range. If a replay was cut off, the next call continues it. If its input or code
+has changed since, the next call begins it anew.
 """
 
 from __future__ import annotations
@@ -59,12 +57,15 @@ _HOUR = "%Y%m%dT%H"
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """What became of a backfill. base: the checkpoint that it was replayed from; resumed: an earlier try had begun;
-    epochs: replayed now.
+    """The outcome of a backfill.
 
-    promoted: the promotion's checkpoint; None: it waits for approval, or nothing differed and there was nothing to
-    promote.
-    note: why the base is an earlier one than it seems, in words; None: it is not.
+    Attributes:
+        base: The checkpoint from which it was replayed.
+        resumed: Whether an earlier try was continued.
+        epochs: How many epochs this call replayed.
+        promoted: The promotion's checkpoint. None: the backfill waits for approval, or nothing differed, so there was
+            nothing to promote.
+        note: Why the base is an earlier checkpoint than one would expect, in words; None if it is not.
     """
 
     branch: str
@@ -89,7 +90,7 @@ class Backfilled:
 
 
 def branch_name(start: datetime, end: datetime) -> str:
-    """Of the backfill of a range, whole hours in UTC: backfill-20260103T00-20260106T00."""
+    """The branch's name for the backfill of a range of whole hours in UTC: backfill-20260103T00-20260106T00."""
     return f"{_PREFIX}{start.astimezone(UTC):{_HOUR}}-{end.astimezone(UTC):{_HOUR}}"
 
 
@@ -99,7 +100,7 @@ def epoch_line(report: EpochReport) -> str:
 
 
 def range_of(name: str) -> tuple[datetime, datetime] | None:
-    """The range of a backfill's branch; None: the branch is none."""
+    """The range of a backfill's branch; None if the name is not of a backfill."""
     first, _, second = name.removeprefix(_PREFIX).partition("-")
     try:
         start, end = (datetime.strptime(text, _HOUR).replace(tzinfo=UTC) for text in (first, second))
@@ -109,14 +110,15 @@ def range_of(name: str) -> tuple[datetime, datetime] | None:
 
 
 def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Checkpoint, str | None]:
-    """The newest retained checkpoint that has seen nothing of `start` or later; the one before where that is not sure.
+    """The newest retained checkpoint that has read no row of `start` or later. Where this is not certain, the one
+    before it.
 
     Returns:
-        The checkpoint, and in words why it is not the newest that seems to lie before the range, or may have seen rows
-        of it; None: it has not.
+        The checkpoint, and a note in words, or None. The note says why this is not the newest checkpoint that seems to
+        lie before the range, or that it may have read rows of the range.
 
     Raises:
-        WeirError: None lies before the range. It says how far back they reach.
+        WeirError: No checkpoint lies before the range. The message says how far back the checkpoints reach.
     """
     _, registry = open_storage(pipeline, settings)
     completed = registry.checkpoints()
@@ -164,13 +166,18 @@ def backfill(
     executor: Executor | None = None,
     on_epoch: Callable[[EpochReport], None] | None = None,
 ) -> Backfilled:
-    """Replay event times from `start` up to and without `end`, and promote that if asked to and if something differs.
+    """Replay event times from `start` up to and without `end`. If asked to, promote the result where something differs.
 
-    replaces: "since": state and all rows since the range began; "range": its rows alone. told: called with each epoch
-    of the replay. Raises WeirError when no checkpoint lies before the range, another backfill overlaps it, or a gate
-    holds the replay; production is as it was then, and the same call goes on from there once that is mended.
+    Args:
+        replaces: "since" replaces state and all rows since the range began; "range" replaces the rows of the range
+            alone.
+        on_epoch: Called with the report of each replayed epoch.
+
+    Raises:
+        WeirError: No checkpoint lies before the range, another backfill overlaps it, or a gate holds the replay. The
+            pipeline is unchanged. Once the cause is mended, the same call continues from there.
     """
-    if replaces not in (SINCE, RANGE):  # what is not understood must not replace more than was meant
+    if replaces not in (SINCE, RANGE):  # a misspelled value must not replace more than was meant
         raise ConfigurationError(f"{replaces!r} is nothing that a backfill replaces.", next="Say since or range.")
     _check_bounds(start, end)
     name = branch_name(start, end)
@@ -215,8 +222,10 @@ def backfill(
 
 
 def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
-    """What promoting a branch would do now, as `promotion.plan` says. Of a backfill input that has been corrected since
-    is an obstacle too."""
+    """What promoting a branch would do now, as `promotion.plan` says.
+
+    If the branch is a backfill's, input that was corrected since the replay is an obstacle too.
+    """
     decided = promotion.plan(pipeline, settings, name)
     corrected = tuple(_corrected(pipeline, settings, name)) if range_of(name) is not None else ()
     return replace(decided, obstacles=(*decided.obstacles, *corrected), corrected=corrected)
@@ -233,8 +242,12 @@ def approve(
 ) -> Checkpoint:
     """Promote a backfill that waits, then drop its branch, of which nothing is needed any more.
 
-    accepted: obstacles of its `plan`, as `promote` takes them. Raises WeirError for others, and for one whose replay
-    has not come to its end."""
+    Args:
+        accepted: The obstacles of its `plan` that are accepted, as `promote` takes them.
+
+    Raises:
+        WeirError: There are other obstacles, or the replay has not come to its end.
+    """
     source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
     if _noted(source).get("state") != WAITING:
         raise WeirError(
@@ -289,8 +302,14 @@ def _check_overlap(
 
 
 def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, code: str) -> str | None:
-    """Why an earlier try of the same range is not gone on with, in words. code: today's fingerprint. Raises BusyError
-    while it runs."""
+    """Why an earlier try of the same range is not continued, in words; None if it is continued.
+
+    Args:
+        code: Today's fingerprint.
+
+    Raises:
+        BusyError: The earlier try is running.
+    """
     here = forks.branched(pipeline, settings, name)
     source, registry = open_storage(here, settings)
     if lease.watch(source):
@@ -314,8 +333,9 @@ def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, 
 
 
 def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """By source, the positions from which and up to which a backfill's branch has read; None: what it was forked from
-    is gone."""
+    """By source, the positions from which and up to which a backfill's branch has read; None if the checkpoint that it
+    was forked from is gone.
+    """
     _, trunk = open_storage(pipeline, settings)
     tip = open_storage(forks.branched(pipeline, settings, name), settings)[1].head()
     pin = trunk.pinned(BRANCH, name)
@@ -324,7 +344,9 @@ def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mappin
 
 
 def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[str]:
-    """Which input has been corrected since a backfill's branch read it, in words: its rows would be those of before."""
+    """Which input files were corrected since a backfill's branch read them, in words. The branch's rows are those of
+    before.
+    """
     here = forks.branched(pipeline, settings, name)
     then, now = _replayed(pipeline, settings, name) or ({}, {})
     for source_name, reader in readers(here, settings).items():
@@ -343,6 +365,6 @@ def _note(source: Storage, note: dict[str, Any]) -> None:
 
 
 def _noted(source: Storage) -> dict[str, Any]:
-    """What a branch's backfill has noted; empty: nothing yet."""
+    """What a branch's backfill has noted beside its registry; empty if it has noted nothing yet."""
     raw = source.read_bytes(forks.NOTE)
     return json.loads(raw) if raw else {}

@@ -1,10 +1,10 @@
-"""In what a branch differs from its pipeline: the rows that both have made of the same input since the fork, and the
-state.
+"""How a branch differs from its pipeline: in the rows that both made of the same input since the fork, and in state.
 
-Rows are compared as multisets. Where a row of one side has a counterpart of the same key on the other, it counts as
-changed; keys are the stage's key columns, a window's start, and the event time, as far as the table has them. Floats
-count as equal up to nine digits, since sums depend on the order in which rows arrive. Columns that say when a row was
-processed are left out, and named: a branch reads everything later."""
+Rows are compared as multisets. If a row of one side has a counterpart of the same key on the other side, it counts as
+changed. Keys are the stage's key columns, a window's start and the event time, as far as the table has them. Floats
+count as equal if their first nine digits are, since sums depend on the order in which rows arrive. Columns that say
+when a row was processed are left out and named, because a branch reads everything later.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +47,17 @@ _KINDS = (ADDED, REMOVED, CHANGED)
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """One table. rows: since the fork, of the pipeline and of the branch, with those that its promotion would bring
-    back; counts: rows added, removed, changed by its promotion.
+    """The difference of one table.
 
-    days: the same by day of the event time, for days in which something differs; by "" where the table has none.
-    sample: some of the rows that differ, `change` first: added, removed, or was and is. columns: what only one side
-    has, in words. left_out: columns that are not compared, since they say when a row was processed.
+    Attributes:
+        rows: How many rows the pipeline and the branch have made since the fork, those included that a promotion would
+            bring back.
+        counts: How many rows a promotion of the branch adds, removes and changes.
+        days: The same counts by day of the event time, for days in which something differs; under "" if the table has
+            no event time.
+        sample: Some of the rows that differ. Their column `change` says added, removed, was or is.
+        columns: Columns that only one side has, in words.
+        left_out: Columns that are not compared, since they say when a row was processed.
     """
 
     table: str
@@ -70,8 +75,13 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared. left_out: as
-    of a table."""
+    """The difference of one stage's state.
+
+    Attributes:
+        counts: How many keys were added, removed and changed; None if the state could not be compared, and `why` says
+            why.
+        left_out: Fields that are not compared, as in `TableDiff`.
+    """
 
     stage: str
     counts: dict[str, int] | None
@@ -86,10 +96,16 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BranchDiff:
-    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. taken_back: what the
-    pipeline has promoted or edited since the fork, and the branch's promotion would take back. head, base, tip: the
-    pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
-    the branch has still to read, by source: until then it differs by those too."""
+    """The difference of a branch and its pipeline. If the branch is to replace a range alone, it has rows and no state.
+
+    Attributes:
+        taken_back: What the pipeline has promoted or edited since the fork, and a promotion of the branch would take
+            back.
+        head: The pipeline's newest checkpoint.
+        base: The checkpoint that was forked.
+        tip: The branch's newest checkpoint.
+        behind: By source, how many files the branch has still to read. Until then it also differs by those.
+    """
 
     pipeline: str
     branch: str
@@ -154,10 +170,13 @@ class BranchDiff:
 
 
 def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True) -> BranchDiff:
-    """Compare a branch with its pipeline, by reading alone. states: whether also the stages' state, which is read
-    whole.
+    """Compare a branch with its pipeline, by reading alone.
 
-    Raises WeirError when there is no such branch, or it is of another history.
+    Args:
+        states: Whether to compare the stages' state too, which reads all of it.
+
+    Raises:
+        WeirError: There is no such branch, or it was forked from another history.
     """
     decided, here = promotion.plan(pipeline, settings, name), branched(pipeline, settings, name)
     storage, _ = open_storage(pipeline, settings)
@@ -169,7 +188,9 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
             tables.append(_keyed(pipeline, sink, table, storage, source, settings.work_dir))
             continue
         goes = table.back.goes if table.back is not None else ()
-        returns = table.back.comes if table.back is not None else ()  # what a promotion since the fork has taken out
+        returns = (
+            table.back.comes if table.back is not None else ()
+        )  # rows that a promotion since the fork has taken out
         within = (decided.only, table.column) if decided.only is not None and table.column is not None else None
         if within is not None:  # the pipeline's rows of a range may have come before the fork
             goes, returns = promotion.rows_of(storage, table.table)[0], ()
@@ -275,7 +296,7 @@ def _table(
 
 
 def _as_shown(field: pa.Field) -> str:
-    """A column of `differing` as it is in the table: floats are compared as texts of nine digits."""
+    """A column of `differing` as the table has it: floats are compared as texts of nine digits."""
     name = quoted(field.name)
     if not pa.types.is_floating(field.type):
         return name
@@ -298,10 +319,13 @@ def _loaded(
     within: tuple[Range, str] | None,
     scratch: Path,
 ) -> pa.Schema | None:
-    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no
-    files.
+    """Load the rows of one side, file by file, perhaps only those of a range.
 
-    parts: each storage with the files that lie there.
+    Args:
+        parts: The storages, each with the files that lie there.
+
+    Returns:
+        The columns of the rows; None if there are no files.
     """
     if not any(files for _, files in parts):
         return None
@@ -335,8 +359,10 @@ def _compare(
     has_ours: bool,
     has_theirs: bool,
 ) -> None:
-    """Make `differing`: rows that one side has more often than the other, the pipeline's (turn 0) before the branch's
-    (turn 1) of a key."""
+    """Create the table `differing`: rows that one side has more often than the other.
+
+    Of each key the pipeline's rows (turn 0) come before the branch's (turn 1).
+    """
     floats = {field.name for field in schema if pa.types.is_floating(field.type)}
     same = ", ".join(
         f"format('{{:.8e}}', {quoted(name)} + 0.0) AS {quoted(name)}" if name in floats else quoted(name)
@@ -442,14 +468,15 @@ def _by_day(days: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 
 def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:
-    """A state's sample, a line for each field in which a key differs; of one that only one side has, for all of its
-    fields."""
+    """A state's sample with one line for each field in which a key differs. A key that only one side has gets a line
+    for each of its fields.
+    """
     for row in state.sample:
         old, new = row["old"] or {}, row["new"] or {}
         fields = (
             [name for name in (old or new) if name not in state.left_out] if row["fields"] is None else row["fields"]
         )
-        for name in fields or [""]:  # its key alone tells, where all fields are left out
+        for name in fields or [""]:  # if all fields are left out, the key alone is shown
             key = " / ".join(map(text_of, row["key"].values()))
             yield {
                 "change": row["change"],

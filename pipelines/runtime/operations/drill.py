@@ -1,13 +1,11 @@
 """Restore drill: prove on scratch that the pipeline would come back, and measure how long that takes.
 
-    restore   the newest checkpoint, from storage into an empty directory; every digest, opened, keys in their key
-              groups
+    restore   the newest checkpoint, from storage into an empty directory; every digest, opened, keys in their groups
     replay    its epoch once more, from the checkpoint before it, in a storage of the drill's own
-    compare   the state that comes of it, entry by entry and key group by key group, and how many rows went in and out
+    compare   the state of the replay, entry by entry and key group by key group, and how many rows went in and out
 
-Production is only read, apart from holds and a row in `registry/restores`; a coordinator may go on beside it. What is
-compared are
-entries, never files: another run makes other files of the same state.
+Production is only read, apart from reader holds and a row in `registry/restores`, so a coordinator may go on beside the
+drill. Entries are compared, never files, because another run makes other files of the same state.
 """
 
 from __future__ import annotations
@@ -65,13 +63,18 @@ _DIRECTORY = "drills"
 _COUNTED = ("rows_in", "rows_out", "rows_late", "rows_dropped", "rows_duplicate", "rows_null_key")
 _LOOKED_AT = 100_000
 _LOOKS = 3
-_RELATIVE = 1e-9  # of sums of floats, whose last digits depend on the order in which rows arrive
+_RELATIVE = 1e-9  # for sums of floats, whose last digits depend on the order in which rows arrive
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One epoch, played again. parent: the checkpoint that it was begun on; entries: of state that were compared;
-    seconds: until it was committed again."""
+    """One epoch, played again.
+
+    Attributes:
+        parent: The checkpoint from which it was played.
+        entries: How many entries of state were compared.
+        seconds: How long the epoch took, up to its commit.
+    """
 
     parent: CheckpointId
     rows: int
@@ -81,10 +84,12 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What a drill found. problems: what is wrong, in words; none: the pipeline would come back as it was.
+    """The result of a drill.
 
-    replay: None where the epoch could not be played again, and `not_replayed` says why. loss_seconds: how long the
-    oldest input that no checkpoint holds has waited; 0 when none waits.
+    Attributes:
+        problems: What is wrong, in words. Without problems the pipeline would come back as it was.
+        replay: None if the epoch could not be played again; then `not_replayed` says why.
+        loss_seconds: How long the oldest input that no checkpoint holds has waited; 0 if none waits.
     """
 
     checkpoint: CheckpointId
@@ -98,15 +103,17 @@ class Drilled:
 
     @property
     def recovery_seconds(self) -> float | None:
-        """From nothing on this host to the next epoch's commit: the restore, and the epoch where one was replayed. None
-        where there was no
-        recovery: what was restored is not what there was."""
+        """The time from an empty host to the next epoch's commit: of the restore, and of the replayed epoch if there is
+        one.
+
+        None if the restored state is not what it was, because then there was no recovery.
+        """
         if self.problems:
             return None
         return self.restore_seconds + (self.replay.seconds if self.replay else 0.0)
 
     def missed(self, settings: Settings) -> list[str]:
-        """Which objectives of the settings are missed, in words."""
+        """The objectives of the settings that were missed, in words."""
         wanted, missed = settings.restore, []
         time_objective, point_objective = (
             wanted.recovery_time_objective_seconds,
@@ -147,14 +154,17 @@ class Drilled:
 
 
 def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = None) -> Drilled:
-    """Restore the newest checkpoint on scratch, replay its epoch, compare. executor: what runs stages, by default
-    Spark.
+    """Restore the newest checkpoint on scratch, replay its epoch, and compare the state.
 
-    Raises WeirError when there is no checkpoint yet, or when the drill itself cannot be done; what is wrong with the
-    checkpoint is a problem of the result.
+    Args:
+        executor: What runs the stages; by default Spark.
+
+    Raises:
+        WeirError: There is no checkpoint yet, or the drill itself cannot be done. What is wrong with the checkpoint is
+            no error but a problem in the result.
     """
     storage, registry = open_storage(pipeline, settings)
-    home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # those of other hosts may live
+    home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # directories of other hosts may be in use
     with scratch(home, f"{host}-") as directory, ExitStack() as holds:
         head, parent = _hold_newest(pipeline, settings, storage, registry, holds)
         loss = _loss(pipeline, settings, head)
@@ -164,7 +174,7 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
             restored = restore.restore(pipeline, away, storage, registry, head, PURPOSE)
         except PrunedError:
             raise
-        except Exception as error:  # the drill is there to say so, also of what nobody foresaw
+        except Exception as error:  # any error is what the drill is there to find
             seconds = time.perf_counter() - clock
             return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (_problem(error),))
         seconds = time.perf_counter() - clock
@@ -209,7 +219,7 @@ def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings
 def _hold_newest(
     pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, stack: ExitStack
 ) -> tuple[Checkpoint, Checkpoint | None]:
-    """The newest checkpoint and the one before it, if that is retained; both stay for as long as the stack lasts."""
+    """The newest checkpoint, and the one before it if that is retained. Both stay as long as the stack lasts."""
     beat = settings.lease.heartbeat_seconds
     for look in range(_LOOKS):
         completed = {row.id: row for row in registry.checkpoints()}
@@ -228,14 +238,14 @@ def _hold_newest(
                     )
                 stack.push(attempt.pop_all())
             return head, parent
-        except PrunedError:  # newer ones were completed this very moment
+        except PrunedError:  # newer checkpoints were completed meanwhile
             if look == _LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")
 
 
 def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
-    """Seconds for which the oldest file that no checkpoint has read has been there."""
+    """For how many seconds the oldest file that no checkpoint has read has waited."""
     waiting = [
         file.mtime_ns
         for name, reader in readers(pipeline, settings).items()
@@ -246,7 +256,7 @@ def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
 
 
 def _not_comparable(head: Checkpoint, parent: Checkpoint | None) -> str | None:
-    """Why the newest checkpoint's epoch cannot be played again, in words; None: it can."""
+    """Why the newest checkpoint's epoch cannot be played again, in words; None if it can."""
     if head.kind != EPOCH:
         return f"checkpoint {head.id} is no epoch but a {head.kind}"
     if head.parent_id is None:
@@ -271,7 +281,9 @@ def _replayed(
     parent: Checkpoint,
     executor: Executor | None,
 ) -> tuple[EpochReport, float]:
-    """The newest checkpoint's epoch once more, under its own id and at its own time, and the seconds that it took."""
+    """Play the newest checkpoint's epoch again, under its own id and at its own processing time; also the seconds it
+    took.
+    """
     aligned = there.checkpoints.model_copy(update={"alignment_timeout_seconds": None})
     there = there.model_copy(update={"checkpoints": aligned})
     offsets = SourceOffsets.at(parent)
@@ -314,7 +326,7 @@ def _raised(epoch: int, error: WeirError) -> None:
 def _compared(
     pipeline: Pipeline, settings: Settings, there: Settings, head: Checkpoint, replayed: Checkpoint
 ) -> tuple[int, list[str]]:
-    """How many entries of state were compared, and in what the replay differs from the checkpoint."""
+    """How many entries of state were compared, and how the replay differs from the checkpoint."""
     problems, entries = [], 0
     for uid, stats in head.operators.items():
         again = replayed.operators.get(uid)
@@ -381,7 +393,7 @@ def _kind(entry: tuple[bytes, bytes]) -> int:
 
 
 def _differing_rows(pipeline: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint) -> str | None:
-    """The difference in rows, in words; None if there is none but in the last digits of floats."""
+    """How the rows differ, in words; None if they differ at most in the last digits of floats."""
     at = int(head.id)
     with compared(pipeline, settings, uid, at, at, there) as difference, difference.rows(_LOOKED_AT) as (_, tables):
         rows = [row for table in tables for row in frames.python_rows(table) if not _same(row)]

@@ -1,15 +1,13 @@
-"""A fingerprint of what a run of a pipeline would ship to Spark: its definition, the code of its functions and classes,
-and Weir's own.
+"""A fingerprint of what a run ships to Spark: the pipeline's definition, the code of its functions, and Weir's own
+code.
 
-    the definition            stages, keys, windows, gates, sources, sinks: every field but what is written for people
-                              alone
-    functions and classes     of the project: bytecode, constants, defaults, annotations, what they close over, and the
-                              globals
-                              that they name, as far as these are the project's too; whole modules by their source
+    the definition            stages, keys, windows, gates, sources, sinks: every field except descriptions for people
+    functions and classes     of the project: bytecode, constants, defaults, annotations, closures, and the globals that
+                              they name if these are the project's too; whole modules by their source
     libraries                 by name: they are part of the executors' environment, and are not shipped
 
-Two processes give the same fingerprint for the same code. Comments, and lines that only moved, do not change it; for
-what cannot be looked into (a lock, a client of some service) the whole module counts that has it.
+Two processes give the same fingerprint for the same code. Comments, and lines that only moved, do not change it. If an
+object cannot be looked into (a lock, a client of some service), the source of the whole module that has it counts.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ def fingerprint(pipeline: Pipeline) -> str:
 
 @functools.cache
 def _shipped() -> str:
-    """Of Weir's own packages, as this process has found them when it first asked."""
+    """The code of Weir's own packages, as this process saw it at the first call."""
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (_PROJECT / package).rglob("*.py")):
         digest.update(file.relative_to(_PROJECT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
@@ -57,7 +55,7 @@ def _shipped() -> str:
 
 
 class _Walk:
-    """Goes through values and what they hold, each object once."""
+    """Walks through values and what they hold, and visits each object once."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -134,7 +132,7 @@ class _Walk:
             self._in_any_order((key, value[key]) for key in value)
 
     def _in_any_order(self, items: Iterator[tuple[Any, ...]]) -> None:
-        """Items whose order differs from one process to the next. What they hold counts as if each stood alone."""
+        """Items whose order differs between processes. Each item is walked as if it stood alone."""
         digests = []
         for item in items:
             if all(isinstance(part, _PLAIN) for part in item):
@@ -194,7 +192,7 @@ class _Walk:
                 self.add(value)
 
     def _object(self, value: Any) -> None:
-        """By what makes it anew elsewhere."""
+        """An object, by what pickle would use to rebuild it elsewhere."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:
@@ -208,7 +206,7 @@ class _Walk:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that code may look for among the globals, the functions in it too."""
+    """The names that code may look up among the globals, nested functions included."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -217,8 +215,10 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _of_project(module: str | None, file: str | None) -> bool:
-    """Whether code is the project's and not Weir's own, which `_shipped` has, nor a library's. Code without a file was
-    typed or made."""
+    """Whether code belongs to the project.
+
+    Weir's own code (see `_shipped`) and libraries do not. Code without a file was typed in or generated, and does.
+    """
     if file is None:
         return module == "__main__"
     path = str(Path(file).resolve())

@@ -1,13 +1,11 @@
-"""Forks: a branch of a pipeline from one of its checkpoints, with storage and tables of its own, and no byte of state
-copied.
+"""Forks: a branch of a pipeline from one of its checkpoints, with storage and tables of its own, without copying state.
 
     coordinator of the pipeline   pins the checkpoint under the branch's name, so that retention keeps its objects
     branches/<uuid>/              the branch's own registry begins with a checkpoint that names those objects
 
 A branch runs like a pipeline, under the name PIPELINE@BRANCH, with the code of the checkout. It reads what the pipeline
-has read since that
-checkpoint, and no more: once it has caught up, both have seen the same input, and can be compared. It never writes or
-deletes anything outside its own directory.
+has read since that checkpoint, and no more. Once it has caught up, both have read the same input and can be compared.
+It never writes or deletes anything outside its own directory.
 """
 
 from __future__ import annotations
@@ -51,11 +49,13 @@ _ONLY = "promotes.json"
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A branch that there is. base: the checkpoint that it was forked from, as the pipeline numbers it; commit_id: of
-    that one's row.
+    """A branch.
 
-    head: its newest checkpoint; None: its creation was cut off, and is finished by asking for it again. behind: files
-    that the pipeline has read and it has not, by source.
+    Attributes:
+        base: The checkpoint from which it was forked, as the pipeline numbers it.
+        commit_id: The commit id of that checkpoint's row.
+        head: The branch's newest checkpoint. None: its creation was cut off, and asking for it again finishes it.
+        behind: By source, how many files the pipeline has read and the branch has not.
     """
 
     branch: Branch
@@ -82,7 +82,11 @@ class Fork:
 
 
 def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:
-    """The pipeline as its branch of that name. Raises WeirError when there is none."""
+    """The pipeline as its branch of that name.
+
+    Raises:
+        WeirError: There is no such branch.
+    """
     _, registry = open_storage(_trunk(pipeline), settings)
     pin = registry.pinned(BRANCH, name)
     if pin is None:
@@ -91,7 +95,7 @@ def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:
 
 
 def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
-    """The branches of a pipeline, oldest first; by reading alone."""
+    """The branches of a pipeline, oldest first. Only reads."""
     _, registry = open_storage(pipeline, settings)
     return [_described(pipeline, settings, pin) for pin in registry.pins() if pin.kind == BRANCH]
 
@@ -99,11 +103,16 @@ def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
 def fork(
     pipeline: Pipeline, settings: Settings, name: str, at: At = None, reason: str = "", *, only: Range | None = None
 ) -> Fork:
-    """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may
-    live.
+    """Fork a pipeline from one of its checkpoints, while its coordinator may be running.
 
-    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off.
-    Raises WeirError when there is no such checkpoint or the name is taken.
+    If an earlier call for the same name was cut off, this one finishes it.
+
+    Args:
+        at: The checkpoint's number or a savepoint's name; by default the newest checkpoint.
+        only: A promotion of the branch replaces the rows of this range alone.
+
+    Raises:
+        WeirError: There is no such checkpoint, or the name is taken.
     """
     _check_trunk(pipeline)
     savepoints.check_name(name)
@@ -117,9 +126,9 @@ def _forked(
 ) -> Fork:
     newest = (
         registry.head()
-    )  # before the base is chosen and pinned: what is promoted from here on, the branch may not know
+    )  # read before the base is chosen and pinned: the branch may not know what is promoted from here on
     pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
-    if pin is not None:  # a fork that was cut off, nobody knows how long ago
+    if pin is not None:  # a fork that was cut off at an unknown time
         newest = None
     else:
         named = f"{uuid.uuid4().hex} {reason}".strip()
@@ -150,10 +159,12 @@ def _forked(
 
 
 def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint | None, only: Range | None) -> None:
-    """Begin the branch's own registry with the checkpoint that it is forked from.
+    """Begin the branch's own registry with the checkpoint from which it is forked.
 
-    newest: the pipeline's before that one was pinned; None: nobody knows, so that all since that one counts as since
-    the fork."""
+    Args:
+        newest: The pipeline's newest checkpoint before the base was pinned. None: nobody knows, so everything since the
+            base counts as made since the fork.
+    """
     _, registry = open_storage(pipeline, settings)
     base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
     if base is None:
@@ -182,9 +193,11 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint 
 
 
 def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
-    """Remove a branch with all that it has; what only it kept of the pipeline is pruned.
+    """Remove a branch with all its data, and prune what the pipeline kept only for it.
 
-    Raises BusyError where somebody runs it, WeirError when there is none of that name.
+    Raises:
+        BusyError: Somebody runs the branch.
+        WeirError: There is no branch of this name.
     """
     _check_trunk(pipeline)
     storage, registry = open_storage(pipeline, settings)
@@ -199,8 +212,8 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
     fork, here = _described(pipeline, settings, pin), replace(pipeline, branch=_branch(pin))
     branch_storage, _ = open_storage(here, settings)
     if fork.head is not None:
-        with claimed(here, settings):  # BusyError where it is seen to run
-            pass  # who runs it and is not seen to live commits nothing any more
+        with claimed(here, settings):  # raises BusyError if a coordinator is seen to run
+            pass  # fences a coordinator that is not seen: it can commit nothing any more
     storage.delete_tree(f"{BRANCHES}/{fork.branch.id}")
     shutil.rmtree(local_directory(settings, here, branch_storage), ignore_errors=True)
     maintenance.asked(
@@ -219,13 +232,13 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
 
 
 def range_of(branch: Storage, head: Checkpoint) -> Range | None:
-    """The rows that a branch is to replace; None: all since the fork, and the state.
+    """The rows that a branch is to replace; None: state, and all rows since the fork.
 
     Args:
-        branch: Its own storage.
-        head: Its newest checkpoint, which decides. The file beside the registry may be what a fork left that was cut
-            off, and that somebody has asked for once more in another way. So of a branch of an earlier release it
-            counts only if its backfill has confirmed it.
+        branch: The branch's own storage.
+        head: The branch's newest checkpoint, whose totals decide. The file beside the registry may be left from a fork
+            that was cut off and then asked for again with another range. Therefore, on a branch of an earlier release,
+            the file counts only if its backfill has confirmed it.
     """
     if RANGE_START in head.totals:
         span = Range(head.totals[RANGE_START], head.totals[RANGE_END])
@@ -236,7 +249,7 @@ def range_of(branch: Storage, head: Checkpoint) -> Range | None:
 
 
 def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, int]:
-    """How many files a branch has still to read until it has read what its pipeline has, by source."""
+    """By source, how many files a branch has still to read until it has read what its pipeline has."""
     offsets = head.offsets if head else {}
     return {name: len(reader.backlog(offsets.get(name))) for name, reader in readers(pipeline, settings).items()}
 

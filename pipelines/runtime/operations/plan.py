@@ -1,8 +1,9 @@
-"""`weir plan`: what would become of a pipeline's state if it were run with today's code and configuration. Reads only.
+"""`weir plan`: what would become of a pipeline's state if it were run with today's code and configuration. Only reads.
 
 Everything that a run compares before its first row is compared here by the same functions: `state_fit` for stages and
-sources, the backends' formats, the sinks' tables. What would migrate is tried: one subtask's snapshot is opened, and
-rows are read with today's schema."""
+sources, the backends' formats, the sinks' tables. Migrations are tried out: one subtask's snapshot is opened, and rows
+are read with today's schema.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ _KINDS = ("pipeline", "source", "stage", "table", "sink")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows of one subtask that were read with today's schema. problem: the error's words, if that did not work."""
+    """Rows of one subtask that were read with today's schema.
+
+    Attributes:
+        problem: The error's message, if the rows could not be read.
+    """
 
     stage: str
     subtask: int
@@ -58,9 +63,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """checkpoint: what today's definition is compared with; None: there is none yet, so everything starts empty.
+    """The result of comparing a pipeline with a checkpoint.
 
-    spark: uids of stages whose columns had to be asked of Spark, because they have a transform.
+    Attributes:
+        checkpoint: The checkpoint; None if there is none yet, so that everything starts empty.
+        spark: The uids of stages whose columns only Spark could tell, because they have a transform.
     """
 
     pipeline: str
@@ -100,10 +107,16 @@ class StatePlan:
 
 
 def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Executor | None = None) -> StatePlan:
-    """Compare a pipeline as it is now with a checkpoint. at: its id, or a savepoint's name; by default the newest.
+    """Compare a pipeline as it is now with a checkpoint.
 
-    executor: what tells the columns of stages with a transform, by default Spark, which only such a stage starts.
-    Raises WeirError when there is no such checkpoint, ConfigurationError where the settings name no backend.
+    Args:
+        at: The checkpoint's id or a savepoint's name; by default the newest checkpoint.
+        executor: What tells the columns of stages with a transform; by default Spark, which is started only for such
+            stages.
+
+    Raises:
+        WeirError: There is no such checkpoint.
+        ConfigurationError: The settings name an unknown backend.
     """
     runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
@@ -133,10 +146,12 @@ def today(
     executor: Executor,
     uid: str,
 ) -> tuple[Shapes, dict[str, pa.Schema]]:
-    """A stage's schemas as its next epoch would fix them, and the columns of the sources by name.
+    """A stage's schemas as its next epoch would fix them, and the sources' columns by name.
 
-    Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that
-    looks like."""
+    Raises:
+        PipelineError: The stage's definition does not fit its input, or nothing has arrived that would show the input's
+            columns.
+    """
     builder = PlanBuilder(pipeline, settings, storage, registry, head, executor)
     builder.all()
     if uid not in builder.shapes:
@@ -154,7 +169,7 @@ def today(
 
 
 class PlanBuilder:
-    """One look at a pipeline, stage after stage, as the first epoch of a run takes it."""
+    """Looks at a pipeline stage after stage, as the first epoch of a run does."""
 
     def __init__(
         self,
@@ -190,7 +205,7 @@ class PlanBuilder:
         self._look_at_lost_tables()
 
     def ordered(self) -> tuple[Finding, ...]:
-        """Source by source, stage by stage, table by table; what is gone first."""
+        """The findings by source, stage and table; those about what is gone come first."""
         names = [stage.uid for stage in self._pipeline.stages]
         place = {name: number for number, name in enumerate(names, 1)}
         return tuple(
@@ -290,8 +305,9 @@ class PlanBuilder:
             self._allow("stage", stage.uid, "stage", "its state is used as it is")
 
     def _refused_before(self, stage: Stage) -> str | None:
-        """The stage or source before a stage that is refused, so that nothing is known of what it hands on; None:
-        nothing is."""
+        """A stage or source upstream that is refused, so that the columns of this stage's input are not known; None if
+        there is none.
+        """
         refused = {(finding.kind, finding.name) for finding in self.findings if finding.verdict.stops}
         while isinstance(stage.input, Stage):
             stage = stage.input
@@ -325,7 +341,7 @@ class PlanBuilder:
             self._look_for_timers(stage)
 
     def _taken(self, stage: Stage) -> tuple[View, list[int]]:
-        """How the stage's state is read, and the subtasks that have some, the smallest snapshot first."""
+        """How the stage's state is read, and the subtasks that have state, the smallest snapshot first."""
         head = self._head
         assert head is not None, "it is what the rows are of"
         taken = snapshots_of(self._registry.files(head), stage.uid)
@@ -361,8 +377,10 @@ class PlanBuilder:
         self.samples.append(Sample(stage.uid, smallest, rows))
 
     def _look_for_timers(self, stage: Stage) -> None:
-        """Whether timers are set, which an earlier release has not recorded, and for which there is no on_timer: in all
-        snapshots, as a run."""
+        """Look for timers that are set although the stage has no on_timer.
+
+        Earlier releases did not record whether timers are set, so all snapshots are read, as a run does.
+        """
         view, subtasks = self._taken(stage)
         for subtask in subtasks:
             try:
@@ -390,8 +408,9 @@ class PlanBuilder:
         ]
 
     def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl | None) -> str:
-        """How much the stage's time to live deletes at once which there was before it, in words; of a sample of its
-        state."""
+        """How many rows the stage's time to live deletes at once that were kept before, in words, from a sample of its
+        state.
+        """
         assert stage.ttl is not None and self._head is not None
         now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
         view, subtasks = self._taken(stage)
@@ -452,7 +471,7 @@ class PlanBuilder:
 
 
 def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expiry: Expiry) -> int:
-    """How many rows of state a key group has, and elements in lists and maps, that have not expired."""
+    """How many rows of state, and elements of lists and maps, a key group has that have not expired."""
     number = 0
     for rows in scan_state(backend, fixed.state, fixed.collections, keys, range(group, group + 1), expiry):
         columns = [rows.column(collection.name) for collection in fixed.collections]
@@ -464,7 +483,7 @@ def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expir
 
 
 def _through_spark(schema: pa.Schema, where: str) -> pa.Schema:
-    """The columns as they come back from Spark, which needs no session for that. where= leaves columns as they are."""
+    """The columns as they come back from Spark, found without a session. A `where` leaves them as they are."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     seen = to_arrow_schema(spark_plan.spark_schema(schema, where), timezone="UTC")

@@ -6,12 +6,14 @@ the fork.
                          rewind to 3
     1 2 3 4 5 6 7        7 continues 6
 
-It is done by whoever owns the pipeline, between two epochs, after the branch has read all that the pipeline has. The
-row is an intent, as a rewind's is: from its commit on it is decided, and each table follows by one commit of its own,
-by whoever comes next if need be. Before it nothing is changed. A rewind to 5 takes it back.
+The pipeline's owner does it between two epochs, after the branch has read all that the pipeline has. Like a rewind's,
+the row of the promotion is an intent: its commit decides, and then each table follows by one commit of its own. If the
+owner dies in between, the next owner finishes that. Before the row's commit nothing is changed. A rewind to 5 takes the
+promotion back.
 
 A backfill may replace less: the rows of a range of event time alone. Then state and positions stay as they are in 5,
-and nothing is abandoned."""
+and nothing is abandoned.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,15 @@ log = structlog.get_logger("weir.promotion")
 
 @dataclass(frozen=True, slots=True)
 class TablePromotion:
-    """What a promotion does to one table. back: what of the pipeline's rows since the fork goes, None: it has no such
-    table; comes: files of the branch, by their path in its own table. schema: of the branch's table. column: the event
-    time by which a range of rows is replaced; ranged: how many rows that takes away, and brings."""
+    """What a promotion does to one table.
+
+    Attributes:
+        back: Which of the pipeline's rows since the fork go; None if the pipeline has no such table.
+        comes: The files of the branch, by their path in its own table.
+        schema: The schema of the branch's table.
+        column: The event time by which a range of rows is replaced.
+        ranged: How many rows the replacement of a range takes away and brings.
+    """
 
     table: str
     back: TableRewind | None
@@ -99,12 +107,12 @@ class TablePromotion:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What the pipeline has taken over since a branch was forked, and the branch's promotion would take back.
+    """A promotion or edit of the pipeline since a branch was forked, which the branch's promotion would take back.
 
     Attributes:
         checkpoint: The id of the promotion or edit.
-        what: What it took over, in words.
-        tables: The tables whose rows would be what they were before it. None of an edit of state.
+        what: What was promoted or edited, in words.
+        tables: The tables whose rows would be again what they were before it; empty for an edit of state.
     """
 
     checkpoint: int
@@ -193,7 +201,11 @@ Planner = Callable[[Pipeline, Settings, str], PromotionPlan]
 
 
 def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
-    """What promoting a branch would do now, by reading alone. Raises WeirError when it cannot be promoted at all."""
+    """What promoting a branch would do now. Only reads.
+
+    Raises:
+        WeirError: The branch cannot be promoted at all.
+    """
     here = branched(pipeline, settings, name)
     storage, registry = open_storage(pipeline, settings)
     source, theirs = open_storage(here, settings)
@@ -259,22 +271,23 @@ def _taken_back(
     only: Range | None,
     scratch: Path,
 ) -> tuple[TakenBack, ...]:
-    """What other branches, or people, have made the pipeline's since this branch was forked, and its promotion would
+    """What other branches or people have changed in the pipeline since this branch was forked, and its promotion would
     take back.
 
     Promotions are found in the logs of the tables, which reach back to the base, since rows of the registry may be
-    pruned. What the branch itself
-    has brought does not count: it has that. Nor does what came between its base and the fork: whoever forks from an
-    older checkpoint wants all since then made anew.
+    pruned. What the branch itself has brought does not count, because the branch has it. Nor does what came between its
+    base and the fork: whoever forks from an older checkpoint wants all since then made anew.
 
     Args:
         here: The branch.
         completed: The pipeline's retained checkpoints, oldest first.
-        only: The branch replaces rows of this range alone, so that only what changed some of them counts.
+        only: The branch replaces rows of this range alone, so that only changes of those rows count.
     """
     assert here.branch is not None
     rows, left = {int(row.id): row for row in completed}, abandoned(completed)
-    earlier = [row.id for row in completed if row.completed_at <= pin.created_at]  # of a fork by an earlier release
+    earlier = [
+        row.id for row in completed if row.completed_at <= pin.created_at
+    ]  # the fork was made by an earlier release
     forked = int(tip.totals.get(FORKED, max(earlier, default=pin.checkpoint_id)))
     touched: dict[int, list[str]] = {}
     texts: dict[int, str] = {}
@@ -290,7 +303,7 @@ def _taken_back(
             touched.setdefault(promoted.checkpoint, []).append(table.table)
             texts[promoted.checkpoint] = f"the rows of {promoted.range}" if promoted.range is not None else "a branch"
     if only is None:
-        for row in completed:  # those without tables, too
+        for row in completed:  # also those that changed no table
             if row.kind == PROMOTION and row.id > forked and row.id not in left and not _is_of(here, None, row):
                 touched.setdefault(int(row.id), [])
                 texts.setdefault(int(row.id), "a branch")
@@ -306,7 +319,7 @@ def _said(what: str, row: Checkpoint | None) -> str:
 
 
 def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
-    """Whether a promotion is of this very branch. Earlier releases recorded its name alone, in the reason."""
+    """Whether a promotion is of this very branch. Earlier releases recorded only the branch's name, in the reason."""
     assert here.branch is not None
     branches = (
         {branch}
@@ -319,7 +332,7 @@ def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
 
 
 def _changed(storage: Storage, table: TablePromotion, promoted: Promoted, only: Range, scratch: Path) -> bool:
-    """Whether a promotion has brought, or taken away, rows of a range; True also where that cannot be seen any more."""
+    """Whether a promotion has brought or taken away rows of a range; True also if this cannot be seen any more."""
     if promoted.range is not None:
         return replace_where.overlaps(promoted.range, only)
     assert table.column is not None, "the plan has found one, or refused"
@@ -357,7 +370,7 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint, sources: Map
 def _ranged(
     pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range, scratch: Path
 ) -> TablePromotion:
-    """The same for a range alone, with the rows that it takes and brings."""
+    """What a promotion of a range alone does to one table, with the rows that it takes away and brings."""
     name = table.table
     if isinstance(pipeline.sink(name), UpsertSink):
         raise WeirError(
@@ -413,7 +426,7 @@ def _tables(
 
 
 def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
-    """The files of a branch's table, and its schema; of none at all where it has no such table."""
+    """The files and the schema of a branch's table; no files if it has no such table."""
     try:
         handle = fenced_table.open_table(source, table_path(table))
     except TableNotFoundError:
@@ -422,8 +435,14 @@ def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schem
 
 
 def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> None:
-    """Raises WeirError when a promotion has obstacles that nobody has accepted. accepted: obstacles of a plan that
-    somebody was shown."""
+    """Check that all obstacles of a promotion are accepted.
+
+    Args:
+        accepted: Obstacles of a plan that a person was shown.
+
+    Raises:
+        WeirError: An obstacle is not among the accepted ones.
+    """
     refused = [obstacle for obstacle in decided.obstacles if obstacle not in accepted]
     if refused:
         outdated = {*decided.corrected, *(str(taken) for taken in decided.taken_back)}
@@ -447,7 +466,11 @@ def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> N
 def catch_up(
     pipeline: Pipeline, settings: Settings, executor: Executor | None = None, runner: StepRunner | None = None
 ) -> int:
-    """Let a branch read what its pipeline has read, with the code at hand; returns how many epochs that took."""
+    """Let a branch read what its pipeline has read, with the code at hand.
+
+    Returns:
+        How many epochs that took.
+    """
     options = RunOptions(until_caught_up=True, reason="to catch up with the pipeline")
     return sum(1 for _ in runtime.run(pipeline, settings, options, executor, runner))
 
@@ -463,14 +486,24 @@ def promote(
     reason: str = "",
     planner: Planner = plan,
 ) -> Checkpoint:
-    """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run
-    continues.
+    """Make a branch's state and rows the pipeline's.
 
-    The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the
-    branch reads what came meanwhile. executor, runner: as `run` takes them. accepted: the obstacles that somebody was
-    shown and does it in spite of. Raises WeirError for all others, also for those that come up meanwhile, and where the
-    branch is of another history; nothing is changed then. planner: what looks for obstacles, before the branch catches
-    up and once more under ownership."""
+    The branch catches up first, beside a running coordinator. Then that coordinator is stopped at its next barrier, and
+    the branch reads what arrived meanwhile.
+
+    Args:
+        executor: As `run` takes it.
+        runner: As `run` takes it.
+        accepted: The obstacles that a person was shown and accepts.
+        planner: What looks for obstacles: before the branch catches up, and once more under ownership.
+
+    Returns:
+        The promotion's own checkpoint, which the next run continues.
+
+    Raises:
+        WeirError: There are other obstacles, also such that came up meanwhile, or the branch is of another history.
+            Nothing is changed.
+    """
     storage, _ = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
         return _promoted(pipeline, settings, storage, name, executor, runner, accepted, reason, planner)
@@ -505,8 +538,10 @@ def _promoted(
 
 @contextmanager
 def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
-    """Own a pipeline whose coordinator may live: it is asked to end at its next barrier, and so is who starts another
-    one meanwhile."""
+    """Own a pipeline whose coordinator may be running.
+
+    The coordinator is asked to end at its next barrier, and so is any that somebody starts meanwhile.
+    """
     storage, _ = open_storage(pipeline, settings)
     deadline = time.monotonic() + settings.checkpoints.timeout_seconds
     while True:
@@ -552,7 +587,9 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
     )
     publish_missing(context, [row])
     if decided.only is None:
-        gate_hold.clear(context.storage)  # perhaps it is let through by the branch's code; if not, the next run says so
+        gate_hold.clear(
+            context.storage
+        )  # the branch's code may let the held epoch through; if not, the next run says so
     prune(context)
     return row
 
@@ -568,7 +605,7 @@ def _whole(
     """Bring a branch's state and rows here; what it inherited is here already.
 
     Returns:
-        What the promotion's checkpoint is made of, and its listing.
+        The parts of the promotion's checkpoint, and its listing.
     """
     assert here.branch is not None
     tip = decided.tip
@@ -597,7 +634,7 @@ def _range(
     """Bring a branch's rows of a range here; state and positions stay the pipeline's own.
 
     Returns:
-        What the promotion's checkpoint is made of, and its listing.
+        The parts of the promotion's checkpoint, and its listing.
     """
     assert here.branch is not None
     head = decided.head
@@ -623,8 +660,9 @@ def _range(
 def _brought(
     owner: Ownership, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
 ) -> list[StateFile]:
-    """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log
-    does not name them yet."""
+    """Copy a branch's rows, perhaps only those of a range, into the directory of the pipeline's table, whose log does
+    not name them yet.
+    """
     context = owner.context
     attempt, sink = new_attempt_id(), context.pipeline.sink(table.table)
     directory = context.pipeline.staging(sink) if sink is not None else f"{table_path(table.table)}/data"

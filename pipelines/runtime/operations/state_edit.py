@@ -1,4 +1,4 @@
-"""An edit of one stage's state: its subtasks' snapshots with other rows in them, and the checkpoint that names them."""
+"""An edit of one stage's state: snapshots of its subtasks that have other rows, and the checkpoint that names them."""
 
 from __future__ import annotations
 
@@ -83,9 +83,16 @@ class Routed:
 
 
 def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, reason: str) -> Checkpoint:
-    """Write, upload and commit, on a newest checkpoint that is proven whole; returns the edit's own checkpoint.
+    """Write, upload and commit an edit, after the newest checkpoint was proven whole.
 
-    replaces: subtasks start empty, else from what they have. Raises FencedError when a newer owner took over.
+    Args:
+        replaces: Whether subtasks start empty instead of from what they have.
+
+    Returns:
+        The edit's own checkpoint.
+
+    Raises:
+        FencedError: A newer owner took over.
     """
     context, head = owner.context, target.head
     id = owner.begin(head)
@@ -103,7 +110,7 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
             else:
                 state += snapshot.unchanged(bases.get(subtask))
     except BaseException:
-        with suppress(OSError, WeirError):  # what stays all the same is removed by the next owner
+        with suppress(OSError, WeirError):  # what cannot be deleted now is removed by the next owner
             context.storage.delete_tree(place)
         raise
     others = [file for file in listing if file.kind != STATE or file.operator != target.uid]
@@ -139,7 +146,11 @@ def _written(
     base: Snapshot | None,
     now: int,
 ) -> tuple[StateFile, ...]:
-    """One subtask's snapshot with the chosen rows in it, uploaded. now: processing time, for a time to live."""
+    """One subtask's snapshot with the chosen rows in it, uploaded.
+
+    Args:
+        now: The processing time, for a time to live.
+    """
     context = owner.context
     home = local_directory(context.settings, context.pipeline, context.storage) / target.uid / str(subtask)
     attempt = Attempt(target.uid, subtask, context.generation, id, new_attempt_id(), home)
@@ -170,7 +181,7 @@ def _written(
 
 
 def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tuple[pl.DataFrame, pl.DataFrame, Any]:
-    """What `Rows.put` takes: keys with their groups, fields, and that all of them are there."""
+    """The arguments of `Rows.put`: keys with their groups, fields, and that all of these are present."""
     frame = frames.from_arrow(rows)
     keys = frame.select(target.keys.names).with_columns(pl.Series(GROUP, groups.astype(np.int32)))
     fields = frame.select(pl.exclude(target.keys.names))
@@ -211,7 +222,7 @@ def _edited(
 
 
 def _without_epochs(context: RunContext, id: CheckpointId) -> Checkpoint:
-    """What the first checkpoint of a pipeline is made of that has read nothing."""
+    """The parts of a pipeline's first checkpoint, which has read nothing."""
     now = datetime.now(UTC)
     return Checkpoint(
         id=id,

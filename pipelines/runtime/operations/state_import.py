@@ -1,13 +1,12 @@
-"""State from rows that somebody brings: bootstrap a stage from history, repair values. The result is a checkpoint of
-its own.
+"""Import rows as state: bootstrap a stage from history, or repair values. The result is a checkpoint of its own.
 
     1 2 3        3 is the newest
     1 2 3 4      4 = 3 with other rows in one stage: positions, watermarks, tables and all other stages as in 3
     1 2 3 4 5    5 continues 4
 
-Rows are validated first, all of them; then each goes to the subtask that owns its key group, is written by the backend
-and the codec that a run uses, and is uploaded under this owner's generation and an id of its own. The commit of the
-checkpoint's row decides: before it nothing is changed, and what was uploaded by then the next owner removes.
+All rows are validated first. Then each row goes to the subtask that owns its key group. It is written by the backend
+and the codec that a run uses, and uploaded under this owner's generation and an id of its own. The commit of the
+checkpoint's row decides: before it nothing is changed, and the next owner removes what was uploaded by then.
 """
 
 from __future__ import annotations
@@ -45,9 +44,12 @@ from state_ops.storage.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What an import did, or would do. rows: how many, by subtask.
+    """What an import did, or would do.
 
-    head: the newest checkpoint before it; checkpoint: its own; None: it was a dry run.
+    Attributes:
+        rows: By subtask, how many rows.
+        head: The newest checkpoint before the import.
+        checkpoint: The import's own checkpoint; None after a dry run.
     """
 
     stage: str
@@ -82,11 +84,18 @@ def import_rows(
 ) -> Edit:
     """Put rows into a stage's state, as a checkpoint of its own, which the next run continues.
 
-    rows: key columns, then fields, as `state_reader.scan` gives them. replaces: the stage's state is exactly these
-    rows; else their keys are put and all others stay. savepoint: name the checkpoint. executor: what tells the columns
-    of a stage with a transform, where the stage has no state yet. Raises BusyError when a coordinator is alive,
-    InputError with all that is wrong with the rows, PipelineError for a stage whose state cannot be made from rows,
-    DamageError when the newest checkpoint is not whole; nothing is changed then."""
+    Args:
+        rows: The key columns, then the fields, as `state_reader.scan` gives them.
+        replaces: Whether the stage's state becomes exactly these rows; else their keys are put, and all others stay.
+        savepoint: A name for the checkpoint.
+        executor: What tells the columns of a stage with a transform that has no state yet.
+
+    Raises:
+        BusyError: A coordinator is alive. As for all these errors, nothing is changed.
+        InputError: Some rows do not fit; the message has all that is wrong with them.
+        PipelineError: The stage's state cannot be made from rows.
+        DamageError: The newest checkpoint is not whole.
+    """
     runs = executor or SparkExecutor(settings, app=f"weir state import {pipeline.name}")
     if savepoint is not None:
         savepoints.check_free(pipeline, settings, savepoint)
