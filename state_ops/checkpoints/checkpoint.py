@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: values that flow from the keyed tasks through the coordinator into the registry."""
+"""What a checkpoint is made of: values that go from the keyed tasks through the coordinator into the registry."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def to_micros(moment: datetime) -> int:
 
 
 def from_micros(micros: int) -> datetime:
-    """The aware moment so many microseconds since 1970 UTC; of what Python's years 1 to 9999 do not reach, the nearest
-    one.
+    """The aware moment so many microseconds since 1970 UTC, or the nearest one that Python's years 1 to 9999 can
+    express.
 
-    Event times come from rows, and a watermark that stands at the year 12000 must stop neither an epoch nor a command.
+    Event times come from rows, and a watermark in the year 12000 must stop neither an epoch nor a command.
     """
     try:
         return _EPOCH + timedelta(microseconds=micros)
@@ -83,11 +83,11 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One subtask's state at an epoch: the local directory's attempt and every file of it.
+    """One subtask's state at an epoch: the attempt that took it, and every file of it.
 
     Attributes:
-        rescaled: Nobody has taken it as it is; it is put together from those of other subtasks, and has more key groups
-            than its own.
+        rescaled: Whether it is put together from the snapshots of other subtasks. Then it has more key groups than the
+            subtask's own.
     """
 
     subtask: int
@@ -101,9 +101,10 @@ class LocalFile:
     """One file of a snapshot that has not been uploaded.
 
     Attributes:
-        digest: Sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one.
-        inherited: It is the base's file of that name, the very inode.
-        writing: It may still be written (`writing.settle`), and `bytes` is an estimate.
+        digest: The sha256 of a file that its backend changes in place, since forks copy such files; None for an
+            immutable one.
+        inherited: Whether it is the base's file of that name, the very inode.
+        writing: Whether it may still be written (`async_writer.settle`). Then `bytes` is an estimate.
     """
 
     name: str
@@ -127,7 +128,7 @@ class StagedFile:
     """Rows that a subtask hands out, on its host's disk.
 
     Attributes:
-        local: Where; the rest as in `StateFile`, once it is uploaded.
+        local: The local path. The other fields are those of `StateFile`, once it is uploaded.
     """
 
     kind: str
@@ -141,12 +142,12 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class PendingUpload:
-    """What a subtask leaves at the barrier for the coordinator to upload, which shares its disk.
+    """What a subtask leaves at the barrier for the coordinator to upload, if both see the same disk.
 
     Attributes:
-        base: The attempt whose snapshot it was built on.
-        snapshot: None where the subtask wrote nothing, so that its state is the base's.
-        directory: The attempt's.
+        base: The attempt whose snapshot the subtask built on.
+        snapshot: None if the subtask wrote nothing, so that its state is the base's.
+        directory: The attempt's local directory.
     """
 
     base: AttemptId | None
@@ -155,29 +156,29 @@ class PendingUpload:
     directory: str
 
     def state_bytes(self, full: bool) -> int:
-        """Of the state that is to be uploaded, at most.
+        """How many bytes of state are to be uploaded at most.
 
         Args:
-            full: The base's files too.
+            full: Whether the base's files are uploaded too.
         """
         return sum(file.bytes for file in self.snapshot.files if full or not file.inherited) if self.snapshot else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A subtask's report to the coordinator. `error` set: it is a decline.
+    """A subtask's report to the coordinator. If `error` is set, the subtask declines the epoch.
 
     Event times are microseconds since 1970 UTC.
 
     Attributes:
         ms: Durations in milliseconds by phase.
-        swept: Up to where this epoch has swept expired state, as a key in hex; None: to its end. A hint for the next
-            epoch, and no part of the state.
-        cache: `CacheFigures` of a stage that has a state cache.
-        entries: Of its state, roughly; None: nobody has looked.
-        timers: Whether some are set; None: the same.
-        traffic: What it has requested of storage in a process of its own, as `RequestCounts` counts.
-        handover: What is still to be uploaded; the coordinator counts only acks that have none.
+        swept: The key, in hex, up to which this epoch has swept expired state; None if it came to the end. It is a hint
+            for the next epoch, and no part of the state.
+        cache: The `CacheFigures` of a stage that has a state cache.
+        entries: Roughly how many entries its state has; None if nobody has looked.
+        timers: Whether timers are set; None if nobody has looked.
+        traffic: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
+        handover: What is still to be uploaded. The coordinator counts only acks that have none.
     """
 
     operator: str
@@ -212,7 +213,7 @@ class Ack:
         return cls(**{**raw, "files": files, "handover": handover})
 
     def staged(self, name: str) -> list[StagedFile | StateFile]:
-        """The rows of one output, uploaded or still local."""
+        """The files of one output's rows, uploaded or still local."""
         files: tuple[StagedFile | StateFile, ...] = self.handover.staged if self.handover else self.files
         return [file for file in files if file.kind != STATE and file.name == name]
 
@@ -272,7 +273,7 @@ class Checkpoint:
 
     @property
     def rows_read(self) -> int:
-        """In this epoch, of all sources."""
+        """How many rows this epoch read, of all sources."""
         return sum(int(part["rows"]) for part in self.slice.values())
 
     @property
@@ -296,17 +297,16 @@ def stats_of(checkpoint: Checkpoint | None, uid: str) -> OperatorStats:
 
 
 def began(parent: Checkpoint | None) -> dict[str, int]:
-    """What the totals of a checkpoint that follows `parent` say of how its chain began.
+    """What the totals of a checkpoint that follows `parent` record of how its chain began.
 
-    The first checkpoint of a chain is pruned one day, and files beside the registry may be what a command left that was
-    cut off. So every row of a chain repeats it.
+    Every row of a chain repeats it, because the first checkpoint of a chain is pruned one day, and files beside the
+    registry may be left from a command that was cut off.
 
     Returns:
-        `started`: the id of the `start` that the chain began with. On a branch `forked`, its pipeline's
-        newest checkpoint at that moment; `range_start` and `range_end`, in microseconds since 1970 UTC: the rows that
-        alone it is to
-        replace, or twice 0: all since its base. Empty: it began with an epoch or an edit, or an earlier release began
-            it.
+        `started` is the id of the `start` with which the chain began. A branch has `forked`, its pipeline's newest
+        checkpoint at that moment, and `range_start` and `range_end`, in microseconds since 1970 UTC: the rows that it
+        is to replace, or twice 0 for all since its base. Empty: the chain began with an epoch or an edit, or in an
+        earlier release.
     """
     if parent is None:
         return {}
@@ -314,7 +314,9 @@ def began(parent: Checkpoint | None) -> dict[str, int]:
 
 
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
-    """The checkpoints that rewinds and promotions have left behind, each with the newest such one."""
+    """The checkpoints that rewinds and promotions have left behind, each with the newest rewind or promotion that did
+    so.
+    """
     left: dict[CheckpointId, CheckpointId] = {}
     for rewind in sorted(checkpoints, key=lambda row: row.id, reverse=True):
         if rewind.kind in TAKES_BACK and rewind.id not in left:
@@ -327,14 +329,15 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
 
 
 def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
-    """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None: it goes by
-    none.
+    """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None if it uses no
+    event time.
 
-    By the statistics of the files, else by what the subtasks have seen of rows, and by the stages' watermarks.
+    It is known from the statistics of the files, else from what the subtasks have seen of rows, and from the stages'
+    watermarks.
 
     Args:
-        lateness: The longest of the pipeline's windows, in microseconds, by which watermarks stay behind; it counts
-            where an earlier release has noted statistics alone.
+        lateness: The longest of the pipeline's windows, in microseconds, by which watermarks stay behind. It counts if
+            an earlier release has recorded statistics alone.
     """
     read = [position.get("newest") for position in checkpoint.offsets.values()]
     behind = lateness if any(_UNTOLD not in position for position in checkpoint.offsets.values()) else 0
@@ -349,26 +352,26 @@ def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold
     """A source's position with the newest of these event times, in microseconds since 1970 UTC.
 
     Args:
-        untold: Nobody knows the event times of some rows up to here, so that these may be newer.
+        untold: Whether the event times of some rows up to here are not known, so that these may be newer.
     """
     return {**position, "newest": max((time for time in newest if time is not None), default=None), _UNTOLD: untold}
 
 
 def is_untold(position: dict[str, Any] | None) -> bool:
-    """Whether rows up to a source's position may be newer than it says. Earlier releases noted the statistics of files
-    alone."""
+    """Whether rows up to a source's position may be newer than it says. Earlier releases recorded only the statistics
+    of files.
+    """
     if position is None:
         return False
     return bool(position.get(_UNTOLD, position.get("files", 0) > 0 and position.get("newest") is None))
 
 
 def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
-    """Of the sources that have an event time, those of which a checkpoint may have read newer rows than `event_time`
-    says.
+    """Those sources with an event time of which a checkpoint may have read newer rows than `event_time` says.
 
     Args:
-        timed: Their names. Only the pipeline knows them: a position of a source without an event time has no newest one
-            either.
+        timed: The names of the sources that have an event time. Only the pipeline knows them: the position of a source
+            without one has no newest event time either.
     """
     return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
 
@@ -379,7 +382,7 @@ def format_with(format_version: int, sinks: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
-    """Those that seem to have seen no row of this event time or a later one, in their order.
+    """The checkpoints that seem to have read no row of this event time or a later one, in their order.
 
     Args:
         lateness: As in `event_time`.
@@ -388,12 +391,12 @@ def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) ->
 
 
 def to_begin_from(earlier: Sequence[Checkpoint], timed: Collection[str]) -> Sequence[Checkpoint]:
-    """Of those `before` a moment, oldest first, the newest; where that is not sure to be, the one before it and the
-    newest.
+    """Where a backfill begins: the newest of the checkpoints `before` a moment, oldest first. If it may have read later
+    rows, the one before it and the newest.
 
-    Rows of which nobody knows the event time were read beside others that end just before the moment, so a backfill
-    begins from the first of these. Both are to be retained: else the next look would take that one for the newest, and
-    go back further.
+    Rows whose event time is not known were read beside others that end just before the moment, so a backfill begins
+    from the first of the two. Both are to be retained: else the next look would take that one for the newest, and go
+    back further.
 
     Args:
         timed: As in `untold_sources`.
@@ -405,11 +408,12 @@ _SPANS = 100
 
 
 def spans_with(parent: Checkpoint | None, generation: Generation, id: CheckpointId) -> list[list[int]]:
-    """The lineage of a checkpoint that continues `parent`. It is bounded: older spans than the newest hundred are
+    """The lineage of a checkpoint that continues `parent`. It is bounded: spans older than the newest hundred are
     forgotten.
 
-    That of a first checkpoint begins with a span of nobody, so that what zombies stage below its id is known to be
-    abandoned."""
+    The lineage of a first checkpoint begins with a span of no generation, so that epochs below its id that zombies
+    stage are known to be abandoned.
+    """
     spans = [list(span) for span in parent.lineage] if parent else [[0, 0, 0]]
     if spans and spans[-1][0] == generation and spans[-1][2] == id - 1:
         spans[-1][2] = id
@@ -419,10 +423,10 @@ def spans_with(parent: Checkpoint | None, generation: Generation, id: Checkpoint
 
 
 def is_abandoned(head: Checkpoint | None, generation: Generation, epoch: CheckpointId) -> bool:
-    """Whether an epoch of a generation that is fenced has no checkpoint and never will; False where that is not known.
+    """Whether an epoch of a fenced generation has no checkpoint and never will; False if that is not known.
 
-    Above the head that is so, and below it where the head's lineage shows a gap or another generation: an epoch that
-    was declined, or that a zombie went on with.
+    That is so above the head, and below it where the head's lineage shows a gap or another generation: then the epoch
+    was declined, or a zombie staged it.
     """
     if head is None or epoch > head.id:
         return True

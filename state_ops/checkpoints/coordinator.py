@@ -6,10 +6,10 @@ committed.
                   +-- declined, timed out, gate ... --+-> abort: it, and every pending epoch that was built on it
 
 Epoch n+1 may start while n is pending. It continues n (`parent_id`), but its files name only objects of checkpoints
-that are confirmed, from its `base` on; `needed` says which of those pruning must leave for it. So n may fall at any
-time.
+that are confirmed, from its `base` on, so n may fail at any time. `needed` says which checkpoints pruning must leave
+for it.
 
-Times are seconds on any clock that the caller likes; one that goes back is taken for one that stood still.
+Times are seconds on any clock. If the clock goes back, it is taken to have stood still.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _LONGEST_RETRY = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often barriers are cut, and how much may go wrong. Times in seconds.
+    """How often barriers are cut, and how much may go wrong. Times are in seconds.
 
     Attributes:
-        interval: Between barriers while data waits, None = only on request.
-        min_pause: Least time since the last epoch began or ended.
-        timeout: From trigger to commit.
-        tolerable_failures: In a row.
-        num_retained: Completed checkpoints to keep.
+        interval: The time between barriers while data waits; None cuts them only on request.
+        min_pause: The least time since the last epoch began or ended.
+        timeout: The longest time from trigger to commit.
+        tolerable_failures: How many failures in a row are tolerated; one more ends the run.
+        num_retained: How many completed checkpoints are kept.
     """
 
     interval: float | None = None
@@ -58,13 +58,14 @@ class Policy:
 class Coordinator:
     """What is pending, what is confirmed, what has failed.
 
-    Raises DamageError where a retained checkpoint lacks its listing: what it names could not be told from garbage.
-
     Attributes:
-        retained: The registry's checkpoints, oldest first, whose last one is continued.
+        retained: The registry's checkpoints, oldest first; the last one is continued.
         listings: Their files, by id.
         last_id: The highest id that any coordinator of this pipeline has begun.
-        now: Seconds.
+        now: The time, in seconds.
+
+    Raises:
+        DamageError: A retained checkpoint lacks its listing, so the files that it names could not be told from garbage.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Coordinator:
 
     @property
     def pending(self) -> tuple[PendingCheckpoint, ...]:
-        """Oldest first."""
+        """The pending epochs, oldest first."""
         return tuple(self._pending)
 
     @property
@@ -98,7 +99,9 @@ class Coordinator:
         return self.failures > self.policy.tolerable_failures
 
     def due(self, now: float, *, backlog: bool, requested: bool, catching_up: bool) -> bool:
-        """Whether to cut a barrier. A request keeps the min pause, too; who catches up waits only after a failure."""
+        """Whether to cut a barrier. A request keeps the min pause too; a run that catches up waits only after a
+        failure.
+        """
         at = self._clock(now)
         if not (backlog or requested) or self._held(at, catching_up) is not None:
             return False
@@ -111,7 +114,7 @@ class Coordinator:
         """Begin the next epoch, with an id above every one that was ever begun.
 
         Args:
-            expected: Number of subtasks by operator.
+            expected: By operator, its number of subtasks.
         """
         at = self._clock(now)
         held = self._held(at, catching_up or trigger in (Trigger.SAVEPOINT, Trigger.DRAIN))
@@ -129,7 +132,7 @@ class Coordinator:
         """Why no epoch may begin, in words.
 
         Args:
-            at_once: The min pause does not matter.
+            at_once: Ignore the min pause.
         """
         if self.failed_for_good:
             return f"{self.failures} epochs failed in a row, {self.policy.tolerable_failures} are tolerated"
@@ -148,8 +151,10 @@ class Coordinator:
     # -- acks
 
     def receive(self, ack: Ack) -> Received:
-        """What an ack means. Files to discard lie under its attempt's own prefix, and nothing that counts names
-        them."""
+        """What an ack means.
+
+        Files to discard lie under its attempt's own prefix, and nothing that counts names them.
+        """
         if ack.generation != self.generation:
             return Received(AckOutcome.FENCED)
         if not self._first_id <= ack.epoch <= self._last_id:
@@ -168,8 +173,9 @@ class Coordinator:
         return Received(outcome, error, self._discardable(ack))
 
     def _unconfirmed(self, pending: PendingCheckpoint, ack: Ack) -> StateFile | None:
-        """The first file that is neither the attempt's own nor an object that a checkpoint from the epoch's base on
-        confirms."""
+        """The first file of an ack that is neither the attempt's own nor an object confirmed by a checkpoint from the
+        epoch's base on.
+        """
         confirmed = [self._confirmed[id] for id in self._needed_by(pending)]
         for file in ack.files:
             if owns(ack, file):
@@ -186,7 +192,7 @@ class Coordinator:
         return self._unnamed(files)
 
     def _unnamed(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
-        """Those that no accepted ack and no confirmed checkpoint names."""
+        """Those files that no accepted ack and no confirmed checkpoint names."""
         if not files:
             return ()
         accepted = {file.path for pending in self._pending for file in pending.files()}
@@ -199,8 +205,9 @@ class Coordinator:
     # -- ends
 
     def expire(self, now: float) -> tuple[Aborted, ...]:
-        """Abort the oldest epoch whose time is up, and its successors; one that is being committed has no deadline any
-        more."""
+        """Abort the oldest epoch if its time is up, and its successors. An epoch that is being committed has no
+        deadline.
+        """
         at = self._clock(now)
         for pending in self._pending:
             if at >= pending.deadline and not pending.committing:
@@ -208,10 +215,14 @@ class Coordinator:
         return ()
 
     def abort(self, now: float, id: CheckpointId, reason: FailureReason) -> tuple[Aborted, ...]:
-        """Abort an epoch and all that continue it: one failure. Nothing, if it was aborted before.
+        """Abort an epoch and all that continue it, which counts as one failure.
 
-        Of one that is being committed only the registry knows: FailureReason.COMMIT says that it was asked, and has no
-        row. Raises ValueError for that, and for an epoch that has completed or was never begun.
+        Nothing happens if the epoch was aborted before. Only the registry knows of an epoch that is being committed:
+        FailureReason.COMMIT says that the registry was asked and has no row of it.
+
+        Raises:
+            ValueError: The epoch has completed or was never begun, or it is being committed and the reason is another
+                one.
         """
         if id in self._aborted:
             return ()
@@ -231,16 +242,19 @@ class Coordinator:
                 pending.deadline = max(pending.deadline, at + self.policy.timeout)
 
     def count(self, now: float, failures: int) -> None:
-        """Say how many failures in a row there are by now, where several epochs have failed for one reason."""
+        """Set how many failures in a row there are, if several epochs have failed for one reason."""
         self.failures, self._last = failures, self._clock(now)
 
     def failed(self, now: float) -> None:
-        """Count an attempt that failed before it could trigger an epoch, as one whose slice could not be planned."""
+        """Count an attempt that failed before it could trigger an epoch, for example because its slice could not be
+        planned.
+        """
         self._count_failure(now)
 
     def begin_commit(self) -> PendingCheckpoint | None:
-        """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, whatever newer
-        ones have."""
+        """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, even if newer
+        ones are complete.
+        """
         oldest = self._pending[0] if self._pending else None
         if oldest is None or not oldest.complete:
             return None
@@ -254,7 +268,7 @@ class Coordinator:
             carried: Files of its listing that no ack has brought.
 
         Raises:
-            ValueError: Unless it was being committed.
+            ValueError: It was not being committed.
         """
         oldest = self._pending[0] if self._pending else None
         if (
@@ -268,8 +282,10 @@ class Coordinator:
         self.head, self.failures, self._last = checkpoint, 0, self._clock(now)
 
     def renew(self, generation: Generation) -> tuple[Aborted, ...]:
-        """Go on under a generation that this coordinator has claimed itself. What is pending carries the old one and
-        falls."""
+        """Go on under a generation that this coordinator has claimed itself.
+
+        Pending epochs carry the old generation and fail.
+        """
         if generation == self.generation:
             return ()
         fallen = self._drop(list(self._pending), None, FailureReason.RENEWED)
@@ -299,7 +315,8 @@ class Coordinator:
 
     def needed(self) -> dict[CheckpointId, list[str]]:
         """Why pruning must leave checkpoints although newer ones have completed: epochs in flight may name their
-        objects."""
+        objects.
+        """
         reasons: dict[CheckpointId, list[str]] = {}
         for pending in self._pending:
             for id in self._needed_by(pending):
@@ -312,39 +329,38 @@ class Coordinator:
 
     @property
     def confirmed(self) -> frozenset[CheckpointId]:
-        """Ids of the retained checkpoints, as far as it was told."""
+        """The ids of the retained checkpoints, as far as this object was told."""
         return frozenset(self._confirmed)
 
     def pruned(self, ids: Iterable[CheckpointId]) -> None:
-        """The registry has dropped these."""
+        """Note that the registry has dropped these checkpoints."""
         for id in ids:
             self._confirmed.pop(id, None)
 
-    # -- the state's small print
+    # -- details
 
     def _is_pending(self, id: CheckpointId) -> bool:
         return any(pending.id == id for pending in self._pending)
 
     def _clock(self, now: float) -> float:
-        """The time that has passed; a clock set back by an hour neither ends a wait early nor makes it an hour
-        longer."""
+        """The time that has passed. If the clock is set back by an hour, no wait ends early or takes an hour longer."""
         self._lost += max(0.0, self._seen - now)
         self._seen = now
         return now + self._lost
 
 
 def next_id(head: Checkpoint | None, begun: Iterable[CheckpointId]) -> CheckpointId:
-    """The next checkpoint id: above the head and above every id that was ever begun, completed or not."""
+    """The next checkpoint id: above the head, and above every id that was ever begun, completed or not."""
     return CheckpointId(max([head.id if head else 0, *begun]) + 1)
 
 
 def retry_pause(failures: int) -> float:
-    """Least seconds before the next try after so many failures in a row: 1, 2, 4 ... 30."""
+    """The least seconds before the next try after so many failures in a row: 1, 2, 4 ... 30."""
     return min(2.0 ** min(failures - 1, 10), _LONGEST_RETRY)
 
 
 def _objects(checkpoint: Checkpoint, files: Sequence[StateFile]) -> dict[str, str]:
-    """Path and digest of all that a checkpoint names."""
+    """The path and digest of all objects that a checkpoint names."""
     if len(files) != checkpoint.files:
         raise DamageError(
             f"Checkpoint {checkpoint.id} has {checkpoint.files} files, but {len(files)} are listed.",

@@ -13,8 +13,10 @@ from state_ops.ids import CheckpointId, Generation, epoch_dir
 
 
 class Trigger(StrEnum):
-    """Why an epoch's barrier was cut. CATCH_UP: by a run from the shell of its own accord, as input had waited; MANUAL:
-    somebody asked."""
+    """Why an epoch's barrier was cut.
+
+    CATCH_UP: a run from the shell did so by itself, because input had waited. MANUAL: a person asked for it.
+    """
 
     INTERVAL = "interval"
     SENSOR = "sensor"
@@ -28,9 +30,11 @@ class Trigger(StrEnum):
 class AckOutcome(StrEnum):
     """What the coordinator made of an ack. Every ack gets one; only ACCEPTED counts.
 
-    DUPLICATE: of a subtask that has acked, by the same or by another attempt. LATE: of an epoch that has completed or
-    was aborted. UNKNOWN: of no operator or subtask of its epoch. FENCED: of another generation. FOREIGN: of an epoch
-    that this coordinator never began.
+    - DUPLICATE: the subtask has acked already, by this or by another attempt.
+    - LATE: the epoch has completed or was aborted.
+    - UNKNOWN: the epoch has no such operator or subtask.
+    - FENCED: the ack is of another generation.
+    - FOREIGN: this coordinator never began the epoch.
     """
 
     ACCEPTED = "accepted"
@@ -61,11 +65,11 @@ class PendingCheckpoint:
     """An epoch between its trigger and its completion.
 
     Attributes:
-        parent_id: What it continues, pending or confirmed.
+        parent_id: The checkpoint that it continues, pending or confirmed.
         base: The newest confirmed checkpoint at its trigger.
-        expected: Number of subtasks by operator uid.
+        expected: By operator uid, its number of subtasks.
         deadline: On the coordinator's clock.
-        committing: Only the registry can tell now.
+        committing: Whether its commit has begun. From then on only the registry can tell whether it exists.
     """
 
     id: CheckpointId
@@ -80,8 +84,10 @@ class PendingCheckpoint:
     committing: bool = False
 
     def record(self, ack: Ack) -> AckOutcome:
-        """Of an ack of this epoch and generation. The first one of a subtask is the winner among its attempts; the same
-        attempt's ack comes again when what it handed over has been uploaded.
+        """Record an ack of this epoch and generation.
+
+        The first ack of a subtask is the winner among its attempts. The same attempt acks again when what it handed
+        over has been uploaded.
         """
         key = (ack.operator, ack.subtask)
         if not 0 <= ack.subtask < self.expected.get(ack.operator, 0):
@@ -97,12 +103,12 @@ class PendingCheckpoint:
         return AckOutcome.ACCEPTED
 
     def missing(self, operator: str) -> list[int]:
-        """Subtasks of one operator that have not acked."""
+        """The subtasks of one operator that have not acked."""
         return [index for index in range(self.expected[operator]) if (operator, index) not in self.acks]
 
     @property
     def complete(self) -> bool:
-        """Whether every subtask has acked, and all that their acks stand for is in storage."""
+        """Whether every subtask has acked, and everything that the acks stand for is in storage."""
         acked = not self.declines and all(not self.missing(operator) for operator in self.expected)
         return acked and all(ack.handover is None for ack in self.acks.values())
 
@@ -125,7 +131,7 @@ class Received:
     """What became of an ack.
 
     Attributes:
-        error: Of a decline, as in `Ack.error`.
+        error: Why the subtask declined, as in `Ack.error`.
         discard: Objects of its attempt that nothing names.
     """
 
@@ -139,7 +145,7 @@ class Aborted:
     """An epoch that will never complete.
 
     Attributes:
-        discard: Objects that its accepted acks had named, and nothing else does.
+        discard: Objects that only its accepted acks had named.
     """
 
     pending: PendingCheckpoint
@@ -148,7 +154,7 @@ class Aborted:
 
 
 def owns(ack: Ack, file: StateFile) -> bool:
-    """Whether an object lies under the prefix of the very attempt that acks: nobody else ever writes there."""
+    """Whether an object lies under the prefix of the attempt that acks, where nobody else ever writes."""
     place = f"{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}"
     below = {
         STATE: (f"state/{ack.operator}",),
@@ -160,7 +166,7 @@ def owns(ack: Ack, file: StateFile) -> bool:
 
 
 def misreference(ack: Ack, file: StateFile) -> dict[str, Any]:
-    """The decline that an ack becomes which names an object that it must not."""
+    """The decline that replaces an ack which names an object that it must not name."""
     return {
         "kind": DamageError.__name__,
         "what": f"Subtask {ack.subtask} of {ack.operator} acked with {file.path}, which is neither its attempt's own "

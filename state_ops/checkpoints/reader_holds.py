@@ -46,7 +46,7 @@ class HoldRecord:
     """One running restore's hold on a checkpoint.
 
     Attributes:
-        purpose: In words, for who asks why the checkpoint stays.
+        purpose: What the checkpoint is read for, in words.
     """
 
     checkpoint_id: CheckpointId
@@ -63,8 +63,11 @@ class HoldRecord:
 class ReaderHold:
     """Keeps one checkpoint from being pruned for as long as the `with` block lasts.
 
-    Raises PrunedError when the checkpoint is gone already. Call `check` before what was read is put to use: a process
-    that stood still for too long may have lost its hold.
+    Call `check` before what was read is put to use, because a process that stood still for too long may have lost its
+    hold.
+
+    Raises:
+        PrunedError: The checkpoint is gone already.
     """
 
     def __init__(
@@ -103,11 +106,15 @@ class ReaderHold:
         self._thread.join(timeout=self._held.heartbeat_seconds + 5)
         try:
             self._storage.delete(self._path)
-        except OSError as error:  # it expires by itself
+        except OSError as error:  # a hold that cannot be removed expires by itself
             log.warning("a hold could not be given back", error=plainly(error))
 
     def check(self) -> None:
-        """PrunedError unless this hold is still there and so is the checkpoint."""
+        """Check that this hold and the checkpoint are still there.
+
+        Raises:
+            PrunedError: They are not.
+        """
         if self._storage.read_bytes(self._path) is None or not self._registry.holds(self._checkpoint):
             raise self._gone()
 
@@ -122,7 +129,7 @@ class ReaderHold:
         while not self._done.wait(self._held.heartbeat_seconds):
             try:
                 if self._storage.read_bytes(self._path) is None:
-                    return  # taken for dead and removed: `check` will say so, and nobody puts it back
+                    return  # it was taken for dead and removed: `check` will raise, and it is not written again
                 self._write()
             except OSError as error:
                 log.warning("a hold's heartbeat failed", error=plainly(error))
@@ -133,8 +140,9 @@ class ReaderHold:
 
 
 class HeldCommits:
-    """Which commits of checkpoints running restores hold: `commit_id in held`. All, while there is a hold that cannot
-    be read."""
+    """Which commits of checkpoints running restores hold: `commit_id in held`. If a hold cannot be read, it may be on
+    any, so all are held.
+    """
 
     def __init__(self, holds: Mapping[str, HoldRecord]) -> None:
         self._ids = {hold.commit_id for hold in holds.values()}
@@ -158,11 +166,11 @@ class Watcher:
         return self.sorted_out(storage, now)[0]
 
     def dead(self, storage: Storage, now: float | None = None) -> list[str]:
-        """Paths of holds that count no more."""
+        """The paths of the holds that count no more."""
         return self.sorted_out(storage, now)[1]
 
     def sorted_out(self, storage: Storage, now: float | None = None) -> tuple[dict[str, HoldRecord], list[str]]:
-        """By one look: the holds that count, by their path, and the paths of those that count no more."""
+        """The holds that count, by their path, and the paths of those that count no more, from one look."""
         looked = list(self._look(storage, now))
         return {path: held for path, held, counts in looked if counts}, [
             path for path, _, counts in looked if not counts
@@ -177,7 +185,7 @@ class Watcher:
             try:
                 held = lease.record(HoldRecord, raw)
             except ValueError:
-                # Nobody can tell whose it is, and of what: it keeps everything until it was silent for long enough.
+                # Nobody can tell whose hold it is, and on what: it holds everything until it was silent long enough.
                 held = HoldRecord(
                     CheckpointId(0), "", "an unreadable hold", "", 0, "", _HEARTBEAT_SECONDS, zlib.crc32(raw)
                 )

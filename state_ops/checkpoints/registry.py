@@ -136,10 +136,10 @@ _ID_DIGITS = 20  # in the names of listings and rows, so that they sort by check
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pin:
-    """A checkpoint has a name, so retention never touches it.
+    """A name for a checkpoint, which retention then never touches.
 
     Attributes:
-        kind: Savepoint, or branch, which reads from it.
+        kind: `savepoint`, or `branch` for a branch that reads from the checkpoint.
     """
 
     kind: str
@@ -156,7 +156,7 @@ class OrphanListing:
     """A listing without its checkpoint.
 
     Attributes:
-        path: Of the listing's file in its table.
+        path: The path of the listing's file in its table.
     """
 
     path: str
@@ -185,7 +185,8 @@ Row = TypeVar("Row")
 
 class _Rows(Generic[Row]):
     """The rows of a whole table as values. Files never change, so each is read, checked against its digest and parsed
-    once."""
+    once.
+    """
 
     def __init__(self, table: FencedTable, parse: Callable[[dict[str, Any]], Row]) -> None:
         self._table, self._parse, self._name = table, parse, table.path.rpartition("/")[2]
@@ -194,14 +195,14 @@ class _Rows(Generic[Row]):
 
     def all(self, as_owner: bool) -> list[Row]:
         read = self._table.read(self._of, as_owner=as_owner)
-        newest = max(read, default="")  # files are numbered: what comes after it is to be committed yet
+        newest = max(read, default="")  # files are numbered: those after it are still to be committed
         self._read, self._written = read, {path: rows for path, rows in list(self._written.items()) if path > newest}
         return [row for rows in read.values() for row in rows]
 
     def write(self, rows: Sequence[dict[str, Any]], path: str, bounds: Sequence[tuple[str, int]]) -> DataFile:
-        """Write rows as one file of the table; it counts once committed, and need not be read back."""
+        """Write rows as one file of the table. It counts once it is committed, and need not be read back."""
         table = pa.Table.from_pylist(list(rows), schema=self._table.file_schema)
-        digests = [self._digest(row) for row in table.to_pylist()]  # as they will be read
+        digests = [self._digest(row) for row in table.to_pylist()]  # the values as a reader would get them
         at = table.schema.get_field_index("digest")
         table = table.set_column(at, table.schema.field(at), pa.array(digests, pa.string()))
         file = self._table.write_table(table, path, bounds=bounds)
@@ -224,7 +225,7 @@ class _Rows(Generic[Row]):
         return hashlib.sha256(content.encode()).hexdigest()
 
     def _check(self, row: Mapping[str, Any], file: DataFile) -> None:
-        if row["digest"] is None or row["digest"] == self._digest(row):  # rows of older releases have none
+        if row["digest"] is None or row["digest"] == self._digest(row):  # rows of older releases have no digest
             return
         named = ", ".join(f"{column} {row[column]}" for column in _NAMED_BY[self._name])
         raise DamageError(
@@ -247,8 +248,8 @@ class Registry:
     """One pipeline's registry.
 
     Attributes:
-        storage: Rooted at the pipeline.
-        app_id: Constant for pipeline and branch.
+        storage: Rooted at the pipeline's directory.
+        app_id: The same for ever for a pipeline and branch.
     """
 
     def __init__(self, storage: Storage, app_id: str) -> None:
@@ -266,7 +267,7 @@ class Registry:
 
     @property
     def _tables(self) -> tuple[FencedTable, ...]:
-        """In the order in which they are claimed."""
+        """The tables, in the order in which they are claimed."""
         return self._checkpoints, self._files, self._publications, self._pins
 
     # -- reading: no right needed, no JVM
@@ -287,7 +288,11 @@ class Registry:
         return completed[-1] if completed else None
 
     def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
-        """The full listing of one checkpoint; DamageError unless it is exactly the one that was committed with it."""
+        """The full listing of one checkpoint.
+
+        Raises:
+            DamageError: It is not exactly the listing that was committed with the checkpoint.
+        """
         if checkpoint.commit_id in self._listings:
             return self._listings[checkpoint.commit_id]
         if checkpoint.files == 0:
@@ -312,12 +317,14 @@ class Registry:
         return sorted(self._named.all(as_owner), key=lambda pin: (pin.created_at, pin.name))
 
     def pinned(self, kind: str, name: str) -> Pin | None:
-        """The pin of that name, None if there is none."""
+        """The pin of that name; None if there is none."""
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
     def strays(self, *, as_owner: bool = False) -> list[OrphanListing]:
-        """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads
-        them."""
+        """Listings whose checkpoint has no row.
+
+        A prune or a commit was cut off, or a running restore still reads them.
+        """
         named = {_listing_path(row) for row in self.checkpoints(as_owner=as_owner)}
 
         def read(files: list[DataFile]) -> list[OrphanListing]:
@@ -335,7 +342,11 @@ class Registry:
     # -- writing: the owner of the generation alone
 
     def prove(self, generation: Generation) -> None:
-        """Right before something is deleted: FencedError unless `generation` still owns the registry."""
+        """Check that `generation` still owns the registry, right before something is deleted.
+
+        Raises:
+            FencedError: Another generation owns it.
+        """
         owner = self.generation()
         if owner != generation:
             raise fenced(self._checkpoints.path, generation, owner)
@@ -344,9 +355,11 @@ class Registry:
         """Claim the next generation, before anything else is read, cleaned or published.
 
         Args:
-            after: The generation that must own the registry now. A coordinator that only wants to renew its own claim
-                gives it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away
-                from who lives.
+            after: The generation that must own the registry now. A coordinator that only renews its own claim gives it,
+                so that it does not take the pipeline away from somebody who took over meanwhile.
+
+        Raises:
+            FencedError: Another generation than `after` owns the registry.
         """
         self._probe()
         for table in self._tables:
@@ -365,7 +378,7 @@ class Registry:
         except (ConfigurationError, DeltaError, OSError) as error:
             if (now := self.generation()) == before:
                 raise
-            # Who took over meanwhile takes our probe for one that was left: what it met says nothing about the storage.
+            # Whoever took over meanwhile removes our probe as a leftover, so its failure tells nothing of the storage.
             raise FencedError(
                 f"Another coordinator took the pipeline over at the same moment, with generation {now}.",
                 where=self._checkpoints.storage.full(self._checkpoints.path),
@@ -378,10 +391,10 @@ class Registry:
         The row goes in only while the table's head is the checkpoint's parent and we own the generation.
 
         Args:
-            newest: Of a rewind, the head that it leaves.
+            newest: For a rewind, the head that it leaves behind.
         """
         head = checkpoint.parent_id if newest is None else newest
-        # Both files at once, which count for nothing yet; then the entries that name them, one after the other.
+        # Write both files at once, since they count for nothing yet; then the entries that name them, one by one.
         writes = [lambda: self._write_row(checkpoint), lambda: self._write_listing(checkpoint, files)]
         data, *listing = at_once(writes if files else writes[:1])
         if listing:
@@ -400,12 +413,15 @@ class Registry:
         return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Whether this very try of the checkpoint is in the registry: what decides after a commit that reported an
-        error."""
+        """Whether this very try of the checkpoint is in the registry, which decides after a commit that reported an
+        error.
+        """
         return any(row.commit_id == checkpoint.commit_id for row in self.checkpoints())
 
     def record_publications(self, generation: Generation, publications: Sequence[Publication]) -> None:
-        """In one commit; a file for each checkpoint, which goes with it."""
+        """Record publications in one commit, with a file for each checkpoint, which is removed together with the
+        checkpoint.
+        """
         rows: dict[CheckpointId, list[dict[str, Any]]] = {}
         for row in publications:
             rows.setdefault(row.checkpoint_id, []).append(dataclasses.asdict(row))
@@ -417,11 +433,15 @@ class Registry:
             self._publications.commit(generation, data)
 
     def pin(self, generation: Generation, pin: Pin) -> None:
-        """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is
-        gone."""
+        """Give a checkpoint a name.
+
+        Raises:
+            WeirError: The name is taken.
+            PrunedError: The checkpoint is gone.
+        """
         taken = self.pinned(pin.kind, pin.name)
         if taken is not None and taken.commit_id == pin.commit_id:
-            return  # an earlier try of this very request
+            return  # an earlier try of this very request has pinned it
         if taken is not None:
             raise WeirError(
                 f"There is a {pin.kind} {pin.name!r} already, of checkpoint {taken.checkpoint_id}.",
@@ -440,7 +460,7 @@ class Registry:
         self._pins.commit(generation, [data])
 
     def unpin(self, generation: Generation, kind: str, name: str) -> bool:
-        """Take a name away; False if there is none. The checkpoint is from then on retained like any other."""
+        """Take a name away; False if there is none. From then on the checkpoint is retained like any other."""
         named = self.pinned(kind, name)
 
         def chosen(file: DataFile) -> bool:
@@ -453,7 +473,8 @@ class Registry:
     def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId]) -> list[str]:
         """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there.
 
-        Returns the files that the table names no more, for the caller to delete.
+        Returns:
+            The files that the table names no more, for the caller to delete.
         """
         gone = set(ids)
         return _removed(self._checkpoints, generation, lambda file: _bound(file, "id") in gone) if gone else []
@@ -461,12 +482,12 @@ class Registry:
     def drop_listings(self, generation: Generation, strays: Iterable[OrphanListing]) -> list[str]:
         """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
 
-        Returns the files that the tables name no more, for the caller to delete: with what the listings named, since it
-        is proved meanwhile that the generation owns the registry.
+        Returns:
+            The files that the tables name no more. The caller deletes them together with the objects that the listings
+            named, after it has proved that the generation still owns the registry.
         """
         gone = {stray.path for stray in strays}
-        # First, for the next checkpoint may be committed and published meanwhile: what is here is of those in `kept`,
-        # or of none.
+        # Read before `kept`: the next checkpoint may be committed and published meanwhile, and its publications stay.
         published = {file.path for file in self._publications.read(list, as_owner=True)}
         kept = {row.id: row.commit_id for row in self.checkpoints(as_owner=True)}
 
@@ -486,25 +507,26 @@ class Registry:
 
     @property
     def cleanup_due(self) -> bool:
-        """Whether a table's log is to be shortened, after so many commits of this object."""
+        """Whether a table's log is to be shortened, because this object has made enough commits."""
         return any(table.cleanup_due for table in self._tables)
 
     def keep_up(self, generation: Generation) -> None:
-        """Shorten the tables' logs where that is due. For the owner, now and then, beside its commits."""
+        """Shorten the tables' logs where that is due. The owner calls it now and then, beside its commits."""
         at_once([partial(table.keep_up, generation) for table in self._tables if table.cleanup_due])
 
     def remove_unnamed(self, generation: Generation) -> None:
-        """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a
-        probe.
+        """Delete files in the registry's directories that no table names: a crash during a commit, or a probe, has left
+        them.
 
-        For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name them any
-        more."""
+        For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name the
+        files any more.
+        """
         for table in self._tables:
             written = [file.path for file in table.storage.list(table.path, unfinished=True)]
             named = {f"{table.path}/{file.path}" for file in table.read(list)}
             unnamed = [path for path in written if is_registry_data(path) and path not in named]
             if unnamed:
-                # Listed first, owned still: so none of them is a successor's, which is about to name it.
+                # We listed first and still own the registry: so no file is a successor's that is about to be named.
                 table.commit(generation)
             table.storage.delete_files(unnamed)
         remove_probes(self._checkpoints.storage, generation)
@@ -531,7 +553,11 @@ class Registry:
 
 
 def _removed(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> list[str]:
-    """Commit that the table names these files no more; returns their paths."""
+    """Commit that the table names these files no more.
+
+    Returns:
+        Their paths.
+    """
     removes = table.read(lambda files: [file for file in files if chosen(file)], as_owner=True)
     if removes:
         table.commit(generation, removes=removes)
@@ -539,19 +565,19 @@ def _removed(table: FencedTable, generation: Generation, chosen: Callable[[DataF
 
 
 def _optional(row: type) -> frozenset[str]:
-    """Columns that were added to a row after the first release: they have a default, for the rows without them."""
+    """Columns that were added to a row after the first release. They have a default, for rows without them."""
     defaults = {field.name for field in dataclasses.fields(row) if field.default is not dataclasses.MISSING}
     defaults |= {field.name for field in dataclasses.fields(row) if field.default_factory is not dataclasses.MISSING}
     return frozenset(defaults - {"format_version"})
 
 
 def _written(row: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The row without the optional columns that were not written, so that their defaults hold."""
+    """The row without those optional columns that were not written, so that their defaults apply."""
     return {name: value for name, value in row.items() if value is not None or name not in _optional(kind)}
 
 
 def _to_table(files: Sequence[StateFile], schema: pa.Schema, commit_id: str) -> pa.Table:
-    """A listing by columns: a hundred thousand files would be slow as dicts."""
+    """A listing as columns: a hundred thousand files would be slow as dicts."""
     columns = [
         pa.repeat(pa.scalar(commit_id), len(files))
         if field.name == "commit_id"
@@ -583,7 +609,7 @@ def _bound(file: DataFile, column: str) -> int | None:
 
 
 class _Landed(Exception):
-    """The row that is to be committed is in the table."""
+    """Raised when the row that is to be committed is in the table already."""
 
 
 def _head_is(parent: CheckpointId | None, row: str) -> Callable[[Known], None]:

@@ -1,8 +1,9 @@
-"""`registry/restores`: what every restore found, for who asks whether restores work and how long they take.
+"""`registry/restores`: the result of every restore, for people who ask whether restores work and how long they take.
 
-Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline.
-Every row comes in a file of its own, so now and then whoever appends one puts the newest `KEPT` of them into one file,
-and the others go."""
+Nothing is decided from it, so writing it needs no right: a restore on any host appends its row, whoever owns the
+pipeline. Every row is in a file of its own. Therefore whoever appends a row now and then rewrites the newest `KEPT`
+rows as one file and removes the others.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +65,14 @@ class Restored:
     """One restore.
 
     Attributes:
-        purpose: Restore, run, rewind, drill.
-        problem: Why the checkpoint is not valid, None if it is.
-        bytes_fetched, bytes_cached, bytes_local: Of its state, where they came from.
-        expectations: How many were evaluated.
-        bytes_unread: Of what was on this host, whose size alone was compared in storage; the table does not record it.
+        purpose: What asked for it: restore, run, rewind or drill.
+        problem: Why the checkpoint is not valid; None if it is.
+        bytes_fetched: How many bytes of its state came from storage.
+        bytes_cached: How many bytes came from this host's objects.
+        bytes_local: How many bytes came from local snapshots.
+        expectations: How many restore expectations were evaluated.
+        bytes_unread: How many bytes were on this host, so that only their size was compared in storage. The table does
+            not record it.
     """
 
     checkpoint_id: CheckpointId
@@ -96,7 +100,10 @@ class Restored:
 
 
 def record(storage: Storage, restored: Restored) -> None:
-    """Append a row. That it cannot be written is logged: it must not hide what the restore found."""
+    """Append a row.
+
+    If it cannot be written, that is only logged, so that it does not hide the result of the restore.
+    """
     try:
         fenced_table.ensure_table(storage, PATH, SCHEMA)
         with scrubbing():
@@ -112,15 +119,18 @@ def record(storage: Storage, restored: Restored) -> None:
         return
     try:
         _compact(storage)
-    except (OSError, DeltaError) as error:  # another restore was recorded at the same moment, or storage is away
+    except (
+        OSError,
+        DeltaError,
+    ) as error:  # another restore was recorded at the same moment, or storage cannot be reached
         log.info("the record of restores stays as it is until the next one", error=plainly(error))
 
 
 def _compact(storage: Storage) -> None:
-    """Put the newest rows into one file, where there are many files, and delete what they were in.
+    """If there are many files, put the newest rows into one file and delete the files that had them.
 
-    The commit is the one right after the version that was read, or none: a row that somebody appends meanwhile is not
-    lost. Who reads the version before it misses the rows whose files are gone, and nothing depends on them.
+    The commit is the one right after the version that was read, or none, so a row that somebody appends meanwhile is
+    not lost. A reader of the version before misses the rows whose files are gone, and nothing depends on those.
     """
     handle = fenced_table.open_table(storage, PATH)
     files = _newest_first(handle)
@@ -141,7 +151,7 @@ def _compact(storage: Storage) -> None:
 
 
 def newest(storage: Storage) -> Restored | None:
-    """The restore that was recorded last, by one file; None if there was none."""
+    """The restore that was recorded last, read from one file; None if there was none."""
     try:
         handle = fenced_table.open_table(storage, PATH)
     except TableNotFoundError:
@@ -150,7 +160,7 @@ def newest(storage: Storage) -> Restored | None:
 
 
 def recorded(storage: Storage) -> Sequence[Restored]:
-    """All restores that were recorded, oldest first."""
+    """All restores that are recorded, oldest first."""
     try:
         handle = fenced_table.open_table(storage, PATH)
     except TableNotFoundError:

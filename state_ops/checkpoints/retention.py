@@ -1,15 +1,15 @@
-"""Retention: which checkpoints and objects go. Planned purely, applied rows first.
+"""Retention: which checkpoints and objects are deleted. The plan is a pure function; applying it removes rows first.
 
     plan    -> which checkpoints stay and why, and which objects only the others name
     apply   -> drop the rows; look for running restores; drop the listings; delete the objects
 
-A checkpoint stays if it is among the newest `keep` that have no name, if a rewind left it behind that can still be
-taken back, if it is the head, if a savepoint or a branch names it, or if something still needs it (a sink lacks its
-rows, a restore reads it, an epoch in flight is built on it).
+A checkpoint stays for any of these reasons: - It is the head, or among the newest `keep` that have no name. - A
+savepoint or a branch names it. - A rewind left it behind, and can still be taken back. - Something needs it: a sink
+lacks its rows, a restore reads it, an epoch in flight is built on it.
 
 A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next
-take-over remove. What a checkpoint references is decided by the registry alone; an object of our own or a newer
-generation is never an orphan here, because a live attempt may still be named by an ack.
+take-over remove. The registry alone decides what a checkpoint references. An object of our own or a newer generation is
+never an orphan here, because an ack of a live attempt may still name it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Fate:
     """What happens to one checkpoint, and why.
 
     Attributes:
-        reasons: In words, each true by itself; none: it goes.
-        bytes: Of its state and channel objects.
-        frees: Of those that go with it, because no checkpoint that stays names them.
+        reasons: Why it stays, in words, each reason sufficient by itself; without reasons it goes.
+        bytes: The bytes of its state and channel objects.
+        frees: The bytes of those objects that go with it, because no checkpoint that stays names them.
     """
 
     id: CheckpointId
@@ -48,7 +48,7 @@ class ObjectFate:
     """What happens to one object.
 
     Attributes:
-        named_by: The checkpoints that stay and name it; none: it is deleted.
+        named_by: The checkpoints that stay and name it; if there are none, it is deleted.
     """
 
     path: str
@@ -65,8 +65,8 @@ class RetentionPlan:
     """What pruning would do.
 
     Attributes:
-        drop: Checkpoint ids.
-        delete: Objects that reach a reference count of 0.
+        drop: The ids of the checkpoints whose rows are removed.
+        delete: The objects that no checkpoint that stays references.
     """
 
     drop: tuple[CheckpointId, ...]
@@ -83,10 +83,11 @@ def reasons(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> dict[CheckpointId, tuple[str, ...]]:
-    """Why each checkpoint stays; an empty tuple: it goes.
+    """By checkpoint, the reasons why it stays; an empty tuple if it goes.
 
     Args:
-        keep: How many to retain besides those with a name; 0 drops the head too, and a rewind with what it abandoned.
+        keep: How many checkpoints to retain besides those with a name. With 0 the head goes too, and a rewind with what
+            it abandoned.
         needed: Who else needs a checkpoint, in words.
     """
     named = {pin.commit_id for pin in pins}
@@ -117,10 +118,10 @@ def plan(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> RetentionPlan:
-    """Decide by `reasons`.
+    """Decide by `reasons` which checkpoints go, and which objects go with them.
 
     Args:
-        listings: Of every checkpoint.
+        listings: The files of every checkpoint, by its id.
     """
     why = reasons(checkpoints, keep, pins, needed)
     drop = tuple(id for id, stays in why.items() if not stays)
@@ -137,8 +138,9 @@ def explain(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> tuple[list[Fate], list[ObjectFate]]:
-    """The plan with the reason for every checkpoint and every object. Published rows are not Weir's to delete: left
-    out."""
+    """The plan, with the reasons for every checkpoint and every object. Published rows are left out: they are not
+    Weir's to delete.
+    """
     why = reasons(checkpoints, keep, pins, needed)
     named: dict[str, list[CheckpointId]] = {}
     sizes: dict[str, int] = {}
@@ -161,14 +163,17 @@ def explain(
 def apply(
     registry: Registry, storage: Storage, generation: Generation, decided: RetentionPlan, watcher: Watcher
 ) -> tuple[StateFile, ...]:
-    """Carry a plan out as the owner of `generation`, and finish what an earlier one had to leave; returns what was
-    deleted.
+    """Carry a plan out as the owner of `generation`, and finish what an earlier call had to leave.
 
     Args:
-        watcher: What this process knows of running restores. What one of them still reads stays, until a later call.
+        watcher: What this process knows of running restores. What a restore still reads stays until a later call.
+
+    Returns:
+        What was deleted.
     """
-    unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request
-    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
+    # The registry's own files are deleted together with the objects, in one request.
+    unnamed = registry.drop_rows(generation, decided.drop)
+    # Look only now, after the rows went: a later restore finds no row, and the hold of an earlier one is seen here.
     held = HeldCommits(watcher.live(storage))
     rows = registry.checkpoints(as_owner=True)
     newest = max([row.id for row in rows] + list(decided.drop), default=CheckpointId(0))
@@ -179,7 +184,7 @@ def apply(
         return ()
     kept = [registry.files(row) for row in rows] + [stray.files for stray in strays if stray.commit_id in held]
     delete = unreferenced([stray.files for stray in gone], kept)
-    # Owned still, after the rows went: else a successor may have dropped those listings, and they are its to deal with.
+    # Check again that we own the registry: else a successor may have dropped those listings, and must deal with them.
     unnamed += registry.drop_listings(generation, gone)
     storage.delete_files([*unnamed, *(file.path for file in delete)])
     return tuple(delete)
@@ -189,11 +194,11 @@ def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generat
     """State, channel and output objects of older generations that no listing names. listings: of all checkpoints, and
     of strays that are held.
 
-    Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked. Files
-    that have no name of Weir's are not its to delete.
+    Older generations are fenced, so nothing can come to reference these objects any more: no clock and no age is asked.
+    Files whose names are not Weir's are left alone.
 
     Args:
-        listings: Of all checkpoints, and of strays that are held.
+        listings: The files of all checkpoints, and of orphan listings that are held.
     """
     named = reference_counts(listings)
     unnamed = []

@@ -1,8 +1,9 @@
-"""The shared state registry: who references which object.
+"""The shared state registry: how many checkpoints reference each object.
 
 Counts are derived from the listings of the retained checkpoints each time they are needed. They are never stored: a
 stored count drifts at the first crash between two writes, and a drifted count either leaks objects or deletes live
-ones."""
+ones.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
 
 
 def unreferenced(dropped: Iterable[Iterable[StateFile]], kept: Iterable[Iterable[StateFile]]) -> list[StateFile]:
-    """Objects that only the dropped listings name, each once. Published output belongs to its table, and what a branch
-    inherits to the
-    pipeline that it was forked from: never listed."""
+    """Objects that only the dropped listings name, each once.
+
+    Published output belongs to its table, and inherited files of a branch belong to the pipeline that it was forked
+    from: they are never listed.
+    """
     counts = reference_counts(kept)
     gone = {
         file.path: file

@@ -1,13 +1,13 @@
-"""A snapshot that is written after its barrier, by a thread of the worker's process, while its stage's next epoch may
-run.
+"""Write a snapshot after its barrier, in a thread of the worker's process, while the stage's next epoch may run.
 
     <attempt's directory>/.snapshot/    the files, as long as they are written
                           snapshot/     the same, whole
                           .writing      locked by the process that writes; in it, what went wrong
 
-Whoever needs the files waits for them (`settle`). The kernel lets go of the lock when the process dies, so nobody waits
-for one that is gone. What a thread still writes into a directory that was removed meanwhile is nobody's: it may fail as
-it likes."""
+Whoever needs the files waits for them (`settle`). The kernel releases the lock when the process dies, so nobody waits
+for a dead writer. If the directory is removed meanwhile, the thread may fail in any way: nothing uses what it still
+writes.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def begin(directory: Path, write: Callable[[Path], object]) -> Thread:
     """Write a snapshot into an attempt's directory, in a thread.
 
     Args:
-        write: Called with a path that does not exist, to make it a directory.
+        write: Called with a path that does not exist yet; makes a directory with the files there.
     """
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     writer = Thread(target=_written, args=(directory, write, lock), name=f"snapshot {directory.name}", daemon=True)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         writer.start()
-    except BaseException:  # also when this thread is interrupted: there is no other that would close it
+    except BaseException:  # also if this thread is interrupted: nothing else would close it
         os.close(lock)
         raise
     return writer
@@ -49,16 +49,14 @@ def _written(directory: Path, write: Callable[[Path], object], lock: int) -> Non
     try:
         write(directory / _PARTIAL)
         (directory / _PARTIAL).rename(directory / WHOLE)
-    except BaseException as error:  # whoever waits says it: nobody listens to this thread
+    except BaseException as error:  # whoever waits reports it: nothing joins this thread
         # First: on a full disk there is no room for the reason either.
         shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
         reason = error.what if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
-        with suppress(OSError):  # then the lock says that it is over, and nothing why
+        with suppress(OSError):  # then the released lock says that it is over, and nothing says why
             os.pwrite(lock, reason.encode(errors="replace"), 0)
     finally:
-        with suppress(
-            OSError
-        ):  # closing lets go of it as well, but for a child that was forked meanwhile and has it too
+        with suppress(OSError):  # closing alone is not enough: a child that was forked meanwhile has the file open too
             fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
@@ -70,14 +68,14 @@ def settle(directory: Path, deadline: float | None = None, cancelled: Event | No
         deadline: On time.monotonic().
 
     Raises:
-        TransientError: When it will never be, or not in time.
-        CancelledError: When `cancelled` is set.
-        FileNotFoundError: When none was begun here.
+        TransientError: It will never be whole, or is not in time.
+        CancelledError: `cancelled` was set.
+        FileNotFoundError: No snapshot was begun here.
     """
     while not (directory / WHOLE).exists():
         gone, why = _ended(directory / _LOCK)
         if gone:
-            if (directory / WHOLE).exists():  # it was made after the first look
+            if (directory / WHOLE).exists():  # the snapshot became whole after the first look
                 return
             raise TransientError(
                 "A snapshot was not written after its barrier: " + (why or "the process that wrote it has ended") + ".",
@@ -97,7 +95,7 @@ def settle(directory: Path, deadline: float | None = None, cancelled: Event | No
 
 
 def _ended(file: Path) -> tuple[bool, str]:
-    """Whether the process or thread that wrote is through, and what went wrong, if it said so."""
+    """Whether the thread or process that wrote is through, and what went wrong, if it could say so."""
     lock = os.open(file, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of one subtask: whose state it is, and where its local files are."""
+    """One try of one subtask: whose state it works on, and where its local files are."""
 
     operator: str
     subtask: int
@@ -25,5 +25,5 @@ class Attempt:
 
     @property
     def prefix(self) -> str:
-        """Where this attempt's objects go; nobody else ever writes there."""
+        """The prefix of this attempt's objects in storage; nobody else ever writes there."""
         return f"state/{self.operator}/{epoch_dir(self.generation, self.epoch)}/{self.subtask}-{self.id}"

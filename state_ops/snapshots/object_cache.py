@@ -1,14 +1,15 @@
-"""Objects of state that this host has fetched, by their digest, for whoever needs them next: another subtask after its
-parallelism changed, a restore that was prepared, a look into an older checkpoint, a fork.
+"""Objects of state that this host has fetched, by digest, so that they need not be fetched again.
 
-    <work>/objects/<sha256>      the object; SSTs only, which nobody changes in place, so they are hard links in every
-                                 database
+They are used by another subtask after its parallelism changed, by a restore that was prepared, by a look into an older
+checkpoint, and by a fork.
 
-What is here has been verified when it came, and is hashed again before a process uses it for the first time: disks rot.
-A process does
-not read it twice, because blocks of an SST have checksums of their own: where one is found to be wrong, what is here is
-read again, and what has rotted goes (`drop_rotten`). The directory is bounded: those unused for longest go, which frees
-room once no database links them any more."""
+    <work>/objects/<sha256>      the object; only SSTs, which nobody changes in place: databases have hard links
+
+An object is verified when it arrives, and hashed again before a process uses it for the first time, because disks rot.
+A process does not hash it twice: blocks of an SST have checksums of their own, and when one is wrong, the objects are
+read again and damaged ones removed (`drop_rotten`). The directory is bounded: the objects unused for longest are
+removed, which frees room once no database links them any more.
+"""
 
 from __future__ import annotations
 
@@ -36,30 +37,42 @@ _verified: dict[tuple[int, int], tuple[int, int, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class ObjectCache:
-    """directory: on the disk of the databases. most_bytes: what it may hold; 0: nothing is kept."""
+    """The objects of this host.
+
+    Attributes:
+        directory: On the disk of the databases, so that hard links work.
+        most_bytes: How many bytes it may hold; with 0 nothing is kept.
+    """
 
     directory: Path
     most_bytes: int
 
     def holds(self, file: StateFile) -> bool:
-        """Whether an object is here, by name and size."""
+        """Whether an object is here, judged by its name and size."""
         with suppress(OSError):
             return self._at(file).stat().st_size == file.bytes
         return False
 
     def drop(self, digests: Iterable[str]) -> None:
-        """Keep no object of these digests, and trust no file that was read before: damage was found in one."""
+        """Remove the objects of these digests, because damage was found in one.
+
+        Files that were verified before are verified again.
+        """
         _verified.clear()
         for digest in digests:
             if _DIGEST.fullmatch(digest):
                 (self.directory / digest).unlink(missing_ok=True)
 
     def drop_rotten(self, files: Iterable[StateFile]) -> bool:
-        """Read again what is here of some objects, and keep none that has rotted; whether there was one."""
+        """Read some objects again and remove the damaged ones.
+
+        Returns:
+            Whether there was a damaged one.
+        """
         _verified.clear()
         has_rotten = False
         for file in files:
-            with suppress(FileNotFoundError):  # not here, or evicted this very moment
+            with suppress(FileNotFoundError):  # not here, or just evicted
                 if not is_object(self._at(file), file):
                     self._at(file).unlink()
                     has_rotten = True
@@ -83,15 +96,17 @@ class ObjectCache:
         arrived: Arrived | None = None,
         part: Path | None = None,
     ) -> bool:
-        """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be
-        fetched.
+        """Bring an object to `target` as a hard link, after one download that all who ask for it share.
 
         Args:
-            arrived: As in `Storage.get_file`, where it had to be.
-            part: Where it arrives if it is not to come here, beside `target`.
+            arrived: Told of bytes as they are downloaded, as in `Storage.get_file`.
+            part: Where to download if the object is not to be kept here, beside `target`.
+
+        Returns:
+            Whether it had to be downloaded.
 
         Raises:
-            DamageError: When it is missing from storage or is not what the checkpoint recorded.
+            DamageError: The object is missing from storage, or is not what the checkpoint recorded.
         """
         if not self.most_bytes:
             download(storage, file, target, cancelled, arrived, part)
@@ -100,7 +115,7 @@ class ObjectCache:
         with self._alone(storage, file, cancelled) as alone:
             if self._take(kept, file, target):
                 return False
-            if not alone:  # whoever has it may be stuck
+            if not alone:  # the process that downloads it may be stuck
                 download(storage, file, target, cancelled, arrived, part)
                 return True
             arriving = kept.with_name(kept.name + _PART)
@@ -122,14 +137,16 @@ class ObjectCache:
             target.unlink()
             kept.unlink(missing_ok=True)
             return False
-        with suppress(OSError):  # evicted this very moment
+        with suppress(OSError):  # just evicted
             os.utime(kept, ns=(time.time_ns(), target.stat().st_mtime_ns))
         return True
 
     @contextmanager
     def _alone(self, storage: Storage, file: StateFile, cancelled: Cancelled) -> Iterator[bool]:
-        """Nobody on this host fetches the same object meanwhile, or False after some patience. A process that dies lets
-        go."""
+        """A context in which nobody else on this host fetches the same object.
+
+        It yields False if another process has not finished after some time. A process that dies releases the lock.
+        """
         until = time.monotonic() + _PATIENCE_SECONDS
         with self._lock(file.digest) as lock:
             while not (locked := _locked(lock)) and time.monotonic() < until:
@@ -139,7 +156,9 @@ class ObjectCache:
             try:
                 yield locked
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+                fcntl.flock(
+                    lock, fcntl.LOCK_UN
+                )  # closing alone is not enough: a child that was forked meanwhile has the file open too
 
     def _lock(self, digest: str) -> IO[str]:
         locks = self.directory / "locks"
@@ -147,15 +166,17 @@ class ObjectCache:
         return (locks / digest[:3]).open("w")
 
     def _drop_left(self, part: Path) -> None:
-        """Remove a download that nobody is at: its process was killed."""
+        """Remove a download whose process was killed."""
         with self._lock(part.name) as lock:
             if _locked(lock):
                 part.unlink(missing_ok=True)
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _make_room(self) -> None:
-        """Drop those unused for longest. Downloads that were broken off count too: whoever asks next goes on with
-        them."""
+        """Remove the objects unused for longest.
+
+        Downloads that were broken off count too, because the next fetch continues them.
+        """
         kept_files = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
@@ -182,10 +203,10 @@ def download(
     arrived: Arrived | None = None,
     part: Path | None = None,
 ) -> None:
-    """Bring an object from storage, its digest checked.
+    """Bring an object from storage and check its digest.
 
     Args:
-        part: Where it arrives, and where a download that was broken off goes on.
+        part: Where the bytes arrive; a download that was broken off is continued from there.
     """
     if part is None:
         storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled, arrived=arrived)
@@ -203,8 +224,10 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def is_object(path: Path, file: StateFile) -> bool:
-    """Whether a local file that nobody changes in place is an object that a checkpoint names: read once by this
-    process, however many links to it there are."""
+    """Whether a local file that nobody changes in place is the object that a checkpoint names.
+
+    This process reads the file once, however many links to it there are.
+    """
     stat = path.stat()
     if stat.st_size != file.bytes:
         return False

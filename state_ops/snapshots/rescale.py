@@ -5,9 +5,10 @@ by side.
                                    0 of 3: 0..42    1 of 3: 43..85                    2 of 3: 86..127
                                    0's files        0's and 1's files                 1's files
 
-One parent: its files, clipped. Several: theirs under names that say which range is in which (`backends.joined`). Either
-way the new subtask's first checkpoint names the objects that are there, and only what it writes is uploaded. Key groups
-are those of Flink's KeyGroupRangeAssignment, so the fewest of them move.
+With one parent the subtask takes its files, clipped to the key groups. With several it takes the files of all, under
+names that say which range each database has (`backends.composite`). Either way the new subtask's first checkpoint names
+the objects that exist already, and only what it writes is uploaded. Key groups are assigned as by Flink's
+KeyGroupRangeAssignment, so the fewest of them move.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from state_ops.schema.key_groups import group_range
 
 
 def first_key(group: int) -> bytes:
-    """The lower bound of a key group's keys, which is the upper bound of those before it."""
+    """The lower bound of a key group's keys, which is the upper bound of the group before."""
     return group.to_bytes(2, "big")
 
 
 def bases(
     files: Sequence[StateFile], operator: str, was: int, now: int, max_parallelism: int, commit_id: str
 ) -> dict[int, Snapshot]:
-    """By subtask at parallelism `now`, what it builds on, from the listing of a checkpoint that was taken at `was`.
+    """By subtask at parallelism `now`, the snapshot it builds on, from the listing of a checkpoint taken at parallelism
+    `was`.
 
     Args:
-        commit_id: The checkpoint's. A snapshot that is put together carries an attempt id of its own, the same however
-            often this is asked.
+        commit_id: The checkpoint's. The attempt id of a snapshot that is put together is derived from it, so it is the
+            same however often this is asked.
     """
     taken = snapshots_of(tuple(files), operator)
     if was == now:
@@ -54,7 +56,8 @@ def _parts(
     taken: Mapping[int, Snapshot], was: int, groups: range, max_parallelism: int
 ) -> list[tuple[bytes, list[StateFile]]]:
     """The databases that hold some of the key groups: where each begins, in key order, and its files under its
-    backend's names."""
+    backend's names.
+    """
     low, high = first_key(groups.start), first_key(groups.stop)
     parts = []
     for parent in sorted(taken):
@@ -66,7 +69,7 @@ def _parts(
             start, name = composite.parted(file.name)
             databases.setdefault(start or b"", []).append(replace(file, name=name))
         starts = sorted(databases)
-        lower = [first_key(of_parent.start), *starts[1:]]  # the first one also has what comes before its name
+        lower = [first_key(of_parent.start), *starts[1:]]  # the first database also has the keys before its lower bound
         for start, begin, end in zip(starts, lower, [*starts[1:], first_key(of_parent.stop)], strict=True):
             begins = max(begin, low)
             if begins < min(end, high):
@@ -84,8 +87,9 @@ def _side_by_side(parts: Sequence[tuple[bytes, list[StateFile]]], subtask: int) 
 
 
 def settle(backend: Backend, base: Snapshot, groups: range) -> None:
-    """Make what was opened from such a base the subtask's own: only its key groups, in no more databases than are worth
-    it."""
+    """Make state that was opened from such a base the subtask's own: only its key groups, and no more databases than
+    are worth it.
+    """
     composite.clip(backend, first_key(groups.start), first_key(groups.stop))
     if isinstance(backend, composite.Joined):
         sizes: dict[bytes, int] = {}

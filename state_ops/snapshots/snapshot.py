@@ -4,7 +4,7 @@
         g2-e17-<attempt>/            one attempt's directory, never shared, never opened by another attempt
             db/                      working copy: hard links of the base's immutable files, copies of the others
             snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
-            .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
+            .snapshot/, .writing     while an asynchronous snapshot is written (`async_writer`)
             manifest.json            snapshot file -> object in storage; written last, so that it proves the rest
         .restoring-<attempt>/        a snapshot that is being fetched; what is there is not fetched again if that breaks
                                      off
@@ -72,11 +72,10 @@ class WorkingCopy:
     """A working copy of the base.
 
     Attributes:
-        inherited: Local name -> inode, of the base's immutable files.
-        source: The local directory that it was linked from; None if it came from storage, digests checked, or starts
-            empty.
-        only: That directory is the only place where the base is.
-        fetched: What was looked for in storage and among what this host has.
+        inherited: The base's immutable files: local name -> inode.
+        source: The local directory that it was linked from; None if it was fetched from storage, or starts empty.
+        only: Whether `source` is the only place that has the base.
+        fetched: Where the bytes came from that were not in `source`.
         operator: The local directory of the operator's subtasks.
     """
 
@@ -100,19 +99,22 @@ def working_copy(
     read: bool = True,
     progress: RestoreProgress | None = None,
 ) -> WorkingCopy:
-    """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
+    """Make the attempt's working copy: by hard links if the base's files are on this host, else from storage.
+
+    A base that is still being written is waited for until `deadline`. A base that has to be fetched may take longer,
+    and if the fetch breaks off, the next attempt continues it.
 
     Args:
+        deadline: On time.monotonic().
         is_immutable: Which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may
             be linked.
         objects: As for `fetch`.
-        read: False where the base is in memory already (`Frozen`): the working copy stays empty. A base that is still
-            being written is waited for until `deadline`, on time.monotonic(). One that has to be fetched takes its
-            time, which `progress` tells whoever waits; an attempt that breaks off leaves what it has for the next one.
+        read: False if the base is in memory already (`Frozen`): then the working copy stays empty.
+        progress: Tells whoever waits how far a fetch is.
 
     Raises:
-        DamageError: That names the file when an object is missing or is not what the checkpoint recorded.
-        LocalBaseError: When a base that is nowhere but on a local disk is not there, or not whole.
+        DamageError: An object is missing, or is not what the checkpoint recorded. The error names the file.
+        LocalBaseError: The base is on a local disk alone, and is not there or not whole.
     """
     db = attempt.directory / "db"
     db.mkdir(parents=True)
@@ -151,7 +153,7 @@ def working_copy(
 
 
 def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bool:
-    """Whether all of a snapshot has been written, after the wait for that. If not, its own upload says why."""
+    """Wait until a snapshot has been written, and return whether it is whole. If it is not, its own upload says why."""
     try:
         if any(file.writing for file in base.files):
             async_writer.settle(source, deadline)
@@ -183,15 +185,15 @@ def fetch(
     operator: Path | None = None,
     arrived: Arrived | None = None,
 ) -> Fetched:
-    """Bring a snapshot's files in parallel into `target`, every digest checked.
+    """Bring a snapshot's files into `target` in parallel, and check every digest.
 
-    What is there of an earlier try is not fetched again.
+    Files that an earlier try has left in `target` are not fetched again.
 
     Args:
-        objects: This host's, where immutable files are looked for and left.
-        operator: The local directory of the operator's subtasks, whose snapshots are linked, as in a fork, where they
-            prove the very object.
-        arrived: Is told of all bytes as they come, wherever from.
+        objects: This host's objects, where immutable files are looked for and kept.
+        operator: The local directory of the operator's subtasks. Files of their snapshots are linked if they are proven
+            to be the very object.
+        arrived: Told of all bytes as they arrive, from storage or from this host.
     """
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)
@@ -221,13 +223,15 @@ def fetch(
 
     for file in base.files:
         _check_name(file.name)
-    # What this host has comes first: what is fetched may push it out.
+    # Objects that this host has come first, because fetched ones may push them out.
     files = sorted(base.files, key=lambda file: objects is None or not objects.holds(file))
     return sum(together(fetch_file, files, at_once=storage.transfers, deadline=deadline), Fetched())
 
 
 def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
-    """The files of all local snapshots of an operator that prove objects, each with its object and digest."""
+    """The files of all local snapshots of an operator that are proven to be objects, each with its object's path and
+    digest.
+    """
     for home in directories(operator):
         for directory in attempts(home):
             manifest = _read_manifest(directory)
@@ -236,7 +240,10 @@ def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
 
 
 def _linked(copy: Path, local: Path, file: StateFile) -> bool:
-    """Link another snapshot's file, unless it is not the object: damage in it may be why this one is fetched."""
+    """Link another snapshot's file, unless it is not the object.
+
+    Damage in that file may be the reason for this fetch.
+    """
     with suppress(OSError):
         if is_object(copy, file):
             os.link(copy, local)
@@ -255,13 +262,13 @@ def _brought(
     arrived: Arrived | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> Fetched:
-    """Leave a snapshot in a subtask's home as if it had been taken there, instead of one that was not to be trusted.
+    """Leave a snapshot in a subtask's home as if it had been taken there. It replaces one that was not to be trusted.
 
-    What was fetched before this broke off stays in `.restoring-<attempt>`, and whoever comes next goes on with it.
+    If the fetch breaks off, the files that have arrived stay in `.restoring-<attempt>`, and the next call continues it.
     """
     with ExitStack() as stack:
         directory = stack.enter_context(resumable(home, RESTORING, base.attempt))
-        if directory is None:  # another process is at it, which may be stuck
+        if directory is None:  # another process fetches it, and may be stuck
             directory = stack.enter_context(scratch(home, ".")) / "kept"
         files = directory / "snapshot"
         files.mkdir(parents=True, exist_ok=True)
@@ -294,11 +301,11 @@ def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
     try:
         kept.rename(home / f"{epoch}-{base.attempt}")
     except OSError:  # another attempt of this epoch was faster
-        shutil.rmtree(kept, ignore_errors=True)  # else it is no longer ours: somebody may have begun it anew
+        shutil.rmtree(kept, ignore_errors=True)  # else another process may have begun it anew
 
 
 def is_here(home: Path, base: Snapshot) -> bool:
-    """Whether a subtask's home has a snapshot whole, as far as one can see without reading it."""
+    """Whether a subtask's home has a whole snapshot, as far as can be seen without reading its files."""
     source = _local_directory(home, base)
     if source is None:
         return False
@@ -308,11 +315,14 @@ def is_here(home: Path, base: Snapshot) -> bool:
 
 
 def is_sound(home: Path, base: Snapshot) -> bool:
-    """Whether a subtask's home has a snapshot with the recorded digests, read again; one that has others is removed."""
+    """Whether the files of a snapshot in a subtask's home have the recorded digests.
+
+    All are read. If one has another digest, the snapshot is removed.
+    """
     source = _local_directory(home, base)
     if source is None:
         return False
-    with suppress(FileNotFoundError):  # a run on this host has just swept it
+    with suppress(FileNotFoundError):  # a run on this host has just removed it
         if all(_digest(source / "snapshot" / file.name) == file.digest for file in base.files):
             return True
         _drop(source)
@@ -331,11 +341,12 @@ def bring_home(
 ) -> Fetched:
     """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
 
-    Args:
-        epoch: Name for the directory's beginning, as of an attempt.
-        check: Called with a working copy, before anything proves it.
+    Files that are whole when an error is raised are not fetched again, unless something is damaged.
 
-    Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something is damaged.
+    Args:
+        epoch: The prefix of the directory's name, as for an attempt.
+        check: Called with a working copy, before anything vouches for the snapshot. What it and `fetch` raise is
+            raised.
     """
     for again in (False, True):
         try:
@@ -349,11 +360,11 @@ def bring_home(
 def _link_all(
     source: Path, files: Sequence[StateFile | LocalFile], db: Path, is_immutable: Callable[[str], bool]
 ) -> bool:
-    """Fill `db` from a local directory; False, with `db` empty, if that visibly is not what was recorded."""
+    """Fill `db` from a local directory; False, with `db` empty, if the files visibly are not the recorded ones."""
     try:
         if all(_bring(source / "snapshot" / file.name, file, db, is_immutable(file.name)) for file in files):
             return True
-    except FileNotFoundError:  # never there, or swept away by another attempt this very moment
+    except FileNotFoundError:  # it was never there, or another attempt has just removed it
         pass
     _empty(db)
     return False
@@ -386,14 +397,14 @@ def _local_directory(home: Path, base: Snapshot) -> Path | None:
 
 @contextmanager
 def healing(forked: WorkingCopy) -> Iterator[None]:
-    """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
+    """A context in which a working copy is used. If it was linked from damaged local files, these are removed.
 
-    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where
-    they are the
-    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost. Of
-    a base that was fetched,
-    a part may have been linked from what this host has of its objects: that is read again, and what has rotted is
-    dropped."""
+    - Then TransientError is raised instead of DamageError: the replay fetches the base from storage and verifies it.
+    - If the local files are the only copy, nothing is removed, and LocalBaseError says so: files that were not read may
+      be whole, and must not be lost.
+    - A base that was fetched may be linked in part from this host's objects. Those are read again, and damaged ones
+      removed.
+    """
     try:
         yield
     except DamageError as error:
@@ -419,8 +430,9 @@ def healing(forked: WorkingCopy) -> Iterator[None]:
 
 
 def raise_if_rotten(error: DamageError, base: Snapshot, objects: ObjectCache | None, operator: Path) -> None:
-    """Raise TransientError if the damage is in files of this host, which are dropped; else it is elsewhere, and nothing
-    happens."""
+    """Raise TransientError if the damage is in files of this host, which are then removed; else do nothing, because the
+    damage is elsewhere.
+    """
     if drop_rotten(base, objects, operator):
         raise TransientError(
             f"What this host had of the state was damaged and was removed. {error.what}",
@@ -430,18 +442,20 @@ def raise_if_rotten(error: DamageError, base: Snapshot, objects: ObjectCache | N
 
 
 def drop_rotten(base: Snapshot, objects: ObjectCache | None, operator: Path) -> bool:
-    """Read again all that this host has of a snapshot's objects, and drop what has rotted since it was read; whether
-    there was any.
+    """Read all copies that this host has of a snapshot's objects again, and remove those that are damaged now.
 
     Args:
         base: The snapshot in storage.
         objects: The objects that this host keeps.
-        operator: The local directory of the operator's subtasks, whose snapshots may be linked from.
+        operator: The local directory of the operator's subtasks, whose snapshots may have been linked from.
+
+    Returns:
+        Whether there was a damaged one.
     """
     has_rotten = objects is not None and objects.drop_rotten(base.files)
     files = {(file.path, file.digest): file for file in base.files}
     for named, copy in list(_copies(operator)):
-        with suppress(FileNotFoundError):  # swept this very moment
+        with suppress(FileNotFoundError):  # just removed by another attempt
             if named in files and not is_object(copy, files[named]):
                 _drop(copy.parent.parent)
                 has_rotten = True
@@ -449,7 +463,7 @@ def drop_rotten(base: Snapshot, objects: ObjectCache | None, operator: Path) -> 
 
 
 def distrust(home: Path, attempt: AttemptId | None) -> None:
-    """Remove an attempt's directory from a subtask's home, as something in it is damaged."""
+    """Remove an attempt's directory from a subtask's home, because a file in it is damaged."""
     for directory in attempts(home):
         if owner(directory) == attempt:
             _drop(directory)
@@ -461,9 +475,13 @@ def _drop(directory: Path) -> None:
 
 
 def take(attempt: Attempt, backend: Backend) -> list[Path]:
-    """The sync phase: the backend writes, or links, its files. Returns those that are needed to open the snapshot.
+    """The sync phase of a snapshot: the backend writes or links its files.
 
-    Raises PipelineError for a file that could not be restored under its name: after the commit it would be too late.
+    Returns:
+        The files that are needed to open the snapshot.
+
+    Raises:
+        PipelineError: A file could not be restored under its name. After the commit it would be too late to notice.
     """
     return _plain(attempt, backend, backend.snapshot, attempt.directory / async_writer.WHOLE)
 
@@ -486,10 +504,11 @@ def _plain(
 def begin(
     attempt: Attempt, forked: WorkingCopy, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
-    """In place of `take` and `prepare`: the files are written from now on, by a thread, and whoever needs them waits
-    (`writing.settle`).
+    """Replaces `take` and `prepare` where files are written asynchronously: a thread writes them, and whoever needs
+    them waits (`async_writer.settle`).
 
-    Raises PipelineError for files that could not be linked unread: nobody has their digests yet.
+    Raises:
+        PipelineError: Some files would be linked without being read, but nobody has their digests yet.
     """
 
     def written(target: Path) -> None:
@@ -519,8 +538,9 @@ def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
 def prepare(
     attempt: Attempt, forked: WorkingCopy, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
-    """The files that `take` returned, as the next epoch and `upload` need to know them; the working copy, closed,
-    goes."""
+    """The files that `take` returned, as the next epoch and `upload` need to know them. The closed working copy is
+    removed.
+    """
 
     def described(file: Path) -> LocalFile:
         stat = file.stat()
@@ -541,14 +561,15 @@ def upload(
     full: bool = False,
     deadline: float | None = None,
 ) -> Snapshot:
-    """Upload what the base does not have, re-reference what it has, write the local manifest last.
+    """Upload the files that the base does not have, reference those that it has, and write the local manifest last.
+
+    The first failure is raised after the other transfers have stopped. Files that were uploaded by then are for
+    `discard`.
 
     Args:
-        base: What the attempt was forked from, as a confirmed checkpoint names it.
+        base: The snapshot from which the attempt was forked, as a confirmed checkpoint names it.
         full: Upload everything, so that the snapshot depends on no other.
         deadline: On time.monotonic().
-
-    Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
     """
 
     def upload_file(file: LocalFile, cancelled: Event) -> StateFile:
@@ -563,7 +584,7 @@ def upload(
 def sent(
     storage: Storage, attempt: Attempt, file: LocalFile, base: Snapshot | None, full: bool, cancelled: Event
 ) -> StateFile:
-    """One file of a snapshot, uploaded, or as the base names it."""
+    """One file of a snapshot as it is in storage: uploaded now, or as the base names it."""
     local, base_file = attempt.directory / "snapshot" / file.name, None
     if file.writing:
         async_writer.settle(attempt.directory, cancelled=cancelled)
@@ -576,7 +597,9 @@ def sent(
     path = f"{attempt.prefix}/{file.name}"
     size, digest = storage.put_file(local, path, cancelled=cancelled)
     expected = base_file.digest if base_file else file.digest
-    if expected is not None and digest != expected:  # else rot on the local disk would get a digest that proves it
+    if (
+        expected is not None and digest != expected
+    ):  # else a file that rotted on the local disk would get a digest that matches it
         raise DamageError("A local state file is not what it was when it was new.", where=str(local))
     return StateFile(
         attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id
@@ -584,7 +607,7 @@ def sent(
 
 
 def discard(storage: Storage, attempt: Attempt) -> None:
-    """Delete the state that an attempt without an ack has uploaded: nothing can name what lies under its own prefix."""
+    """Delete the state that an attempt without an ack has uploaded. Nothing can name what lies under its own prefix."""
     storage.delete_tree(attempt.prefix)
 
 
@@ -596,8 +619,9 @@ def _manifest(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def write_manifest(directory: Path, snapshot: Snapshot) -> None:
-    """Say in an attempt's directory which objects its files are: from now on the base of a confirmed checkpoint is
-    taken from it."""
+    """Record in an attempt's directory which objects its files are. From then on the directory can serve as the base
+    that a confirmed checkpoint names.
+    """
     staging = directory / f".{_MANIFEST}"
     staging.write_text(json.dumps(_manifest(snapshot)))
     staging.rename(directory / _MANIFEST)
@@ -606,7 +630,7 @@ def write_manifest(directory: Path, snapshot: Snapshot) -> None:
 def _read_manifest(directory: Path) -> Any:
     try:
         return json.loads((directory / _MANIFEST).read_bytes())
-    except (OSError, ValueError):  # not there, unreadable, or cut off by a power failure: not to be trusted
+    except (OSError, ValueError):  # missing, unreadable, or cut off by a power failure: not to be trusted
         return None
 
 

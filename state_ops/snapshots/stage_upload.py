@@ -1,7 +1,7 @@
-"""From the disk of a host into storage: what the subtasks of one stage have left at the barrier.
+"""Upload what the subtasks of one stage have left on a host's disk at the barrier.
 
-The coordinator uploads, so that a worker is free for the next epoch at once, where both see the same disk. Elsewhere a
-subtask does it itself before it acks. docs/adr/0020-epochs-overlap.md says why.
+If the coordinator sees the same disk, it uploads, so that a worker is free for the next epoch at once. Elsewhere a
+subtask uploads before it acks. docs/adr/0020-epochs-overlap.md says why.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ def upload(
     channels: Callable[[StagedFile], bool],
     deadline: float | None,
 ) -> list[Ack]:
-    """The acks with their files in storage; one that has handed nothing over stays as it is.
+    """Upload what some acks stand for, and return the acks with their files in storage.
+
+    An ack that has handed nothing over stays as it is. The first failure is raised after the other transfers have
+    stopped.
 
     Args:
-        bases: By subtask, what they were built on as a confirmed checkpoint names it.
+        bases: By subtask, the snapshot that it was built on, as a confirmed checkpoint names it.
         full: As in `snapshot.upload`.
-        channels: Which of `for_stages` are to be read from storage.
+        channels: Which files of `for_stages` are to be read from storage.
         deadline: On time.monotonic().
-
-    Raises the first failure, after the other transfers have stopped.
     """
     started = time.perf_counter()
     todo: list[tuple[Ack, LocalFile | StagedFile]] = []
@@ -68,7 +69,7 @@ def upload(
 
     try:
         moved = together(upload_file, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
-    except DamageError as error:  # only now: the other transfers have stopped, which read the same directories
+    except DamageError as error:  # only now, because the other transfers read the same directories
         raise _healed(damaged, error) from error
     by_subtask: dict[int, list[StateFile]] = {}
     for file in moved:
@@ -90,8 +91,9 @@ def _check_base(ack: Ack, base: Snapshot | None) -> None:
 
 
 def _healed(acks: Sequence[Ack], error: DamageError) -> TransientError:
-    """After damage in local files: neither their directories nor those that they were linked from are taken for a base
-    again."""
+    """Remove the directories of these acks and of their bases after damage in local files, and return the error to
+    raise.
+    """
     for ack in acks:
         assert ack.handover is not None
         for attempt in (ack.attempt, ack.handover.base):
@@ -116,16 +118,16 @@ def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: 
 
 
 def attempt_of(ack: Ack) -> Attempt:
-    """The attempt that handed something over, where its files are."""
+    """The attempt of an ack, with the local directory of its files."""
     assert ack.handover is not None
     home = Path(ack.handover.directory).parent
     return Attempt(ack.operator, ack.subtask, ack.generation, ack.epoch, ack.attempt, home)
 
 
 def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
-    """What a subtask leaves for stages: its rows for the next ones, and the rest of its own input. In channels, of
-    which each object is Weir's
-    alone: rows that go to a table too are uploaded to a channel as well.
+    """The files that a subtask leaves for stages: its rows for the next ones, and the unapplied rest of its own input.
+
+    They are channel files, which belong to Weir alone. Rows that also go to a table are uploaded to a channel as well.
     """
     if ack.handover is None:
         return [file for file in ack.files if file.kind == CHANNEL]
@@ -138,19 +140,20 @@ def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
 
 
 def read_by_next(ack: Ack) -> list[StagedFile | StateFile]:
-    """The rows that the stages downstream read: each once, from a channel where it is in one."""
+    """The files of rows that the stages downstream read: each row once, from a channel if it is in one."""
     from_channel = [file for file in for_stages(ack) if file.name == MAIN]
     return from_channel or ack.staged(MAIN)
 
 
 def locals_of(ack: Ack) -> Collection[str]:
-    """Where the rows that a subtask has handed over lie on this disk."""
+    """The local paths of the rows that a subtask has handed over."""
     return [file.local for file in ack.handover.staged] if ack.handover is not None else []
 
 
 def clear(acks: Sequence[Ack]) -> None:
-    """Remove what nobody reads any more when an epoch has ended: local copies of rows, and all of an attempt that wrote
-    no state."""
+    """Remove what nobody reads any more when an epoch has ended: local copies of rows, and the directories of attempts
+    that wrote no state.
+    """
     for ack in acks:
         if ack.handover is None:
             continue

@@ -1,8 +1,9 @@
-"""The directories that attempts leave on a host: find them, and remove those that nothing can need.
+"""The directories that attempts leave on a host: list them, and remove those that nothing can need.
 
-What stays of a subtask is the newest confirmed snapshot, those of the epochs in flight, and the running attempt, which
-all share their SSTs. A confirmed one goes when a later checkpoint is confirmed, never before: if that one is declined,
-it is forked again."""
+Of a subtask the newest confirmed snapshot, those of the epochs in flight and the running attempt stay; they all share
+their SSTs. A confirmed snapshot is removed when a later checkpoint is confirmed, never before, because it is forked
+again if the later checkpoint is declined.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,17 @@ RESTORING = ".restoring-"
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
     """Remove local directories that nothing can need, before the attempt makes its own.
 
+    - Of the attempt's own subtask, everything older than this epoch is removed, and so are subtasks and stages that no
+      longer exist.
+    - Of other subtasks of the stage, only lower generations are removed, because an earlier epoch may be in flight
+      there.
+    - Another attempt of this very epoch may be alive (speculation), so its directory stays.
+
     Args:
         bases: The attempts whose directories stay: what this epoch of the stage builds on, what it would be replayed
             from, and what of earlier epochs is being uploaded.
-        stages: The uids of the pipeline's stages; none: nothing is known of other stages.
-        parallelism: Of the stage. Of the attempt's own subtask, everything goes that is older than this epoch; so it
-            does of subtasks and stages that are no more. Of other subtasks of the stage, only lower generations: an
-            earlier epoch may be in flight there. Another attempt of this very epoch may be alive (speculation), so its
-            directory stays.
+        stages: The uids of the pipeline's stages; empty if nothing is known of other stages.
+        parallelism: The stage's.
     """
     mine = (attempt.generation, attempt.epoch)
     operator = attempt.home.parent
@@ -78,5 +82,5 @@ def owner(directory: Path) -> AttemptId:
 def directories(path: Path) -> list[Path]:
     try:
         return sorted(entry for entry in path.iterdir() if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):  # another attempt has just swept it
+    except (FileNotFoundError, NotADirectoryError):  # another attempt has just removed it
         return []
