@@ -1,7 +1,7 @@
 """Backfills as a partitioned asset: choose days on Dagster's backfill page, and one run replays them on a branch.
 
-flights/backfill          a partition is a day (or an hour) of event time; materialized: it was replayed, and promoted
-                          unless that waits
+flights/backfill          a partition is a day (or an hour) of event time; it is materialized once it was replayed and
+                          promoted, or waits for approval
 flights_backfill_job      the same as a job, and as a nightly schedule for the newest days
 flights_promote_job       approve a backfill, or promote any other branch
 """
@@ -33,26 +33,26 @@ _KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
 
 
 class Promote(Enum):
-    """Dagster shows the names, and refuses others before a run begins."""
+    """How a backfill is promoted. Dagster shows the names, and refuses others before a run begins."""
 
     approval = "approval"
     automatic = "automatic"
 
 
 class Replaces(Enum):
-    """As above."""
+    """What a backfill replaces. Dagster shows the names, and refuses others before a run begins."""
 
     since = backfills.SINCE
     range = backfills.RANGE
 
 
-# Dagster says which type a value is not of, and not which values that has: so its name says them.
+# Dagster's error names the type of a refused value but not the type's values, so the type's name lists them.
 for _choice in (Promote, Replaces):
     _choice.__name__ = "_or_".join(choice.value for choice in _choice)
 
 
 class BackfillConfig(dg.Config):
-    """What one backfill does otherwise than the settings say."""
+    """What one backfill does differently from the settings."""
 
     promote: Promote | None = Field(
         None, description="approval or automatic; by default pipelines.<name>.backfill.promote in the settings."
@@ -85,7 +85,7 @@ def partitions(configured: BackfillSettings) -> dg.PartitionsDefinition:
 
 
 def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:
-    """`flights/backfill`, whose single run replays the whole range that was chosen."""
+    """The asset `flights/backfill`. A single run replays the whole range that was chosen."""
     asset = key(pipeline, BACKFILL)
 
     @dg.multi_asset(
@@ -151,7 +151,7 @@ def _shown(done: Backfilled) -> dict[str, Any]:
 
 
 def _figures(difference: BranchDiff) -> dict[str, Any]:
-    """What a promotion changes, in sums and as a report."""
+    """What a promotion changes, as sums and as a report."""
     counts = {
         f"rows {kind}": sum(table.counts[kind] for table in difference.tables)
         for kind in ("added", "removed", "changed")
@@ -161,7 +161,7 @@ def _figures(difference: BranchDiff) -> dict[str, Any]:
 
 
 def _verdict(asset: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
-    """Green where production has what the replay gives: because nothing differed, or since it was promoted."""
+    """Green if production has what the replay gives: because nothing differed, or because it was promoted."""
     differing = [table.table for table in done.difference.tables if not table.same]
     description = "nothing differs" if done.difference.same else f"rows differ in {', '.join(differing) or 'no table'}"
     if done.promoted is not None:
@@ -178,7 +178,7 @@ def _verdict(asset: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
 
 
 def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    """Approve a backfill, or promote any other branch; shows what it would do unless told to do it."""
+    """Approve a backfill, or promote any other branch. By default the job only shows what it would do."""
 
     @dg.op(name=f"{pipeline.name}_promote", out=dg.Out(dg.Nothing))
     def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
@@ -216,7 +216,7 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
 
 def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
-    """The job that backfills, and when it does so by itself."""
+    """The job that backfills, and the schedule on which it runs by itself."""
     asset = key(pipeline, BACKFILL)
     job = dg.define_asset_job(
         f"{pipeline.name}_backfill_job",
@@ -246,7 +246,7 @@ def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple
 
 
 def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest:
-    """One run for the newest whole days, or hours, at a moment."""
+    """A run request for the newest whole days, or hours, at a moment."""
     start, end = backfills.newest(configured, now)
     step, form = backfills.step(configured), _KEYS[configured.every]
     first, last = f"{start:{form}}", f"{end - step:{form}}"
@@ -254,7 +254,7 @@ def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest
 
 
 def definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
-    """All of it; without `pipelines.<name>.backfill` in the settings the promote job alone."""
+    """All definitions for backfills; without `pipelines.<name>.backfill` in the settings only the promote job."""
     configured = settings.pipelines[pipeline.name].backfill if pipeline.name in settings.pipelines else None
     if configured is None:
         return dg.Definitions(jobs=[promote_job(pipeline, settings)])

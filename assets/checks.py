@@ -1,7 +1,7 @@
 """Asset checks: gates on the stages, and on the checkpoint whether the pipeline would come back.
 
-Runs and sensors report them as they learn of them. Executing one from Dagster's pages asks again: of gates what the
-newest checkpoint recorded, of the others by looking.
+Runs and sensors report verdicts as they learn of them. Executing a check from Dagster's pages asks again: a gate's
+check shows what the newest checkpoint recorded, the others look at the pipeline.
 """
 
 import re
@@ -43,7 +43,7 @@ _SHOWN = 10
 
 
 def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
-    """All of a pipeline's checks but those of drills."""
+    """All checks of a pipeline except those of drills."""
     evaluations = [
         dg.AssetCheckSpec(name, asset=key(pipeline, asset), description=text) for name, (asset, text) in _ON.items()
     ]
@@ -95,13 +95,16 @@ def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefiniti
 
 
 def report(instance: dg.DagsterInstance, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
-    """Show verdicts that were found outside of any run."""
+    """Show verdicts that were reached outside of any run."""
     for evaluation in evaluations:
         instance.report_runless_asset_event(evaluation)
 
 
 def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
-    """What a check said last; None if it never said anything. One that a run has only planned has said nothing yet."""
+    """What a check said last; None if it never said anything.
+
+    A check that a run has only planned has said nothing yet.
+    """
     history = instance.event_log_storage.get_asset_check_execution_history(check, limit=20)
     events = [record.event.dagster_event for record in history if record.event is not None]
     evaluated = dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -110,7 +113,7 @@ def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetChe
 
 
 def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.AssetCheckEvaluation | None:
-    """What one of the checks that every pipeline has said last, if it failed."""
+    """What one of the checks that every pipeline has said last, if it failed; else None."""
     evaluation = newest(instance, dg.AssetCheckKey(key(pipeline, _ON[name][0]), name))
     return evaluation if evaluation is not None and not evaluation.passed else None
 
@@ -119,7 +122,7 @@ def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.Asset
 
 
 def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
-    """One check, by looking now."""
+    """Evaluate one check by looking now."""
     ask: dict[str, Callable[[Pipeline, Settings], dg.AssetCheckEvaluation]] = {
         LAST_RUN: of_last_run,
         ON_TIME: on_time,
@@ -144,7 +147,7 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
 def verdict(
     pipeline: Pipeline, name: str, passed: bool, description: str, shown: Mapping[str, Any] | None = None
 ) -> dg.AssetCheckEvaluation:
-    """The verdict of one of the checks that every pipeline has."""
+    """A verdict of one of the checks that every pipeline has."""
     return dg.AssetCheckEvaluation(
         asset_key=key(pipeline, _ON[name][0]),
         check_name=name,
@@ -155,18 +158,18 @@ def verdict(
 
 
 def failed(pipeline: Pipeline, name: str, error: WeirError) -> dg.AssetCheckEvaluation:
-    """A check that an error answers."""
+    """The verdict of a check that ended with an error."""
     return verdict(pipeline, name, False, error.what, of_error(error))
 
 
 def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
-    """What happened, where, and what next."""
+    """What happened, where, and what to do next."""
     shown = {"what": error.what, "where": error.where, "next": error.next}
     return {name: dg.MetadataValue.text(text) for name, text in shown.items() if text}
 
 
 def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
-    """The verdicts of a stage's gates; several of one gate, from several epochs, as one."""
+    """The verdicts of a stage's gates. Verdicts of one gate from several epochs are shown as one."""
     mine: dict[tuple[str, str], list[Verdict]] = {}
     for gate_verdict in verdicts:
         if gate_verdict.stage == stage.uid:
@@ -212,7 +215,7 @@ def recorded(pipeline: Pipeline, settings: Settings, stage: Stage) -> list[dg.As
 
 
 def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
-    """From the lease: how the last coordinator ended."""
+    """How the last coordinator ended, as the lease says."""
     storage, _ = open_storage(pipeline, settings)
     holder = lease.read(storage)
     if holder is None:
@@ -230,7 +233,7 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
 
 
 def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
-    """Whether input waits for longer than it may. Lists the sources; starts no JVM."""
+    """Whether input waits for longer than it may. This lists the sources, and starts no JVM."""
     _, registry = open_storage(pipeline, settings)
     head = registry.head()
     waiting = {
@@ -285,8 +288,9 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
 def answers(
     instance: dg.DagsterInstance, pipeline: Pipeline, settings: Settings, row: Checkpoint
 ) -> list[dg.AssetCheckEvaluation]:
-    """What a checkpoint that was committed since says of the checks that are red: the last run failed, or a checkpoint
-    could not be restored."""
+    """What a checkpoint that was committed since says of the checks that are red: that the last run failed, or that a
+    checkpoint could not be restored.
+    """
     given = []
     if red(instance, pipeline, LAST_RUN) is not None:
         goes_on = f"a run goes on since: checkpoint {row.id} is committed"
@@ -301,8 +305,7 @@ def answers(
 def _no_longer_damaged(
     pipeline: Pipeline, settings: Settings, row: Checkpoint, damaged: dg.AssetCheckEvaluation
 ) -> str | None:
-    """In words, why a red verdict on a checkpoint says nothing of this one; None if it does: what was damaged is so
-    still."""
+    """Why a red verdict on a checkpoint says nothing of this one, in words; None if what was damaged still is."""
     where = str(damaged.metadata["where"].value) if "where" in damaged.metadata else ""
     storage, registry = open_storage(pipeline, settings)
     named = [file for file in registry.files(row) if storage.full(file.path) in where]
@@ -316,7 +319,7 @@ def _no_longer_damaged(
 
 
 def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
-    """Whether sources can be read on from where the newest checkpoint stands."""
+    """Whether sources can be read from where the newest checkpoint stands."""
     _, registry = open_storage(pipeline, settings)
     head = registry.head()
     try:
@@ -332,10 +335,10 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:
-    """`weir fsck`.
+    """Run `weir fsck` as a check.
 
     Args:
-        quick: Sizes only.
+        quick: Compare sizes only.
     """
     try:
         return of_report(pipeline, fsck.examine(pipeline, settings, quick=quick))
@@ -344,7 +347,7 @@ def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False
 
 
 def of_report(pipeline: Pipeline, report: Report) -> dg.AssetCheckEvaluation:
-    """What fsck found. Leftovers and what others put there are no damage."""
+    """What fsck reported. Leftovers and foreign files are no damage."""
     lines = [
         f"- {finding.kind} ({finding.severity}): {finding.path or finding.what}" for finding in report.findings[:_SHOWN]
     ]

@@ -1,4 +1,4 @@
-"""One Dagster run that coordinates a pipeline: epochs until it has caught up, shown as they complete."""
+"""A Dagster run that coordinates a pipeline: it runs epochs until it has caught up, and shows each as it completes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,13 @@ _REPEATS, _RETRIES = "dagster/parent_run_id", "dagster/retry_number"
 
 
 def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iterator[dg.AssetMaterialization]:
-    """Run epochs until caught up, each an observation; then a materialization of each asset of the pipeline.
+    """Run epochs until caught up, and yield an observation for each. Then yield a materialization of each asset of the
+    pipeline.
 
     Yields nothing if a person has ended the pipeline and no person asked for this run.
-    Raises dagster.Failure for an error that Weir knows, with what, where and what next.
+
+    Raises:
+        dagster.Failure: Weir raised an error; it says what happened, where, and what to do next.
     """
     if left_alone(context, pipeline, settings):
         return
@@ -76,8 +79,10 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
 
 @contextmanager
 def showing(what: str) -> Iterator[None]:
-    """What is only shown must not end a run that does well: its database may be locked, a table be gone, a source not
-    answer."""
+    """A context in which errors are only logged: the display must not end a run that does well.
+
+    Dagster's database may be locked, a table may be gone, a source may not answer.
+    """
     try:
         yield
     except Exception as error:
@@ -85,8 +90,9 @@ def showing(what: str) -> Iterator[None]:
 
 
 def introduce(context: Context, pipeline: Pipeline) -> None:
-    """Say which pipeline a run coordinates, and which process that is: sensors know it by that, whatever job it is
-    of."""
+    """Record which pipeline a run coordinates, and in which process. Sensors identify the run by that, whatever its
+    job.
+    """
     pid = os.getpid()
     tags = {
         COORDINATES: pipeline.name,
@@ -97,7 +103,7 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
 
 
 def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool:
-    """Whether this run has nothing to do because a person has ended the pipeline; says so in the run's log."""
+    """Whether this run has nothing to do because a person has ended the pipeline. The run's log says so."""
     why = runtime.suspended(pipeline, settings, _options(context, settings))
     if why is not None:
         context.log.warning(f"{pipeline.name} is left alone, since it was {why}")
@@ -105,21 +111,25 @@ def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool
 
 
 def show(context: Context, verdicts: Iterable[dg.AssetCheckEvaluation]) -> None:
-    """Show verdicts as this run's."""
+    """Show verdicts as those of this run."""
     for verdict in verdicts:
         context.log_event(verdict)  # type: ignore[arg-type]  # Dagster takes it and does not say so
 
 
 def told_of(context: Context, pipeline: Pipeline, error: WeirError) -> None:
-    """Show that a run failed. One that found another coordinator at work says nothing about the pipeline."""
+    """Show that a run failed. If it failed because another coordinator is at work, that says nothing about the
+    pipeline.
+    """
     if not isinstance(error, BusyError | FencedError):
         with showing("why a run failed"):
             show(context, [checks.failed(pipeline, checks.LAST_RUN, error)])
 
 
 class Watcher:
-    """Shows epochs in Dagster: those that come fast share an observation, and so do the stages' of a minute; gates
-    become checks."""
+    """Shows epochs in Dagster.
+
+    Epochs that come fast share an observation, and so do the stages' epochs of a minute. Gates become checks.
+    """
 
     def __init__(self, context: Context, pipeline: Pipeline, settings: Settings) -> None:
         self._context, self._pipeline, self._settings = context, pipeline, settings
@@ -151,7 +161,7 @@ class Watcher:
             self._judge()
 
     def judge(self, verdicts: list[Verdict]) -> None:
-        """Report what gates said."""
+        """Report the verdicts of gates."""
         self._verdicts += verdicts
         self._judge()
 
@@ -167,7 +177,7 @@ class Watcher:
                 show(self._context, checks.recorded(self._pipeline, self._settings, stage))
 
     def materializations(self) -> Iterator[dg.AssetMaterialization]:
-        """One of each asset, for the whole run."""
+        """One materialization of each asset, for the whole run."""
         pipeline, run = self._pipeline, self.run
         storage, _ = runtime.open_storage(pipeline, self._settings)
         for stage in pipeline.stages:
@@ -218,7 +228,7 @@ class Watcher:
 
 
 def failure(error: WeirError) -> dg.Failure:
-    """An error as Dagster shows it: what, where, what next, and of what kind it is."""
+    """An error as Dagster shows it: what happened, where, what to do next, and the kind of error."""
     details: dict[str, dg.MetadataValue] = checks.of_error(error)
     details[KIND] = dg.MetadataValue.text(type(error).__name__)
     if isinstance(error, StageError) and error.traceback:

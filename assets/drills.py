@@ -1,5 +1,6 @@
-"""The restore drill: a job, whose every run is a materialization of an asset of its own, with what it measured and how
-that has changed."""
+"""The restore drill: a job of which every run materializes an asset of its own, with what it measured and how that has
+changed.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +20,10 @@ COMES_BACK, IN_TIME = "comes_back_as_it_was", "meets_objectives"
 
 
 def spec(pipeline: Pipeline) -> dg.AssetSpec:
-    """`flights/restore_drill`, downstream of the checkpoint. Nothing materializes it but drills: it is not among what
-    *Materialize all* takes."""
+    """The asset `flights/restore_drill`, downstream of the checkpoint.
+
+    Only drills materialize it: *Materialize all* does not.
+    """
     return dg.AssetSpec(
         key(pipeline, DRILL),
         deps=[key(pipeline, CHECKPOINT)],
@@ -35,7 +38,7 @@ def spec(pipeline: Pipeline) -> dg.AssetSpec:
 
 
 def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
-    """A drill, whose two verdicts are the checks of that asset."""
+    """The drill, whose two verdicts are the checks of that asset."""
     asset = key(pipeline, DRILL)
 
     @dg.multi_asset_check(
@@ -66,12 +69,12 @@ def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
 
 
 def job_name(pipeline: Pipeline) -> str:
-    """Of the job that drills."""
+    """The name of the job that drills."""
     return f"{pipeline.name}_restore_drill_job"
 
 
 def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
-    """The job that drills, and when it does so by itself."""
+    """The job that drills, and the schedule on which it runs by itself."""
     asset = key(pipeline, DRILL)
     job = dg.define_asset_job(
         job_name(pipeline),
@@ -101,7 +104,7 @@ def _shown(instance: dg.DagsterInstance, asset: dg.AssetKey, done: Drilled) -> d
         "restore seconds": round(done.restore_seconds, 3),
         "data-loss window seconds": loss,
     }
-    if took is not None:  # else there was no recovery that took any time
+    if took is not None:  # without a recovery there is no time to plot
         shown["recovery seconds"] = round(took, 3)
         with showing("the last drills"):
             shown["history"] = history.drills_plot(instance, asset, (done.drilled_at, round(took, 3), loss))

@@ -21,9 +21,10 @@ from pipelines.runtime.run import run as runtime
 
 
 def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.Definitions:
-    """Assets, checks, jobs, sensors and schedules of each pipeline.
+    """The assets, checks, jobs, sensors and schedules of each pipeline.
 
-    To merge into a project: `Definitions.merge(own, weir_definitions([...], settings))`. Nothing is read or started.
+    To merge them into a project: `Definitions.merge(own, weir_definitions([...], settings))`. Nothing is read or
+    started.
     """
     return dg.Definitions.merge(*[_definitions(pipeline, settings) for pipeline in pipelines])
 
@@ -53,7 +54,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     keys = [spec.key for spec in asset_specs]
     epochs_job = dg.define_asset_job(
         names.job_name(pipeline),
-        # Without checks: those are for who asks again.
+        # Without checks: those run only when somebody asks for them again.
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=pipeline.description or None,
         executor_def=dg.in_process_executor,

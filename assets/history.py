@@ -1,4 +1,4 @@
-"""The last epochs as a picture and as a table, from what Dagster has observed of them."""
+"""The last epochs as a picture and as a table, from Dagster's observations of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _point(timestamp: float, shown: Mapping[str, Any]) -> Point:
 
 
 def as_table(points: Sequence[Point]) -> dg.MarkdownMetadataValue:
-    """The newest of them as a Markdown table, newest first."""
+    """The newest points as a Markdown table, newest first."""
     lines = [
         "| checkpoint | completed (UTC) | by | epochs | rows | late | state MiB | new MiB | s to commit |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|",
@@ -115,7 +115,7 @@ def drills_plot(
     """How long recovery took in the last drills, and how old the oldest unread input was.
 
     Args:
-        now: Of this drill, which is not recorded yet.
+        now: The point of this drill, which is not recorded yet.
     """
     drills = []
     for record in instance.fetch_materializations(drill, limit=_LAST).records:
@@ -138,7 +138,7 @@ def drills_plot(
 def _picture(
     times: Sequence[datetime], panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[float]]]]]
 ) -> dg.MarkdownMetadataValue:
-    # Takes half a second to import: at the first picture, in a run. Never in the code server.
+    # It takes half a second to import, so it is imported at the first picture, in a run, and never in the code server.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ def _picture(
     figure = Figure(figsize=(8, 1.5 * len(panels)), dpi=80)
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    # Not a layout that is found out: that draws everything twice, while a run waits.
+    # A fixed layout: an automatic one draws everything twice, while a run waits.
     figure.subplots_adjust(left=0.1, right=0.98, top=1 - 0.06 / len(panels), bottom=0.25 / len(panels), hspace=0.12)
     for axis, (title, lines) in zip(axes, panels, strict=True):
         for label, values in lines:

@@ -103,8 +103,10 @@ class UpkeepConfig(dg.Config):
 
 
 def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    """Prove a checkpoint, report what was found as checks, resume. It coordinates, so there is one at a time with the
-    epochs."""
+    """Prove a checkpoint, report the result as checks, and resume.
+
+    The job coordinates the pipeline, so it does not run beside another job that does.
+    """
 
     @dg.op(name=f"{pipeline.name}_restore", pool=pool(pipeline), out=dg.Out(dg.Nothing))
     def restore(context: dg.OpExecutionContext, config: RestoreConfig) -> None:
@@ -125,7 +127,7 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
                 context.log_event(shown)
             if not done:
                 return
-            with showing("that a run went on"):  # perhaps from an earlier checkpoint than was proven
+            with showing("that a run went on"):  # the run may go on from an earlier checkpoint than was proven
                 description = "a run went on from it, or from the newest one that is whole"
                 show(context, [checks.verdict(pipeline, checks.RESTORABLE, True, description)])
 
@@ -142,7 +144,7 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
 
 def _outdated(pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> bool:
-    """Whether what a sensor saw is over: another coordinator has begun since."""
+    """Whether another coordinator has begun since a sensor asked for this run."""
     if config.generation is None:
         return False
     storage, _ = open_storage(pipeline, settings)
@@ -151,7 +153,9 @@ def _outdated(pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> 
 
 
 def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> None:
-    """Whether the pipeline can go on: registry and storage agree, the checkpoint is whole, sources can be read on."""
+    """Whether the pipeline can go on: registry and storage agree, the checkpoint is whole, and sources can be read from
+    there.
+    """
     storage, registry = open_storage(pipeline, settings)
     at = config.checkpoint if config.savepoint is None else config.savepoint
     if config.resume and at is not None:
@@ -167,8 +171,8 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         checks.restorable(pipeline, settings, at),
         checks.input_is_there(pipeline, settings),
     ]
-    # A look at sizes alone takes no damage back that a full check has found, nor does an older checkpoint speak for the
-    # newest.
+    # A check of sizes alone does not clear damage that a full check has reported, and an older checkpoint does not speak
+    # for the newest.
     kept = [
         evaluation for evaluation in evaluations if not (evaluation.check_name == checks.WHOLE and evaluation.passed)
     ]
@@ -183,7 +187,7 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         metadata: Mapping[str, Any] = proven[checks.RESTORABLE].metadata
         text = {name: metadata[name].value for name in ("what", "where", "next") if name in metadata}
         damage = DamageError(text["what"], where=text.get("where"), next=text.get("next"))
-        if config.resume:  # nobody runs the pipeline, and nobody is to try again before this has changed
+        if config.resume:  # nobody runs the pipeline, and nobody should before this has changed
             holder = lease.read(storage)
             generation = holder.generation if holder is not None else None
             hold_causes.note(storage, registry.head(), generation, context.run.run_id, damage)
@@ -202,7 +206,7 @@ def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
 
 
 def schedules(pipeline: Pipeline, settings: Settings, among: list[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
-    """When jobs run by themselves."""
+    """The schedules on which jobs run by themselves."""
     jobs = {job.name: job for job in among}
     wanted = [
         (_upkeep_name(pipeline), settings.dagster.upkeep_cron, "Prunes and checks by itself: dagster.upkeep_cron."),
@@ -340,7 +344,7 @@ def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
                 freed = sum(fate.bytes for fate in maintenance.explain(pipeline, settings)[1] if not fate.stays)
                 asked = Request(requests.UPKEEP, reason="retention and fsck")
                 patience = settings.checkpoints.timeout_seconds
-                # Owning a pipeline prunes and removes leftovers before anything else.
+                # Taking ownership prunes and removes leftovers before anything else.
                 maintenance.asked(pipeline, settings, asked, lambda _: None, patience)
                 context.log.info(f"pruned; {freed:,} bytes were not needed")
         except WeirError as error:
@@ -395,7 +399,7 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
 
 def to_accept(obstacles: Sequence[str]) -> str:
-    """Obstacles as the Launchpad takes them, which reads YAML: a line to be copied."""
+    """Obstacles as the Launchpad takes them: a line of YAML to copy."""
     listed = yaml.safe_dump(
         list(obstacles), default_flow_style=True, default_style='"', allow_unicode=True, width=float("inf")
     )

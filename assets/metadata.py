@@ -71,8 +71,10 @@ def of_sink(pipeline: Pipeline, sink: Sink, storage: Storage) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """Epochs that are shown together: those of one observation, or of a whole run. Sums, and the newest report; not all
-    reports, whose positions would add up over a long run."""
+    """Epochs that are shown together: those of one observation, or of a whole run.
+
+    It keeps sums and the newest report, and not all reports, because their positions would add up over a long run.
+    """
 
     epochs: int = 0
     first: CheckpointId | None = None
@@ -112,16 +114,16 @@ _SUMMED = {
 }
 
 
-# By stage, each under a key of its own, which Dagster can plot: one row of the source may be late in several stages.
+# Late rows are counted by stage, since one row may be late in several. Dagster can plot each stage's key.
 LATE_IN = "rows late in "
 
 
 def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
-    """An observation of the checkpoint: one epoch, or a few that came fast; figures that do not add up are the
-    newest's.
+    """An observation of the checkpoint: one epoch, or a few that came fast. Figures that do not add up are the newest
+    epoch's.
 
     Args:
-        lag: Files that wait, by source.
+        lag: By source, how many files wait.
     """
     report = tally.newest
     assert report is not None, "there is nothing to observe"
@@ -220,7 +222,7 @@ NOTHING_TO_DO = {"outcome": "already caught up: no file was waiting, no epoch wa
 
 
 def of_run(tally: Tally) -> dict[str, Any]:
-    """A whole run, on the checkpoint asset."""
+    """A whole run, on the checkpoint's asset."""
     if tally.newest is None:
         return dict(NOTHING_TO_DO)
     last = tally.newest.checkpoint
@@ -236,7 +238,7 @@ def of_run(tally: Tally) -> dict[str, Any]:
 
 
 def of_stage_run(pipeline: Pipeline, tally: Tally, stage: Stage, storage: Storage) -> dict[str, Any]:
-    """A whole run, on a stage's asset; columns are those that its table has now."""
+    """A whole run, on a stage's asset. The columns are those that its table has now."""
     if tally.newest is None:
         return dict(NOTHING_TO_DO)
     return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest.checkpoint, storage)
@@ -275,9 +277,10 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
 
 
 def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict[str, list[str]]:
-    """By output column, the input columns that it is made of.
+    """By output column, the input columns from which it is made.
 
-    Operators say it; of a function, a column of the same name is taken for the same column, and others are left out.
+    Operators declare it. For a function, an output column is taken for the input column of the same name, and other
+    columns are left out.
 
     Args:
         inputs: The input's columns.
@@ -327,11 +330,13 @@ def _schema(handle: DeltaTable) -> dg.TableSchema:
 def _row_count(handle: DeltaTable) -> int | None:
     added = pa.table(handle.get_add_actions(flatten=True))
     counts = added.column("num_records").to_pylist() if "num_records" in added.column_names else [None]
-    return None if None in counts else sum(counts)  # another writer may leave the number out
+    return None if None in counts else sum(counts)  # another writer may have left the number out
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str | float]]) -> dg.MetadataValue:
-    """As Markdown: Dagster's own table takes some 250 bytes a column and 50 a cell, in every event, twice over."""
+    """A table as Markdown. Dagster's own table would take some 250 bytes for a column and 50 for a cell, twice in every
+    event.
+    """
     head = [f"| {' | '.join(titles)} |", f"|---|{'---:|' * (len(titles) - 1)}"]
     lines = [f"| {' | '.join(f'{cell:,}' if not isinstance(cell, str) else cell for cell in row)} |" for row in rows]
     return dg.MetadataValue.md("\n".join([*head, *lines]))

@@ -17,10 +17,10 @@ AssetJob = Any  # what dg.define_asset_job returns has no public name
 
 CHECKPOINT, DRILL, TABLES, BACKFILL = "checkpoint", "restore_drill", "tables", "backfill"
 
-# Runs that coordinate a pipeline carry the first: there is one of them at a time. Those beside them carry the second.
+# Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second.
 PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
 TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
-# What a run that coordinates says of itself once it has begun, whatever job it is of: which pipeline, and the process.
+# Once it has begun, a run that coordinates records its pipeline and process in these tags, whatever its job.
 COORDINATES, PROCESS = "weir/coordinates", "weir/process"
 # Which sensor asked for what follows a run that did not end well, and the id of that run: those that repeat it have its
 # tags.
@@ -43,12 +43,12 @@ def input_name(stage: Stage) -> str:
 
 
 def job_name(pipeline: Pipeline) -> str:
-    """Of the job that runs epochs."""
+    """The name of the job that runs epochs."""
     return f"{pipeline.name}_job"
 
 
 def restore_job_name(pipeline: Pipeline) -> str:
-    """Of the job that restores and resumes."""
+    """The name of the job that restores and resumes."""
     return f"{pipeline.name}_restore_job"
 
 
@@ -58,7 +58,7 @@ def pool(pipeline: Pipeline) -> str:
 
 
 def check_names(pipeline: Pipeline) -> None:
-    """Sources, stages, the checkpoint and the rest share the pipeline's prefix, so their names must differ."""
+    """Refuse a pipeline in which a source, a stage or the checkpoint would have the same asset key."""
     taken = {
         CHECKPOINT: "the checkpoint",
         DRILL: "the restore drill",

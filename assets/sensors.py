@@ -3,7 +3,7 @@
     checkpoint_sensor    its ticks trigger epochs: a barrier where a coordinator lives, a run where none does, a restore
                          after a death
     run_failure_sensor   a run failed: restore and resume if another attempt can help, else say who has to do what
-    lease_watchdog       ends what does not live any more, on either side, and says when input is overdue
+    lease_watchdog       ends runs and leases whose process is gone, and says when input is overdue
 
 The decisions are in `pipelines.runtime.run.sensor`; here they meet Dagster's runs.
 """
@@ -52,8 +52,8 @@ _UNFINISHED = [
     DagsterRunStatus.CANCELING,
 ]
 _WATCH_SECONDS = 30
-_ENDED = re.compile(r"was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+")  # as Dagster says it
-_FROM_ASSETS = "__ASSET_JOB"  # what Dagster calls the job of who clicks Materialize
+_ENDED = re.compile(r"was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+")  # Dagster's wording
+_FROM_ASSETS = "__ASSET_JOB"  # Dagster's name for the job behind the button Materialize
 
 # What a replay would only repeat, and what somebody else has taken over. By the error's own class: the next run plans
 # without input that vanished, so a VanishedError is no InputError here.
@@ -109,7 +109,9 @@ def checkpoint_sensor(
         if decision.action is Action.BARRIER:
             decisions.ask(pipeline, settings, decision)
             return dg.SkipReason(f"asked the running coordinator for a barrier: {decision.reason}")
-        if sight.failed_run is not None and decision.memory.runs == 1:  # after a pause it asks, whoever answered
+        if (
+            sight.failed_run is not None and decision.memory.runs == 1
+        ):  # after a pause it asks itself, whoever answered before
             other = _answers(context.instance, sight.failed_run, name)
             if other is not None:
                 return dg.SkipReason(f"{other} sees to run {sight.failed_run[:8]}: {decision.reason}")
@@ -149,7 +151,9 @@ def run_failure_sensor(
         what = what.splitlines()[0]
         answer = _answer_to_failure(pipeline, settings, context.instance, run, set(keys), kind, what)
         newest = _newest(context.instance, pipeline, set(keys))
-        if kind is None and newest is not None and newest.run_id == run.run_id:  # it could not say so itself any more
+        if (
+            kind is None and newest is not None and newest.run_id == run.run_id
+        ):  # the run could not report it itself any more
             asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
             description = f"{_how_it_ended(context.instance, run)}. {asked}"
             checks.report(
@@ -169,11 +173,11 @@ def _answer_to_failure(
     kind: str | None,
     what: str,
 ) -> dg.RunRequest | dg.SkipReason:
-    """A restore, or the reason why a run of the pipeline that failed gets none.
+    """A request for a restore, or the reason why a failed run of the pipeline gets none.
 
     Args:
-        keys: The pipeline's assets, by which its other runs are told.
-        kind: The class of the error, where the run could report it.
+        keys: The pipeline's assets, by which its other runs are recognized.
+        kind: The class of the error, if the run could report it.
         what: What happened, on one line.
     """
     if kind in _FOR_A_PERSON:
@@ -237,7 +241,9 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
                     f"but its heart has not beaten for {silent:.0f} s: it hangs (docs/playbooks/coordinator-hung.md)"
                 )
             orphan = _is_over(context.instance, holder.run_id)
-            if orphan and seen.get("orphan") == holder.generation:  # twice in a row: it is not just about to end
+            if (
+                orphan and seen.get("orphan") == holder.generation
+            ):  # seen twice in a row, so it is not just about to end
                 storage, _ = open_storage(pipeline, settings)
                 requests.send(storage, Request(requests.STOP, trigger="watchdog", reason="its run in Dagster is over"))
                 reasons.append("its run in Dagster is over: asked it to end")
@@ -251,7 +257,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
                 reasons.append(f"run {holder.run_id[:8]} is marked as failed")
         overdue = checks.on_time(pipeline, settings)
         before = checks.newest(context.instance, overdue.asset_check_key)
-        if overdue.passed != (before is None or before.passed):  # what never said anything has not failed
+        if overdue.passed != (before is None or before.passed):  # a check that never said anything has not failed
             checks.report(context.instance, [overdue])
         reasons += _answer_red(context.instance, pipeline, settings, sight, seen)
         reasons.append(overdue.description or "")
@@ -269,9 +275,9 @@ def _answer_red(
     sight: decisions.Sight,
     seen: dict[str, Any],
 ) -> list[str]:
-    """What a checkpoint has answered that is newer than when a check was first seen red here; in words.
+    """What a newer checkpoint says of checks that this sensor has seen red, in words.
 
-    Runs of Dagster answer it themselves, others cannot.
+    Dagster's own runs answer red checks themselves; other runs cannot.
 
     Args:
         seen: What the watchdog remembers.
@@ -303,7 +309,9 @@ def _restore(pipeline: Pipeline, generation: int, tags: dict[str, str], run_key:
 
 
 def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey]) -> bool:
-    """Whether a run coordinates the pipeline: it says so, or is of its jobs, or was started from its assets."""
+    """Whether a run coordinates the pipeline: it says so, its job is one of the pipeline's, or it was started from the
+    pipeline's assets.
+    """
     return (
         run.tags.get(COORDINATES) == pipeline.name
         or run.job_name in (job_name(pipeline), restore_job_name(pipeline))
@@ -312,8 +320,7 @@ def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey])
 
 
 def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> list[dg.RunsFilter]:
-    """Where such runs are found, without looking through those of others: by what they say, by job, and those from
-    assets."""
+    """Filters that find such runs without looking through all others: by what they say, by job, and by assets."""
     return [
         dg.RunsFilter(statuses=statuses, tags={COORDINATES: pipeline.name}),
         *(dg.RunsFilter(statuses=statuses, job_name=name) for name in (job_name(pipeline), restore_job_name(pipeline))),
@@ -328,17 +335,18 @@ def _unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.A
 
 
 def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> dg.DagsterRun | None:
-    """The run of the pipeline that was asked for last."""
+    """The run of the pipeline that was requested last."""
     records = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
     mine = [record for record in records if _coordinates(record.dagster_run, pipeline, keys)]
     return max(mine, key=lambda record: record.storage_id).dagster_run if mine else None
 
 
 def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | None:
-    """Who asks for what follows a run that did not end well: None if this sensor does, else the one that does already.
+    """Who asks for what follows a run that did not end well: None if this sensor does, else the sensor that does
+    already.
 
-    Sensors tick beside each other, and what one asks for is a run only once its tick is over. Where two have looked
-    before either wrote its name, both find the same name a moment later, the last one written.
+    Sensors tick beside each other, and what one asks for becomes a run only once its tick is over. If two have looked
+    before either wrote its name, both read the same name a moment later: the last one written.
     """
     run = instance.get_run_by_id(run_id)
     if run is not None and _answered_by(run) is None:
@@ -350,14 +358,15 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
 
 
 def _answered_by(run: dg.DagsterRun) -> str | None:
-    """The sensor that answers a run; what a run has of another one that it repeats does not count."""
+    """The sensor that answers a run. A mark that the run has copied from the run that it repeats does not count."""
     sensor, _, answered = run.tags.get(ANSWERED_BY, "").partition("|")
     return sensor if answered == run.run_id else None
 
 
 def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:
-    """Mark runs as failed whose process on this host is gone, also one that held no lease; yields what was done, in
-    words."""
+    """Mark runs as failed whose process on this host is gone, including runs that held no lease. Yields what was done,
+    in words.
+    """
     for run_id in run_ids:
         run = context.instance.get_run_by_id(run_id)
         if run is not None and _is_gone(_process(run)):
@@ -366,14 +375,19 @@ def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> It
 
 
 def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
-    """Host, pid, birth and pid namespace of a run's process, each empty where it has said nothing: what another run has
-    said it may have from that, since Dagster gives all tags of a run to those that repeat it."""
+    """Host, pid, birth and pid namespace of a run's process, each empty if the run has not recorded it.
+
+    Dagster copies all tags of a run to those that repeat it, so a record of another run does not count.
+    """
     host, pid, born, pids, whose = [*run.tags.get(PROCESS, "").split("|"), "", "", "", "", ""][:5]
     return (host, pid, born, pids) if whose in ("", run.run_id) else ("", "", "", "")
 
 
 def _is_gone(process: tuple[str, str, str, str]) -> bool:
-    """Whether a run's process is gone. One of an earlier boot is: without a lease no heartbeat would ever tell."""
+    """Whether a run's process is gone.
+
+    A process of an earlier boot is: without a lease no heartbeat would ever tell.
+    """
     host, pid, born, pids = process
     if not pid.isdigit():
         return False
@@ -381,7 +395,7 @@ def _is_gone(process: tuple[str, str, str, str]) -> bool:
 
 
 def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    """In words: which process a run was, and which signal ended it, where Dagster's code server saw that."""
+    """In words, in which process a run was, and which signal ended it if Dagster's code server saw that."""
     host, pid, *_ = _process(instance.get_run_by_id(run.run_id) or run)
     process = f"run {run.run_id[:8]}, process {pid} on {host}," if pid else f"run {run.run_id[:8]}"
     records = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT).records
@@ -394,7 +408,7 @@ def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
 
 
 def _is_over(instance: dg.DagsterInstance, run_id: str | None) -> bool:
-    """Whether Dagster takes a run for ended. A coordinator that Dagster did not start has none."""
+    """Whether Dagster regards a run as ended. A coordinator that Dagster did not start has no run."""
     run = instance.get_run_by_id(run_id) if run_id else None
     return run is not None and run.is_finished
 

@@ -15,7 +15,7 @@ from state_ops.storage.storage import Storage
 
 
 def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
-    """What arrives from elsewhere."""
+    """The sources: files that arrive from elsewhere."""
     return [
         dg.AssetSpec(
             key(pipeline, source.name),
@@ -73,7 +73,7 @@ def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.
 
 
 def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.AssetSpec:
-    """What all stages commit together."""
+    """The checkpoint: what all stages commit together."""
     return dg.AssetSpec(
         key(pipeline, CHECKPOINT),
         deps=[key(pipeline, stage.uid) for stage in pipeline.stages],
@@ -89,7 +89,7 @@ def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.A
 
 
 def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
-    """Stale when no run has ended for so long; a warning at half of it."""
+    """A freshness policy: stale if no run has ended for so long, a warning at half of that."""
     hours = settings.dagster.freshness_hours
     if hours is None:
         return None

@@ -156,9 +156,8 @@ class ObjectCache:
             try:
                 yield locked
             finally:
-                fcntl.flock(
-                    lock, fcntl.LOCK_UN
-                )  # closing alone is not enough: a child that was forked meanwhile has the file open too
+                # Closing alone is not enough: a child that was forked meanwhile has the file open too.
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _lock(self, digest: str) -> IO[str]:
         locks = self.directory / "locks"
