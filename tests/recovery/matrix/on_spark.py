@@ -54,7 +54,7 @@ def main() -> int:
         print(f"\nOn Spark: {len(noted)} calls, {len(workers)} of them in workers; {len(trials)} trials", flush=True)
         lock, started, played = threading.Lock(), time.monotonic(), list[Played]()
 
-        def play(numbered: tuple[int, Trial]) -> None:
+        def play_numbered(numbered: tuple[int, Trial]) -> None:
             outcome = play(zygote, *numbered, lock)
             with lock:
                 played.append(Played(numbered[1], outcome))
@@ -65,7 +65,7 @@ def main() -> int:
                 )
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(play, enumerate(trials)))
+            list(pool.map(play_numbered, enumerate(trials)))
     print(matrix.summary(played))
     return sum(bool(trial.outcome.problems) for trial in played)
 
