@@ -171,8 +171,8 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         checks.restorable(pipeline, settings, at),
         checks.input_is_there(pipeline, settings),
     ]
-    # A check of sizes alone does not clear damage that a full check has reported, and an older checkpoint does not speak
-    # for the newest.
+    # A check of sizes alone does not clear damage that a full check has reported, and an older checkpoint does not
+    # speak for the newest.
     kept = [
         evaluation for evaluation in evaluations if not (evaluation.check_name == checks.WHOLE and evaluation.passed)
     ]

@@ -394,7 +394,7 @@ def _compare(
 def _states(
     pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
 ) -> Iterator[StateDiff]:
-    """Of every stage that has state on either side."""
+    """The differences of all stages that have state on either side."""
     ours, theirs = decided.head.stages_with_state, decided.tip.stages_with_state
     for uid in dict.fromkeys([*ours, *theirs]):
         if uid not in ours or uid not in theirs:

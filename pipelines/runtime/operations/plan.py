@@ -394,8 +394,9 @@ class PlanBuilder:
                 return
 
     def _counted(self, stage: Stage, fitted: Fit, recorded: OperatorStats) -> list[Finding]:
-        """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it
-        deletes at once."""
+        """What is to be said of a stage's state. If its time to live became shorter or comes back, this includes how
+        many rows are deleted at once.
+        """
         if not fitted.losses:
             return list(fitted.findings)
         try:
@@ -432,7 +433,7 @@ class PlanBuilder:
         return f"{alive - left:,} of {alive:,} rows and elements by now, in {seen} of {view.parallelism} subtasks"
 
     def _look_at_waiting(self, stage: Stage) -> None:
-        """Rows that a checkpoint has left in front of the stage have the columns of then: see `stage_job`."""
+        """Compare the columns of rows that a checkpoint has left in front of the stage, as `stage_job` does."""
         recorded = stats_of(self._head, stage.uid)
         first = next(iter(recorded.waiting), None)
         if first is None or first["schema"] is None or not isinstance(stage.input, Stage):

@@ -53,8 +53,12 @@ IDLE = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The stage's state that is edited. stats: what a checkpoint records of it; inputs: the sources' columns, of a
-    first one."""
+    """The stage's state that is edited.
+
+    Attributes:
+        stats: What a checkpoint's row records of the stage.
+        inputs: The columns of the sources, for the first checkpoint of a pipeline.
+    """
 
     uid: str
     keys: pa.Schema
@@ -65,7 +69,7 @@ class Target:
 
     @property
     def is_there(self) -> bool:
-        """Whether the newest checkpoint has state of it."""
+        """Whether the newest checkpoint has state of the stage."""
         return stats_of(self.head, self.uid).has_state
 
 
@@ -166,7 +170,7 @@ def _written(
                 for start in range(0, len(chosen), _BATCH_ROWS):
                     some = chosen[start : start + _BATCH_ROWS]
                     keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
-                    if is_deduplication(target.stats):  # what says when a key is over stands beside its row
+                    if is_deduplication(target.stats):  # the entry that says when a key expires stands beside its row
                         backend.write(*index_changes(keys, target.keys, rows.get(keys)[0], fields))
                     rows.put(keys, fields, there)
                 rows.barrier()
@@ -198,7 +202,8 @@ def _edited(
     id: CheckpointId,
     replaces: bool,
 ) -> Checkpoint:
-    """What the edit's checkpoint is made of: the newest one, with the edited stage's state and all other stages idle.
+    """The parts of the edit's checkpoint: those of the newest one, with the edited stage's state and all other stages
+    idle.
 
     Args:
         others: The files of other stages, and of rows that wait.

@@ -163,7 +163,11 @@ def _target(
 
 
 def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
-    """Raises PipelineError for state that is more than a row for each key."""
+    """Check that the stage's state is one row for each key.
+
+    Raises:
+        PipelineError: It is more than that.
+    """
     if stage.window is not None:
         why = "it has windows, whose state is more than a row for each key"
     elif target.stats.collections:
