@@ -323,8 +323,8 @@ def by_batch(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFram
 @stage("by_epoch", source=files("x/*.parquet"), key="k", state=Total)
 def by_epoch(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
     """Wrong: counts epochs and batches, not rows."""
-    known = state.get(rows)
-    state.put(rows.select("k").with_columns(rows=known["rows"] + 1).unique("k"))
+    counts = state.get(rows)
+    state.put(rows.select("k").with_columns(rows=counts["rows"] + 1).unique("k"))
 
 
 @stage("unordered", source=files("x/*.parquet"), key="k", state=Total)
@@ -383,9 +383,9 @@ def test_testing_equals_spark(tmp_path):
     assert state_at(storage, registry, newest, aircraft_rotation) == {
         (key,): value.as_dict() for key, value in here.states["aircraft_rotation"].items()
     }
-    for uid, one in here.stages.items():
-        assert newest.operators[uid].rows_in == sum(ack.rows_in for ack in one.acks)
-        assert newest.watermarks[uid] == to_micros(one.watermark)
+    for uid, stage_run in here.stages.items():
+        assert newest.operators[uid].rows_in == sum(ack.rows_in for ack in stage_run.acks)
+        assert newest.watermarks[uid] == to_micros(stage_run.watermark)
 
 
 def _land(directory: Path, name: str, table: pa.Table) -> None:

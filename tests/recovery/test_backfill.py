@@ -99,7 +99,7 @@ class Plant:
             times = [day(number) + timedelta(hours=hour) for hour in range(24) for _ in range(3)]
             rows = pa.table(
                 {
-                    "device": [f"d{one}" for _ in range(24) for one in range(3)],
+                    "device": [f"d{device}" for _ in range(24) for device in range(3)],
                     "at": pa.array(times, pa.timestamp("us", tz="UTC")),
                     "value": pa.array([number * value] * 72, pa.int64()),
                 }
@@ -131,13 +131,13 @@ class Plant:
     def assert_exact(self, state: bool = True) -> None:
         """Tables, and state, are what a recomputation of all input gives."""
         expected = self.recomputed()
-        found = self.site.table("readings")
-        assert sorted(zip(found["device"], found["at"], found["value"], strict=True)) == sorted(
+        rows = self.site.table("readings")
+        assert sorted(zip(rows["device"], rows["at"], rows["value"], strict=True)) == sorted(
             zip(expected["readings"]["device"], expected["readings"]["at"], expected["readings"]["value"], strict=True)
         )
-        found, closed = self.site.table("daily"), expected["daily"]
+        rows, closed = self.site.table("daily"), expected["daily"]
         assert sorted(
-            zip(found["device"], found["window_start"], found["readings"], found["total"], strict=True)
+            zip(rows["device"], rows["window_start"], rows["readings"], rows["total"], strict=True)
         ) == sorted(zip(closed["device"], closed["at"], closed["count"], closed["sum"], strict=True))
         if state:
             devices = self.site.state("devices").set_index("device")
@@ -152,11 +152,11 @@ class Plant:
 @pytest.fixture
 def plant(tmp_path) -> Plant:
     """Seven days, of which three have been corrected since they were read."""
-    found = Plant.at(tmp_path)
-    found.land(1, 2, 3, 4, 5, 6, 7)
-    found.run()
-    found.land(4, 5, 6, value=100)
-    return found
+    plant = Plant.at(tmp_path)
+    plant.land(1, 2, 3, 4, 5, 6, 7)
+    plant.run()
+    plant.land(4, 5, 6, value=100)
+    return plant
 
 
 def test_checkpoints_are_kept_to_backfill_from(plant):
@@ -169,7 +169,7 @@ def test_checkpoints_are_kept_to_backfill_from(plant):
 def test_corrected_days_are_replayed_and_promoted(plant, replaces):
     done = plant.backfill(4, 6, replaces=replaces, promote=True)
     assert (done.base, done.epochs, done.promoted.kind) == (3, 4, PROMOTION)
-    counts = {one.table: one.counts for one in done.difference.tables}
+    counts = {table.table: table.counts for table in done.difference.tables}
     assert counts["readings"] == {"added": 0, "removed": 0, "changed": 216}
     assert counts["daily"] == {"added": 0, "removed": 0, "changed": 9}
     assert done.difference.tables[0].days.keys() == {"2026-01-04", "2026-01-05", "2026-01-06"}
@@ -187,12 +187,12 @@ def test_a_range_leaves_state_and_other_days_alone(plant):
     plant.land(2, value=50)  # not of the range: not replaced, though it has changed
     plant.backfill(4, 5, replaces="range", promote=True)
     pd.testing.assert_frame_equal(plant.site.state("devices"), before)
-    found = plant.site.table("readings")
+    readings = plant.site.table("readings")
     for number, values in ((2, {2}), (4, {400}), (5, {500}), (6, {6}), (7, {7})):
-        rows = found[(found["at"] >= day(number)) & (found["at"] < day(number + 1))]
+        rows = readings[(readings["at"] >= day(number)) & (readings["at"] < day(number + 1))]
         assert set(rows["value"]) == values
         assert len(rows) == 72
-    assert len(found) == len(untouched)
+    assert len(readings) == len(untouched)
     assert plant.head.parent_id == 7
 
 
@@ -221,8 +221,8 @@ def test_production_goes_on_while_a_backfill_waits_for_approval(plant, replaces)
     plant.run()
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7, 8}, "untouched"
     (waiting,) = forks.forks(pipeline, plant.site.settings)
-    made = approve(pipeline, plant.site.settings, waiting.branch.name, executor=InMemoryExecutor())
-    assert made.kind == PROMOTION
+    promoted = approve(pipeline, plant.site.settings, waiting.branch.name, executor=InMemoryExecutor())
+    assert promoted.kind == PROMOTION
     plant.assert_exact(state=replaces == "since")
 
 
@@ -310,7 +310,7 @@ def test_rows_without_an_event_time_are_in_no_range(tmp_path):
     assert only(local, target, "at", wanted, inside=False) == 3
     assert pq.read_table(target)["n"].to_pylist() == [1, 3, 4]
     assert only(local, target, "at", wanted, inside=True) == 1
-    dates = pa.table({"at": pa.array([one and one.date() for one in times], pa.date32()), "n": [1, 2, 3, 4]})
+    dates = pa.table({"at": pa.array([at and at.date() for at in times], pa.date32()), "n": [1, 2, 3, 4]})
     pq.write_table(dates, local)
     assert only(local, target, "at", wanted, inside=True) == 1
     assert pq.read_table(target)["n"].to_pylist() == [2]
@@ -402,8 +402,8 @@ def test_the_lateness_of_windows_does_not_make_a_checkpoint_look_older(tmp_path)
     plant.land(3, value=9)
     done = plant.backfill(3, 3, promote=True)
     assert (done.base, done.difference.same) == (2, False)
-    found = plant.site.table("daily")
-    assert set(found[found["window_start"] == day(3)]["total"]) == {24 * 27}
+    daily = plant.site.table("daily")
+    assert set(daily[daily["window_start"] == day(3)]["total"]) == {24 * 27}
 
 
 @pytest.mark.long
@@ -452,7 +452,7 @@ def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(pla
 
 def test_the_difference_of_a_range_is_that_of_its_rows(plant):
     done = plant.backfill(5, 5, replaces="range")
-    assert {one.table: one.counts["changed"] for one in done.difference.tables} == {"readings": 72, "daily": 3}
+    assert {table.table: table.counts["changed"] for table in done.difference.tables} == {"readings": 72, "daily": 3}
     assert done.difference.tables[0].days.keys() == {"2026-01-05"}
     assert done.difference.states == ()
 
@@ -488,32 +488,32 @@ def promoted_since(plant: Plant) -> int:
     pruned."""
     forks.fork(pipeline, plant.site.settings, "fix")
     plant.land(4, value=100)
-    made = plant.backfill(4, 4, replaces="range", promote=True).promoted
+    promoted = plant.backfill(4, 4, replaces="range", promote=True).promoted
     for number in range(8, 16):
         plant.land(number)
         plant.run()
     plant.assert_exact(state=False)
-    return made.id
+    return promoted.id
 
 
 @pytest.fixture
 def seven(tmp_path) -> Plant:
     """Seven days as they came."""
-    found = Plant.at(tmp_path)
-    found.land(1, 2, 3, 4, 5, 6, 7)
-    found.run()
-    return found
+    plant = Plant.at(tmp_path)
+    plant.land(1, 2, 3, 4, 5, 6, 7)
+    plant.run()
+    return plant
 
 
 def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_in_silence(seven):
     settings = seven.site.settings
-    made = promoted_since(seven)
-    assert made not in [row.id for row in open_storage(pipeline, settings)[1].checkpoints()], "its row is pruned"
+    promoted = promoted_since(seven)
+    assert promoted not in [row.id for row in open_storage(pipeline, settings)[1].checkpoints()], "its row is pruned"
     shown = promotion.plan(pipeline, settings, "fix")
     (taken,) = shown.taken_back
-    assert (taken.checkpoint, taken.tables) == (made, ("readings", "daily"))
+    assert (taken.checkpoint, taken.tables) == (promoted, ("readings", "daily"))
     assert "2026-01-04 00:00 to 2026-01-05 00:00" in shown.obstacles[0]
-    assert shown.to_dict()["taken_back"][0]["checkpoint"] == made
+    assert shown.to_dict()["taken_back"][0]["checkpoint"] == promoted
     with pytest.raises(WeirError, match="has taken over the rows of 2026-01-04") as refused:
         promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor())
     assert "weir fork sensors --drop fix" in refused.value.next and "--force" in refused.value.next
@@ -521,11 +521,11 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
     list(run(forks.branched(pipeline, settings, "fix"), settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
     difference = branch_diff.diff(pipeline, settings, "fix")
     assert difference.taken_back == shown.taken_back
-    assert f"checkpoint {made} has taken over" in difference.to_markdown()
-    by_day = {one.table: one.days for one in difference.tables}
+    assert f"checkpoint {promoted} has taken over" in difference.to_markdown()
+    by_day = {table.table: table.days for table in difference.tables}
     assert by_day["readings"] == {"2026-01-04": {"added": 0, "removed": 0, "changed": 72}}, "what would come, and go"
     assert by_day["daily"]["2026-01-04"]["changed"] == 3 and set(by_day["daily"]) == {"2026-01-04"}
-    sample = next(one.sample for one in difference.tables if one.table == "daily")
+    sample = next(table.sample for table in difference.tables if table.table == "daily")
     assert [(row["change"], row["total"]) for row in sample][:2] == [("was", 9600), ("is", 96)]
     promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor(), accepted=shown.obstacles)
     assert set(seven.site.table("readings").query("value == 400")["value"]) == set(), "as it was told"

@@ -62,17 +62,17 @@ def assert_replayed(bank: Bank, *numbers: int, times: dict[int, int]) -> None:
 @pytest.fixture
 def bank(tmp_path) -> Branched:
     """Five epochs of a bad deploy's amounts after one of good ones; a branch from before them."""
-    found = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="8")
-    found.epochs(1)
-    Bank(replace(found.site, pipeline=bad)).epochs(2, 3, 4)
-    found.fork(at=1)
-    return found
+    bank = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="8")
+    bank.epochs(1)
+    Bank(replace(bank.site, pipeline=bad)).epochs(2, 3, 4)
+    bank.fork(at=1)
+    return bank
 
 
 def test_after_a_promotion_the_bad_deploy_has_never_happened(bank):
-    made = promoted(bank, reason="amounts")
-    assert (made.id, made.parent_id, made.kind) == (5, 1, PROMOTION)
-    assert made.reason == "of small@fix: amounts"
+    promotion_row = promoted(bank, reason="amounts")
+    assert (promotion_row.id, promotion_row.parent_id, promotion_row.kind) == (5, 1, PROMOTION)
+    assert promotion_row.reason == "of small@fix: amounts"
     bank.assert_exact(1, 2, 3, 4)
     bank.epochs(5, 6)
     bank.assert_exact(1, 2, 3, 4, 5, 6)
@@ -105,8 +105,8 @@ def test_a_rewind_takes_a_promotion_back_and_another_brings_it_again(bank):
 
 @pytest.mark.long
 def test_what_a_promotion_abandons_is_kept_as_long_as_a_rewind_keeps_it(bank):
-    made = promoted(bank)
-    assert abandoned(bank.registry.checkpoints()) == {2: made.id, 3: made.id, 4: made.id}
+    promotion_row = promoted(bank)
+    assert abandoned(bank.registry.checkpoints()) == {2: promotion_row.id, 3: promotion_row.id, 4: promotion_row.id}
     bank.site = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "1"})
     bank.epochs(5)
     assert bank.ids() == [1, 6], "1 belongs to the branch"
@@ -121,8 +121,8 @@ def test_only_what_the_branch_made_is_copied(tmp_path):
     bank = at(tmp_path)
     bank.epochs(1, 2)
     bank.fork()
-    made = promoted(bank)
-    files = bank.registry.files(made)
+    promotion_row = promoted(bank)
+    files = bank.registry.files(promotion_row)
     assert files
     assert not any(file.new for file in files)
     bank.assert_exact(1, 2)
@@ -132,8 +132,8 @@ def test_only_what_the_branch_made_is_copied(tmp_path):
 def test_a_branch_may_be_promoted_again(bank):
     promoted(bank)
     bank.epochs(5)
-    made = promoted(bank)
-    assert made.parent_id == 1
+    promotion_row = promoted(bank)
+    assert promotion_row.parent_id == 1
     bank.assert_exact(1, 2, 3, 4, 5)
     bank.epochs(6)
     bank.assert_exact(1, 2, 3, 4, 5, 6)
@@ -180,13 +180,13 @@ def test_blue_green_with_another_schema_another_parallelism_and_a_new_table(tmp_
     bank.fork("green", at=2)
     bank.epochs(3)
     four = replace(bank.site, pipeline=green, options={**bank.site.options, "WEIR_SPARK__PARALLELISM": "4"})
-    made = promote(green, four.settings, "green", executor=InMemoryExecutor())
+    promotion_row = promote(green, four.settings, "green", executor=InMemoryExecutor())
     bank.assert_exact(1, 2, 3)
     after = Bank(four)
     after.epochs(4)
     bank.assert_exact(1, 2, 3, 4)
     assert len(after.site.table("large")) == 20
-    assert (made.operators["accounts"].parallelism, set(made.sinks)) == (4, {"booked", "large"})
+    assert (promotion_row.operators["accounts"].parallelism, set(promotion_row.sinks)) == (4, {"booked", "large"})
     maintenance.rewind(pipeline, bank.site.settings, 3)
     bank.assert_exact(1, 2, 3)
     bank.epochs()
@@ -236,18 +236,18 @@ def test_a_fork_of_a_range_that_was_cut_off_and_is_asked_for_as_a_whole_is_promo
 @pytest.mark.parametrize("finer", [True, False], ids=["the branch has more epochs", "the pipeline has more epochs"])
 def test_a_key_s_newest_row_has_the_highest_epoch_also_after_promotions(tmp_path, finer):
     bank = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="9")
-    one, four = (
+    single, four = (
         Bank(replace(bank.site, pipeline=counting, options={**bank.site.options, "WEIR_EPOCH__MAX_FILES": count}))
         for count in ("1", "4")
     )
-    production, branch = (four, one) if finer else (one, four)
+    production, branch = (four, single) if finer else (single, four)
     production.epochs(1)
     forks.fork(counting, bank.site.settings, "fix", 1)
     production.epochs(2, 3, 4, 5)
-    made = promote(counting, branch.site.settings, "fix", executor=InMemoryExecutor())
-    assert made.id == 6, "above the pipeline's 2 or 5 and the branch's 5 or 2"
+    promotion_row = promote(counting, branch.site.settings, "fix", executor=InMemoryExecutor())
+    assert promotion_row.id == 6, "above the pipeline's 2 or 5 and the branch's 5 or 2"
     production.epochs(6)
-    maintenance.rewind(counting, bank.site.settings, made.id)
+    maintenance.rewind(counting, bank.site.settings, promotion_row.id)
     production.epochs(7)
     table = bank.site.table("totals")
     newest = table.loc[table.groupby("id")["epoch"].idxmax()].set_index("id")
@@ -336,17 +336,17 @@ def test_a_halt_of_a_promotion_that_died_keeps_nobody_away(bank):
     storage, _ = open_storage(pipeline, bank.site.settings)
     with suspension.during(storage, "a branch is promoted"):
         assert suspension.read(storage) is not None
-        said = json.loads(storage.read_bytes(suspension.PATH))
-        said["process"][2] = "another life"
-        storage.put_bytes(suspension.PATH, json.dumps(said).encode())
+        note = json.loads(storage.read_bytes(suspension.PATH))
+        note["process"][2] = "another life"
+        storage.put_bytes(suspension.PATH, json.dumps(note).encode())
         assert suspension.read(storage) is None, "sensors begin again, and finish what it left"
 
 
 def test_nobody_promotes_what_somebody_runs(bank):
     with bank.branch("fix").coordinator():
-        own, _ = open_storage(bank.branch("fix").site.pipeline, bank.site.settings)
-        until(lambda: lease.alive(lease.read(own)))
+        storage, _ = open_storage(bank.branch("fix").site.pipeline, bank.site.settings)
+        until(lambda: lease.alive(lease.read(storage)))
         with pytest.raises(BusyError, match="small@fix"):
             promoted(bank)
-        requests.send(own, requests.Request("stop"))
+        requests.send(storage, requests.Request("stop"))
     assert bank.registry.head().id == 4

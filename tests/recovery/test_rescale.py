@@ -82,21 +82,21 @@ def test_every_operator_gives_what_it_gives_at_one_parallelism(backend, alignmen
         )
         pd.testing.assert_frame_equal(now, was, check_dtype=False, obj=name)
     assert every.state_of(changing) == every.state_of(constant)
-    assert (max(one.format_version for one in history) == WITH_PARTS) or databases == "folded"
+    assert (max(row.format_version for row in history) == WITH_PARTS) or databases == "folded"
     changing.assert_no_orphans()
 
 
 def owners(site: Site, checkpoint: Checkpoint) -> dict[str, list[tuple[int, int]]]:
     """Subtask and key group of every entry of state, by stage, read by the backends alone."""
     storage, registry = open_storage(site.pipeline, site.settings)
-    found = {}
+    files = {}
     for stage in site.pipeline.stages:
-        found[stage.uid] = [
+        files[stage.uid] = [
             (subtask, int.from_bytes(key[:2], "big"))
             for subtask, key in keys_of(storage, registry, checkpoint, stage.uid)
         ]
         assert checkpoint.operators[stage.uid].parallelism == int(site.options["WEIR_SPARK__PARALLELISM"])
-    return found
+    return files
 
 
 def test_a_subtask_has_its_own_key_groups_and_no_others(databases, tmp_path):

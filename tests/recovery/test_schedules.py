@@ -156,15 +156,17 @@ def _land(site: Site, chance: random.Random) -> pd.DataFrame:
 
 def _assert_state_is_replay(site: Site, rows: pd.DataFrame, checkpoint: Checkpoint) -> None:
     """It is that of the files that it has read, without the rows that it says the ledger has not applied."""
-    for one in site.pipeline.stages:
-        verdicts = checkpoint.operators[one.uid].gates
-        assert len(verdicts) == len(one.gates) or not checkpoint.operators[one.uid].rows_out, "each gate was asked"
+    for declared in site.pipeline.stages:
+        verdicts = checkpoint.operators[declared.uid].gates
+        assert len(verdicts) == len(declared.gates) or not checkpoint.operators[declared.uid].rows_out, (
+            "each gate was asked"
+        )
     seen, applied = _applied(site, rows, checkpoint)
     for uid, columns, counted in (("tallied", ["rows"], seen), ("ledger", ["rows", "total"], applied)):
         wanted = counted.groupby("id")[["rows", "total"]].last()
         tables = list(state_reader.scan(site.pipeline, site.settings, uid, checkpoint.id))
-        found = pa.concat_tables(tables).to_pandas(use_threads=False).set_index("id")[columns].sort_index()
-        pd.testing.assert_frame_equal(found, wanted[columns].sort_index(), check_dtype=False, check_names=False)
+        actual = pa.concat_tables(tables).to_pandas(use_threads=False).set_index("id")[columns].sort_index()
+        pd.testing.assert_frame_equal(actual, wanted[columns].sort_index(), check_dtype=False, check_names=False)
 
 
 def _assert_table_is_replay(site: Site, rows: pd.DataFrame, published: Checkpoint) -> None:
@@ -177,7 +179,7 @@ def _applied(site: Site, rows: pd.DataFrame, checkpoint: Checkpoint) -> tuple[pd
     """What it has read, and what the ledger has applied of that."""
     seen = rows[rows["file"] < checkpoint.offsets["landing"]["files"]]
     waiting = checkpoint.operators["ledger"].waiting
-    paths = [site.storage / path for one in waiting for layer in one["layers"] for path in layer]
+    paths = [site.storage / path for epoch in waiting for layer in epoch["layers"] for path in layer]
     left = {(row["id"], row["file"]) for path in paths for row in pq.read_table(path).to_pylist()}
     applied = seen[[pair not in left for pair in zip(seen["id"], seen["file"], strict=True)]]
     assert len(applied) == len(seen) - len(left), "what waits has been read"
@@ -263,16 +265,16 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             for report in run.run(site.pipeline, site.settings, _ASKED, Somewhere(1), runner):
                 registry = run.open_storage(site.pipeline, site.settings)[1]
-                confirmed, told = registry.checkpoints(), report.checkpoint
-                assert sum(row.id > told.id for row in confirmed) <= 2, "two are committed beside it, no more"
+                confirmed, completed = registry.checkpoints(), report.checkpoint
+                assert sum(row.id > completed.id for row in confirmed) <= 2, "two are committed beside it, no more"
                 lacking = unpublished(registry)
                 assert len(lacking) <= 2, "one is committed beside the one that is published, no more"
-                assert not newest or told.id > newest[-1], "reports come in order"
-                newest.append(told.id)
-                if told.id in {row.id for row in confirmed}:  # else it is pruned already
-                    _assert_state_is_replay(site, rows, told)
+                assert not newest or completed.id > newest[-1], "reports come in order"
+                newest.append(completed.id)
+                if completed.id in {row.id for row in confirmed}:  # else it is pruned already
+                    _assert_state_is_replay(site, rows, completed)
                 published = [row for row in confirmed if not lacking or row.id < lacking[0].id]
-                _assert_table_is_replay(site, rows, published[-1] if published else told)
+                _assert_table_is_replay(site, rows, published[-1] if published else completed)
             break
         except (Killed, TransientError, RunEndedError):
             continue

@@ -168,16 +168,16 @@ def waiting(checkpoint: Checkpoint) -> int:
 
 
 def state_of(site: Site) -> list[dict[str, object]]:
-    found = state_reader.scan(site.pipeline, site.settings, "timed")
-    return sorted((row for table in found for row in table.to_pylist()), key=lambda row: str(row["k"]))
+    tables = state_reader.scan(site.pipeline, site.settings, "timed")
+    return sorted((row for table in tables for row in table.to_pylist()), key=lambda row: str(row["k"]))
 
 
 def tables(site: Site) -> dict[str, pd.DataFrame]:
-    found = {
+    tables = {
         name: site.table(name)[columns].sort_values(columns, ignore_index=True) for name, columns in TABLES.items()
     }
     newest = site.table("totals").sort_values("epoch").groupby("k")[["rows", "total"]].last()
-    return {**found, "totals": newest}
+    return {**tables, "totals": newest}
 
 
 @pytest.mark.parametrize("seed", sampled(range(2)))
@@ -214,8 +214,8 @@ def test_a_restore_goes_on_with_what_a_checkpoint_has_not_applied(tmp_path):
         land(site, 7, count=1)
     epochs(aligned, drain=True)
     history = in_parts(parts)
-    assert len([one for one in history if waiting(one)]) > 2, "nearly every run has begun with rows that wait"
-    assert {one.format_version for one in history if waiting(one)} == {WITH_WAITING}
+    assert len([row for row in history if waiting(row)]) > 2, "nearly every run has begun with rows that wait"
+    assert {row.format_version for row in history if waiting(row)} == {WITH_WAITING}
     epochs(parts, drain=True)
     for name, rows in tables(aligned).items():
         pd.testing.assert_frame_equal(tables(parts)[name], rows, check_dtype=False, obj=name)
@@ -231,7 +231,7 @@ def test_rows_that_wait_are_named_like_state_and_go_when_they_are_applied(tmp_pa
         wanted = {
             path
             for stats in report.checkpoint.operators.values()
-            for one in stats.waiting
+            for epoch in stats.waiting
             for layer in one["layers"]
             for path in layer
         }
@@ -246,9 +246,11 @@ def test_no_further_slice_is_read_while_a_stage_is_too_far_behind(tmp_path):
     )
     land(site, 2)
     history = epochs(site)
-    behind = [max(sum(bool(one["layers"]) for one in stats.waiting) for stats in c.operators.values()) for c in history]
+    behind = [
+        max(sum(bool(epoch["layers"]) for epoch in stats.waiting) for stats in c.operators.values()) for c in history
+    ]
     assert max(behind) <= 2 + 3 - 1, "what is in flight when the bound is reached may add to it"
-    assert any(not one.slice for one in history), "it has held back"
+    assert any(not row.slice for row in history), "it has held back"
 
 
 def test_what_gets_a_name_leaves_no_rows_behind(tmp_path):
@@ -280,9 +282,9 @@ def test_a_stop_that_drains_or_names_lets_stages_apply_all_rows_first(drain, tmp
 
 def first_waiting(site: Site, checkpoint: Checkpoint, begun: bool) -> Path:
     for stats in checkpoint.operators.values():
-        for one in stats.waiting:
-            if one["begun"] == begun and one["layers"]:
-                return site.storage / one["layers"][0][0]
+        for epoch in stats.waiting:
+            if epoch["begun"] == begun and epoch["layers"]:
+                return site.storage / epoch["layers"][0][0]
     raise AssertionError("nothing waits")
 
 
@@ -292,7 +294,7 @@ def test_damaged_rows_are_never_applied(damage, begun, tmp_path):
     site = site_at(tmp_path / "site", pipeline=short, **ONE_BY_ONE)
     land(site, 5, count=3)
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
-    checkpoint = next(one.checkpoint for one in reports if one.checkpoint.id > 1)
+    checkpoint = next(report.checkpoint for report in reports if report.checkpoint.id > 1)
     reports.close()
     head = run.open_storage(site.pipeline, site.settings)[1].head()
     file = first_waiting(site, head or checkpoint, begun)
@@ -425,7 +427,7 @@ def test_a_run_does_not_go_on_from_rows_that_are_gone_behind_others(tmp_path):
     site = left_waiting(tmp_path / "site")
     head = run.open_storage(site.pipeline, site.settings)[1].head()
     assert head is not None
-    *_, last = (path for one in head.operators["timed"].waiting for layer in one["layers"] for path in layer)
+    *_, last = (path for epoch in head.operators["timed"].waiting for layer in epoch["layers"] for path in layer)
     (site.storage / last).unlink()
     before = site.objects()
     with pytest.raises(DamageError, match="is missing"):
@@ -452,5 +454,5 @@ def test_full_checkpoints_name_no_state_of_others_while_a_stage_has_nothing_to_d
     land(site, 1, count=2)
     _, registry = run.open_storage(site.pipeline, site.settings)
     for report in run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4)):
-        own = f"-e{report.checkpoint.id}/"
-        assert all(own in file.path for file in registry.files(report.checkpoint) if file.kind == STATE)
+        prefix = f"-e{report.checkpoint.id}/"
+        assert all(prefix in file.path for file in registry.files(report.checkpoint) if file.kind == STATE)

@@ -47,9 +47,9 @@ def without(stats: OperatorStats, name: str) -> OperatorStats:
 def keys_of(storage: Storage, registry: Registry, checkpoint: Checkpoint, uid: str) -> Iterator[tuple[int, bytes]]:
     """Subtask and raw key of every entry that a stage's snapshots hold, whether they are the subtask's or not."""
     kind = named(checkpoint.operators[uid].backend)
-    for subtask, one in snapshots_of(registry.files(checkpoint), uid).items():
+    for subtask, taken in snapshots_of(registry.files(checkpoint), uid).items():
         with tempfile.TemporaryDirectory() as scratch:
-            snapshot.fetch(storage, one, Path(scratch))
+            snapshot.fetch(storage, taken, Path(scratch))
             backend = composite.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
                 yield from ((subtask, key) for key, _ in backend.scan(b"", b"\xff" * 9))
@@ -63,11 +63,11 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
     stats = checkpoint.operators[stage.uid]
     keys = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
     schema = evolution.from_record(stats.schema_history)
-    found: dict[tuple, dict[str, Any]] = {}
-    for subtask, one in snapshots_of(registry.files(checkpoint), stage.uid).items():
+    rows: dict[tuple, dict[str, Any]] = {}
+    for subtask, taken in snapshots_of(registry.files(checkpoint), stage.uid).items():
         groups = group_range(subtask, stats.parallelism, stats.max_parallelism)
         with tempfile.TemporaryDirectory() as scratch:
-            snapshot.fetch(storage, one, Path(scratch))
+            snapshot.fetch(storage, taken, Path(scratch))
             kind = named(stats.backend)
             backend = composite.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
@@ -82,6 +82,6 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
             if stage.window is not None:
                 key = (*key, row.pop("window_start"))
                 row.pop("window_end")
-            assert key not in found, f"{key} is in two places"
-            found[key] = row
-    return found
+            assert key not in rows, f"{key} is in two places"
+            rows[key] = row
+    return rows

@@ -82,7 +82,7 @@ def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
         GateError, match=r"10 of 10 rows, e\.g\. 2 \(id = 'k1'\), 2 \(id = 'k2'\), 2 \(id = 'k3'\)"
     ) as raised:
         bank.epochs(1, 2, 3)
-    assert [(one["stage"], one["passed"], one["on_failure"]) for one in raised.value.verdicts] == [
+    assert [(verdict["stage"], verdict["passed"], verdict["on_failure"]) for verdict in raised.value.verdicts] == [
         ("accounts", False, "hold"),
         ("accounts", True, "hold"),
         ("accounts", False, "warn"),
@@ -101,7 +101,7 @@ def test_gates_that_ask_the_same_each_have_their_verdict(tmp_path):
     low = between("amount", 0, 1, on_failure="warn")
     bank = gated(tmp_path, low, low, between("amount", 0, 1, on_failure="warn", mostly=0.5), between("amount", 0, 2))
     report = bank.epochs(1, 2)[-1]
-    assert [(one.passed, one.unexpected) for one in report.verdicts] == [(False, 10)] * 3 + [(True, 0)]
+    assert [(verdict.passed, verdict.unexpected) for verdict in report.verdicts] == [(False, 10)] * 3 + [(True, 0)]
 
 
 def test_a_sample_says_whose_rows_it_shows():
@@ -120,14 +120,14 @@ def test_a_sample_says_whose_rows_it_shows():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"on_failure": "ignore"}, "on_failure='ignore'"),
         ({"of": "offsets"}, "of='offsets'"),
     ],
 )
-def test_an_unknown_policy_is_refused_where_it_is_written(arguments, said):
-    with pytest.raises(PipelineError, match=said) as raised:
+def test_an_unknown_policy_is_refused_where_it_is_written(arguments, message):
+    with pytest.raises(PipelineError, match=message) as raised:
         expect("ExpectColumnValuesToNotBeNull", column="id", **arguments)
     assert "Say one of" in raised.value.next
 
@@ -147,12 +147,16 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
     note = gate_hold.read(storage_of(bank), None)
     assert note is not None
     assert (note.stage, note.run_id, note.files) == ("accounts", "r-1", {"landing": ("00007.parquet",)})
-    assert note.epoch > 2 and [one["passed"] for one in note.verdicts] == [False] and "10 of 10 rows" in note.message
+    assert (
+        note.epoch > 2
+        and [verdict["passed"] for verdict in note.verdicts] == [False]
+        and "10 of 10 rows" in note.message
+    )
 
     shown = weir(bank.site, "status", "small", "--json")
     assert json.loads(shown.out)["held"] == json.loads(json.dumps(note.to_dict()))
-    told = weir(bank.site, "status", "small").out
-    row, below = told.split("\n\n")
+    output = weir(bank.site, "status", "small").out
+    row, below = output.split("\n\n")
     assert "by a gate of accounts: see below" in row and "next:" not in row, "the table stays narrow"
     assert "10 of 10 rows, e.g. 7 (id = 'k1')" in below
     assert f"files: 1 file in {bank.site.landing}: 00007.parquet" in below
@@ -208,11 +212,13 @@ def test_figures_are_looked_at_as_the_checkpoint_records_them(tmp_path):
     asked = between("rows_in", 10, 10, of="figures"), between("rows_out", 11, 99, of="figures", on_failure="warn")
     bank = gated(tmp_path, *asked)
     (report,) = bank.epochs(1)
-    assert [(one.of, one.passed, one.rows, one.unexpected, one.sample) for one in report.verdicts] == [
+    assert [
+        (verdict.of, verdict.passed, verdict.rows, verdict.unexpected, verdict.sample) for verdict in report.verdicts
+    ] == [
         ("figures", True, 1, 0, ()),
         ("figures", False, 1, 1, (10,)),
     ]
-    assert [one["of"] for one in report.checkpoint.operators["accounts"].gates] == ["figures", "figures"]
+    assert [verdict["of"] for verdict in report.checkpoint.operators["accounts"].gates] == ["figures", "figures"]
     (drained,) = bank.epochs(drain=True)
     assert not drained.verdicts, "no rows came"
 
@@ -221,8 +227,8 @@ def test_tables_are_looked_at_once_more_after_gates_on_the_whole(tmp_path, monke
     judged, verdicts = [], epoch_gates.verdicts
 
     def judging(*asked):
-        judged.extend(found := verdicts(*asked))
-        return found
+        judged.extend(results := verdicts(*asked))
+        return results
 
     monkeypatch.setattr(epoch_gates, "verdicts", judging)
     # Somebody alters the table in the meantime.
@@ -247,7 +253,9 @@ def test_state_is_looked_at_as_it_would_be_committed(tmp_path, executor):
     bank = gated(tmp_path, between("total", 0, 3, of="state"), WEIR_SPARK__PARALLELISM="2")
     for number in (1, 2):
         (report,) = bank.epochs(number, executor=executor())
-        assert [(one.of, one.passed, one.rows) for one in report.verdicts] == [("state", True, 8 + 2 * number)]
+        assert [(verdict.of, verdict.passed, verdict.rows) for verdict in report.verdicts] == [
+            ("state", True, 8 + 2 * number)
+        ]
     with pytest.raises(GateError, match="8 of 14 rows") as raised:
         bank.epochs(3, executor=executor())
     assert raised.value.verdicts[0]["sample"] == [6, 6, 6]
@@ -280,7 +288,7 @@ def test_of_a_large_state_every_subtask_shows_its_share_and_other_groups_have_th
     monkeypatch.setattr(epoch_gates.evaluation, "evaluated", noted)
     bank = gated(tmp_path, between("rows", 0, 99, of="state"), WEIR_SPARK__PARALLELISM="2")
     bank.epochs(*range(1, 9))
-    assert all(len(one) == 8 for one in seen)
+    assert all(len(sample) == 8 for sample in seen)
     assert len(set.union(*seen)) > 16, "one after the other all are seen"
 
 
@@ -304,9 +312,9 @@ def test_gates_read_the_columns_that_they_name_alone(tmp_path, monkeypatch):
     staged_table = evaluation.staged_table
 
     def noted(*file):
-        found = staged_table(*file)
-        read.append(found.column_names)
-        return found
+        table = staged_table(*file)
+        read.append(table.column_names)
+        return table
 
     monkeypatch.setattr(evaluation, "staged_table", noted)
     gated(tmp_path / "one", between("amount", 0, 9)).epochs(1)
@@ -335,15 +343,15 @@ def test_the_configuration_adds_gates_behind_those_in_the_code(tmp_path):
         "WEIR_PIPELINES__SMALL__GATES": json.dumps(asked),
         "WEIR_PIPELINES__SMALL__ON_RESTORE": json.dumps(restored),
     }
-    found = _loaded(bank.site, **more)
-    assert found.stages[0].gates == (
+    loaded = _loaded(bank.site, **more)
+    assert loaded.stages[0].gates == (
         expect("ExpectColumnValuesToBeBetween", column="amount", max_value=1, on_failure="warn"),
     )
-    assert found.on_restore == (on_table("booked", expect("ExpectColumnValuesToNotBeNull", column="amount")),)
+    assert loaded.on_restore == (on_table("booked", expect("ExpectColumnValuesToNotBeNull", column="amount")),)
     assert _loaded(bank.site) is pipeline
-    bank = Bank(replace(bank.site, pipeline=found))
+    bank = Bank(replace(bank.site, pipeline=loaded))
     report = bank.epochs(1, 2)[-1]
-    assert [one.passed for one in report.verdicts] == [False]
+    assert [verdict.passed for verdict in report.verdicts] == [False]
 
 
 def test_gates_of_the_configuration_reach_the_stages_behind(tmp_path):
@@ -351,8 +359,8 @@ def test_gates_of_the_configuration_reach_the_stages_behind(tmp_path):
     env["WEIR_PIPELINES__FLIGHTS__GATES"] = json.dumps(
         {"aircraft_rotation": [{"expect": "ExpectColumnValuesToNotBeNull", "column": "dest"}]}
     )
-    found = loading.load_pipeline("flights", settings.load(env))
-    first, second = found.stages
+    flights = loading.load_pipeline("flights", settings.load(env))
+    first, second = flights.stages
     assert [gate.expectation for gate in first.gates] == [
         "ExpectColumnValuesToBeBetween",
         "ExpectColumnValuesToNotBeNull",
@@ -417,7 +425,7 @@ def asked_of(rows: dict[str, pa.Array], expectation: str, **arguments) -> tuple:
 def test_large_numbers_are_judged_exactly_also_beside_a_null(type, expectation, arguments, passed, aside, nulls):
     if not nulls:
         kept, passed = tuple(row for row in aside if row != 2), passed or aside == (2,)
-        rows, aside = [one for one in IDS if one is not None], tuple(2 if row == 3 else row for row in kept)
+        rows, aside = [id for id in IDS if id is not None], tuple(2 if row == 3 else row for row in kept)
     else:
         rows = IDS
     assert asked_of({"id": pa.array(rows, type)}, expectation, column="id", **arguments) == (passed, aside)

@@ -56,9 +56,9 @@ ODD = ["100%", "a%20b+c", "[x]#?", "ü'&=~"]  # in names of files
 
 def site_at(root: Path, of: Pipeline = pipeline, **options: str) -> Site:
     chosen = {"WEIR_EPOCH__MAX_FILES": "2", "WEIR_SPARK__PARALLELISM": "2", **options}
-    made = Site(root / "site", chosen, of, "tests.runtime.aside")
-    made.landing.mkdir(parents=True)
-    return made
+    site = Site(root / "site", chosen, of, "tests.runtime.aside")
+    site.landing.mkdir(parents=True)
+    return site
 
 
 def landed(site: Site, count: int = 6, seed: int = 1, bad: float = 0.1, first: int = 0) -> list[pd.DataFrame]:
@@ -119,11 +119,11 @@ def assert_replay(site: Site, parts: Sequence[pd.DataFrame], per_epoch: int = 2)
     ]
     for row in checked:
         names = {file["name"] for file in row.slice["landing"]["files"]}
-        stats, own = row.operators["accounts"], bad[bad["file"].isin(names)]
+        stats, own_rows = row.operators["accounts"], bad[bad["file"].isin(names)]
         assert row.slice["landing"].get("excluded", {}) == {
-            name: group["row"].tolist() for name, group in own.groupby("file")
+            name: group["row"].tolist() for name, group in own_rows.groupby("file")
         }
-        assert stats.rows_quarantined == len(own)
+        assert stats.rows_quarantined == len(own_rows)
         read = row.slice["landing"]["rows"]
         assert stats.rows_in + stats.rows_quarantined + stats.rows_dropped == read
         assert all(verdict["passed"] for verdict in stats.gates)
@@ -186,7 +186,7 @@ def test_files_that_arrive_meanwhile_are_not_in_the_replay(tmp_path, monkeypatch
 
     monkeypatch.setattr(FilesReader, "without", arriving)
     first, second = ran(site)
-    assert [len(one.checkpoint.slice["landing"]["files"]) for one in (first, second)] == [2, 1]
+    assert [len(report.checkpoint.slice["landing"]["files"]) for report in (first, second)] == [2, 1]
     assert_replay(site, parts)
 
 
@@ -274,7 +274,7 @@ def test_rows_of_which_nobody_says_where_they_come_from_hold(tmp_path):
 
 def test_only_a_stage_that_hands_on_its_rows_may_quarantine():
     asked = between(0, 99)
-    for wrong, said in (
+    for wrong, message in (
         (lambda: replace(hours, gates=(asked,)), "reads another stage"),
         (lambda: replace(others, gates=(asked,)), "aggregates"),
         (lambda: replace(accounts, on_timer=lambda *_: None), "timers"),
@@ -283,7 +283,7 @@ def test_only_a_stage_that_hands_on_its_rows_may_quarantine():
         (lambda: between(0, 1, quarantine_at_most=0), "no share"),
         (lambda: between(0, 1, on_failure="warn", quarantine_at_most=0.5), "no share"),
     ):
-        with pytest.raises(PipelineError, match=said):
+        with pytest.raises(PipelineError, match=message):
             wrong()
 
 

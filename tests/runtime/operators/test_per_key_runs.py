@@ -40,7 +40,7 @@ def _dicts(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[di
     return out
 
 
-def a_pipeline(tmp_path: Path, made: Stage, caches: dict[str, Any], **state: Any) -> tuple[Pipeline, Settings]:
+def a_pipeline(tmp_path: Path, totals: Stage, caches: dict[str, Any], **state: Any) -> tuple[Pipeline, Settings]:
     landing = tmp_path / "landing"
     landing.mkdir()
     for number in range(3):
@@ -55,7 +55,7 @@ def a_pipeline(tmp_path: Path, made: Stage, caches: dict[str, Any], **state: Any
         "state": {"caches": caches, **state},
         "pipelines": {"totals": {"object": "x:y", "params": {"landing": str(landing)}}},
     }
-    return Pipeline("totals", (made,), max_parallelism=16), Settings.model_validate(configured)
+    return Pipeline("totals", (totals,), max_parallelism=16), Settings.model_validate(configured)
 
 
 def landed(function: Any, **options: Any) -> Stage:
@@ -69,10 +69,10 @@ def test_each_checkpoint_records_and_logs_what_the_cache_did(tmp_path: Path) -> 
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})
     with capture_logs() as lines:
         reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    found = [CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports]
-    assert found == [CacheFigures(misses=8, flushed=8), *[CacheFigures(l1_hits=8, flushed=8)] * 2]
+    figures = [CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports]
+    assert figures == [CacheFigures(misses=8, flushed=8), *[CacheFigures(l1_hits=8, flushed=8)] * 2]
     totals = [CacheFigures(**report.checkpoint.operators["totals"].cache_totals) for report in reports]
-    assert totals == [found[0], found[0] + found[1], found[0] + found[1] + found[2]]
+    assert totals == [figures[0], figures[0] + figures[1], figures[0] + figures[1] + figures[2]]
     logged = [line for line in lines if line["event"] == "state cache"]
     assert [(line["checkpoint"], line["l1_hits"], line["misses"]) for line in logged] == [
         (1, 0, 8),
@@ -89,8 +89,8 @@ def test_with_no_memory_for_them_between_epochs_caches_begin_empty(tmp_path: Pat
     caches = {"totals": {"l1": 100}}
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), caches, warm_mb=0)
     reports = run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor())
-    found = [CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports]
-    assert found == [CacheFigures(misses=8, flushed=8)] * 3
+    figures = [CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports]
+    assert figures == [CacheFigures(misses=8, flushed=8)] * 3
 
 
 def test_without_a_cache_nothing_is_recorded(tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_a_cache_for_a_stage_that_cannot_have_one_is_refused(tmp_path: Path, opt
         return rows
 
     source = files("{landing}/*.parquet", event_time="at")
-    made = (
+    totals = (
         landed(_dicts, output=COLUMNS, **options)
         if options.get("per_key", True)
         else stage("totals", source=source, key="k", state=Total)(vectorised)
     )
-    pipeline, configured = a_pipeline(tmp_path, made, {"totals": {"l1": 100}})
+    pipeline, configured = a_pipeline(tmp_path, totals, {"totals": {"l1": 100}})
     with pytest.raises(ConfigurationError, match="state cache is configured for the stage totals"):
         list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
 
