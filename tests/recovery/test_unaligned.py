@@ -232,7 +232,7 @@ def test_rows_that_wait_are_named_like_state_and_go_when_they_are_applied(tmp_pa
             path
             for stats in report.checkpoint.operators.values()
             for epoch in stats.waiting
-            for layer in one["layers"]
+            for layer in epoch["layers"]
             for path in layer
         }
         assert channels == wanted
