@@ -55,7 +55,7 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
 
 
 def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.AssetSpec]:
-    """The tables and other sinks that stages write to, which are what a project's own assets read."""
+    """The tables and other sinks that stages write to, which a project's own assets read."""
     return [
         dg.AssetSpec(
             table_key(pipeline, sink.name),

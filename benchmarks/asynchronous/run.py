@@ -82,7 +82,7 @@ def main(
             measured, paces = (once(), []) if kind == "alternating" else harness.measure_steadily(once)
             row = {"kind": kind, "key": key, "pace": paces, **asdict(measured)}
             log.add(row)
-            print(f"{key}: {row['error'] or report.said(row)}", flush=True)
+            print(f"{key}: {row['error'] or report.line_of(row)}", flush=True)
     report.write(log.rows(), results, harness.command("benchmarks.asynchronous.run", "bench-async"))
 
 

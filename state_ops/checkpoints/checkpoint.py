@@ -229,20 +229,24 @@ def _handover(raw: dict[str, Any]) -> PendingUpload:
 class Checkpoint:
     """A completed checkpoint: one row of `registry/checkpoints`. Immutable.
 
-    offsets: by source, its position after this epoch. slice: by source, what this epoch read.
-    watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, what is recorded of it.
-    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is
-    abandoned), edit (of one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and
-    rows instead of what followed its parent).
-    sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
-    that. Of a rewind or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version
-    that it was decided on; of the promotion of a range its `column`, `start` and `end` (microseconds) instead. `kind`:
-    what a sink is that is no table, whose rows are staged below `outputs/`.
-    inputs: by source, the columns that its files have. totals: sums over the whole chain, and how that began (`began`).
-    ms: milliseconds by phase.
-    lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see
-    `spans_with`.
-    digest: of the row, as the registry writes it; None before, and of older releases' rows.
+    Attributes:
+        offsets: By source, its position after this epoch.
+        slice: By source, what this epoch read.
+        watermarks: By stage, microseconds since 1970 UTC.
+        operators: By stage uid, what is recorded of the stage.
+        kind: `checkpoint` is an epoch's. `start` begins a pipeline from another one's savepoint. `rewind` goes back to
+            its parent, and what lies between is abandoned. `edit` changes one stage's state by hand. `fork` is the
+            first of a branch. `promotion` has a branch's state and rows instead of what followed its parent.
+        sinks: By sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
+            that. A rewind or a promotion also has `to`, whose rows are the newest that stay, and `at`, the Delta
+            version on which it was decided. The promotion of a range has its `column`, `start` and `end` (microseconds)
+            instead. A sink that is no table has its `kind`; its rows are staged below `outputs/`.
+        inputs: By source, the columns of its files.
+        totals: Sums over the whole chain, and how the chain began (`began`).
+        ms: Milliseconds by phase.
+        lineage: The newest spans of ids that were completed one after the other, as [generation, first, last]; see
+            `spans_with`.
+        digest: The digest of the row, as the registry writes it; None before that, and in rows of older releases.
     """
 
     id: CheckpointId

@@ -167,8 +167,12 @@ class OrphanListing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publication:
-    """One checkpoint's output became visible in one sink as this Delta version, or in one that is no table. ms: how
-    long that took."""
+    """One checkpoint's output became visible in one sink: in a table as this Delta version, else in another kind of
+    sink.
+
+    Attributes:
+        ms: How long the publishing took, in milliseconds.
+    """
 
     checkpoint_id: CheckpointId
     sink: str

@@ -191,8 +191,7 @@ def apply(
 
 
 def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generation: Generation) -> list[StoredFile]:
-    """State, channel and output objects of older generations that no listing names. listings: of all checkpoints, and
-    of strays that are held.
+    """State, channel and output objects of older generations that no listing names.
 
     Older generations are fenced, so nothing can come to reference these objects any more: no clock and no age is asked.
     Files whose names are not Weir's are left alone.

@@ -153,11 +153,19 @@ class KeptSink:
 
 @dataclass(frozen=True, slots=True)
 class PromotionPlan:
-    """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from;
-    tip: the branch's newest. behind: files that the branch has still to read, by source. obstacles: why it is refused
-    unless they are accepted, in words. only: the rows of this range alone are replaced. taken_back: what of the
-    obstacles the pipeline has promoted or edited since the fork, oldest first. corrected: those of the obstacles that
-    say which input of a backfill has changed since. elsewhere: sinks that are no tables, and keep what they have."""
+    """What a promotion would do.
+
+    Attributes:
+        head: The pipeline's newest checkpoint.
+        base: The checkpoint from which the branch was forked.
+        tip: The branch's newest checkpoint.
+        behind: By source, how many files the branch has still to read.
+        obstacles: Why the promotion is refused unless they are accepted, in words.
+        only: The range whose rows alone are replaced.
+        taken_back: Those obstacles that the pipeline has promoted or edited since the fork, oldest first.
+        corrected: Those obstacles that say which input of a backfill has changed since.
+        elsewhere: The sinks that are no tables, which keep what they have.
+    """
 
     branch: str
     head: Checkpoint

@@ -86,7 +86,7 @@ def _move_marker(publisher: Publisher, checkpoint: Checkpoint, before: int | Non
 
 def _chain(registry: Registry, sink: str) -> frozenset[int]:
     """The checkpoints, as far as the retained ones tell, that were ever to be published in a sink."""
-    ids = [row.sinks[sink] for row in registry.checkpoints(own=True) if sink in row.sinks]
+    ids = [row.sinks[sink] for row in registry.checkpoints(as_owner=True) if sink in row.sinks]
     return frozenset(id for link in ids for id in (link["id"], link["before"]) if id is not None)
 
 
