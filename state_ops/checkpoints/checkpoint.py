@@ -13,11 +13,11 @@ from state_ops.checkpoints.operator_stats import NOTHING, OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, Generation
 
 FORMAT_VERSION = 1
-WITH_WAITING = 2  # rows wait in front of a stage: whoever does not know that would lose them
-WITH_PARTS = 3  # a snapshot has several databases: whoever does not know that would not find them
-WITH_PROMOTION = 4  # rows come and others go at once: whoever does not know that would only append
-WITH_SINKS = 5  # rows are staged for sinks that are no tables: whoever does not know that would look for tables
-WITH_ARCHIVE = 6  # input is kept: whoever does not know that would delete it
+WITH_WAITING = 2  # rows wait in front of a stage: a release that does not know this would lose them
+WITH_PARTS = 3  # a snapshot has several databases: a release that does not know this would not find them
+WITH_PROMOTION = 4  # rows come and others go at once: a release that does not know this would only append
+WITH_SINKS = 5  # rows are staged for sinks that are no tables: a release that does not know this would look for tables
+WITH_ARCHIVE = 6  # input is kept: a release that does not know this would delete it
 NEWEST_FORMAT = WITH_ARCHIVE
 
 STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
@@ -54,11 +54,15 @@ def from_micros(micros: int) -> datetime:
 class StateFile:
     """One immutable object that a checkpoint names.
 
-    kind: state (part of a snapshot), output (staged rows for a sink), channel (rows for the next stage only),
-    input (of a source that is archived; `operator` is the source).
-    name: the file's name in the local snapshot; path: in the pipeline's storage. digest: sha256.
-    attempt: which attempt created the object. new: uploaded by this checkpoint, else re-referenced.
-    snapshot: the attempt whose local directory holds the snapshot that this file is listed for (state only).
+    Attributes:
+        kind: `state` is part of a snapshot, `output` has staged rows for a sink, `channel` has rows for the next stage
+            only, `input` is of a source that is archived (`operator` is the source).
+        name: The file's name in the local snapshot.
+        path: Its path in the pipeline's storage.
+        digest: The sha256 of its bytes, in hex.
+        attempt: The attempt that created the object.
+        new: Whether this checkpoint uploaded it; else an earlier one did, and this one references it.
+        snapshot: For state, the attempt whose local directory holds the snapshot that this file is listed for.
     """
 
     operator: str

@@ -143,7 +143,9 @@ def superfluous(
                 yield Finding.of(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
         elif _LANDED.fullmatch(path):
             if not seen.alive:  # else an epoch may be reading it
-                yield Finding.of(Kind.ORPHAN_OBJECT, "Rows that were landed for an epoch that has ended.", path, bytes=size)
+                yield Finding.of(
+                    Kind.ORPHAN_OBJECT, "Rows that were landed for an epoch that has ended.", path, bytes=size
+                )
         elif (entry := _LOG.fullmatch(path)) is not None and (
             entry["table"] in TABLES or entry["table"].removeprefix("tables/") in tables
         ):

@@ -380,7 +380,7 @@ def _archived(context: RunContext, epoch: InFlightEpoch, channels: Mapping[str, 
         if planned.archived and planned.begin is not None
         for file in archive.named(planned.archived, name, planned.begin, id)
     ]
-    retained = context.registry.checkpoints(own=True)
+    retained = context.registry.checkpoints(as_owner=True)
     before = archive.needed(channels.values(), min((row.id for row in retained), default=id))
     again = {file.path for file in now}
     return (*now, *(replace(file, new=False) for file in before if file.path not in again))

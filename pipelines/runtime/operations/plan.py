@@ -258,7 +258,7 @@ class PlanBuilder:
                 self._refuse("source", name, "files", error)
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
-        """What the stage's function sees; None if nothing has ever arrived."""
+        """The columns that the stage's function sees; None if nothing has ever arrived."""
         if isinstance(stage.input, Source):
             files = self.sources[stage.input.name]
             raw = None if files is None else source_schema(stage, files)
@@ -271,7 +271,7 @@ class PlanBuilder:
         return self._executor.columns(stage, raw, "what was read before")
 
     def _files(self, stage: Stage) -> pa.Schema | None:
-        """The columns of the files that it reads."""
+        """The columns of the source that the stage reads."""
         return self.sources[stage.input.name] if isinstance(stage.input, Source) else None
 
     # -- stages

@@ -355,8 +355,9 @@ def _changed(storage: Storage, table: TablePromotion, promoted: Promoted, only: 
 
 
 def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint, sources: Mapping[str, SourceReader]) -> None:
-    """Whether rows of a range may be exchanged while state and positions stay: both sides have applied the very same
-    rows."""
+    """Check that rows of a range may be exchanged while state and positions stay: both sides must have applied the very
+    same rows.
+    """
     why = None
     if head.watermarks != tip.watermarks:
         why = "windows are closed in one and open in the other: the pipeline was drained, or the newest rows differ"
