@@ -112,19 +112,26 @@ def files(
     *,
     event_time: str | None = None,
     name: str = "files",
+    format: str = "parquet",
+    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
     below_floor: str = "fail",
     on_bad: str = "fail",
+    max_future: str | timedelta | None = None,
+    evolve: str = "fix",
+    **options: Any,
 ) -> FileSource:
-    """Parquet files that arrive in a directory, taken in name order, each exactly once.
+    """Files that arrive in a directory, taken in name order, each exactly once.
 
     Files must appear whole (write elsewhere, then rename) and must not change afterwards. Names that start with `.` or
-    `_` are left alone.
+    `_` are left alone. docs/how-to/source-files.md says more.
 
     Args:
         pattern: Directory and file name pattern, e.g. `{landing}/*.parquet`. A {placeholder} is a param of the pipeline
             in the configuration.
         event_time: The timestamp column that drives the watermark.
         name: By which checkpoints record how far the source has been read.
+        format: "parquet", "csv", "json" (a value a line) or "avro". Compressed files are known by their names.
+        schema: The columns of files that are decoded. Without it they are those of the first file.
         below_floor: What becomes of files that arrive under names below those that were read long ago. "fail": the
             pipeline is held. "warn": they are not read.
         on_bad: What becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or
@@ -132,13 +139,43 @@ def files(
             pipeline is held until it is repaired or moved away. "quarantine": the file is set aside, the checkpoint
             says so with the reason, and the pipeline goes on without it. That also goes for damage that Spark or its
             workers find while they read the rows of a file. A row that a stage cannot work on sets no file aside; it
-            holds the pipeline.
+            holds the pipeline. Of files that are decoded, a bad row fails the epoch or goes to the table
+            <stage>_quarantine, with file, line and reason.
+        max_future: How far an event time may lie ahead of processing time. What has a later one is bad.
+        evolve: Columns that the first files did not have are counted and reported ("fix"), or read from then on
+            ("add"), null in files that lack them.
+        **options: How files are written that are decoded: of CSV `header`, `delimiter`, `quote`, `null`, `multiline`,
+            `encoding`, `extra`; of JSON `encoding`, `extra`.
     """
     if below_floor not in ("fail", "warn"):
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
     if on_bad not in ("fail", "quarantine"):
         raise PipelineError(f"on_bad={on_bad!r} is no policy.", where=pattern, next='Say "fail" or "quarantine".')
-    return FileSource(pattern, event_time=event_time, name=name, below_floor=below_floor, on_bad=on_bad)
+    columns = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
+    if format != "parquet":
+        from pipelines.runtime.connectors.formats.decoding import check_schema, options_of
+
+        options_of(format, options)
+        if columns is not None:
+            check_schema(format, columns)
+    elif options or columns is not None:
+        raise PipelineError(
+            f"Parquet files say themselves how they are written, and {next(iter(options), 'schema')}= is given.",
+            where=pattern,
+            next='Leave it out, or say format="csv", "json" or "avro".',
+        )
+    return FileSource(
+        pattern,
+        event_time=event_time,
+        name=name,
+        format=format,
+        options=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in options.items()),
+        schema=columns,
+        below_floor=below_floor,
+        on_bad=on_bad,
+        max_future=max_future,
+        evolve=evolve,
+    )
 
 
 class delta:

@@ -34,6 +34,8 @@ class FileSource(Source):
     Attributes:
         pattern: Directory and file name pattern, with {placeholders} from the configuration.
         format: What the files are: "parquet" or what is decoded: "csv", "json", "avro".
+        options: How such files are written, as `connectors.formats` names it.
+        schema: Their columns. None: those of the first file.
         below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
         on_bad: As of every source; of Parquet, a file that cannot be read is set aside as a whole.
     """
@@ -42,6 +44,8 @@ class FileSource(Source):
     name: str = field(default="files", kw_only=True)
     below_floor: str = field(default=FAIL, kw_only=True)
     format: str = field(default=PARQUET, kw_only=True)
+    options: tuple[tuple[str, Any], ...] = field(default=(), kw_only=True)
+    schema: pa.Schema | None = field(default=None, kw_only=True)
 
     @property
     def decodes(self) -> bool:

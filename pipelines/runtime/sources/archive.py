@@ -58,7 +58,7 @@ def noted(raw: bytes) -> tuple[Planned, list[tuple[SourceFile, list[BadRow]]]]:
     bad_rows = [BadRow(**row) for row in slice["bad_rows"]]
     files = [
         (
-            SourceFile(part.name, file["size"], 0, landed=file["landed"], part=part),
+            SourceFile(part.name, file["size"], 0, landed=file["landed"], landed_bytes=file["size"], part=part),
             [row for row in bad_rows if row.file == part.name],
         )
         for part, file in zip(parts, slice["files"], strict=True)

@@ -25,7 +25,7 @@ from pipelines.runtime.sources.landed import LandedFiles
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader
-from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
+from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
 from state_ops.errors import InputError, VanishedError
 
 DELIVERED_AGAIN = (
@@ -65,6 +65,7 @@ class FilesReader(SourceReader):
     ) -> None:
         super().__init__(source, landed)
         self.pattern, self._s3, self._only = pattern, s3, only
+        self._decoded: dict[str, tuple[SourceFile, tuple[BadRow, ...]]] = {}
         self.landing = LandingDirectory(pattern, f"source {source.name}", s3)
         self.directory = self.landing.directory
 
@@ -178,11 +179,13 @@ class FilesReader(SourceReader):
                 break
             try:
                 with self._about(file):
-                    opened = FileCheck.opened(self.source, self.landing, file, self.uri(file))
+                    rows, bad_rows = self._as_parquet(file, gathered)
+                    opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
                     if gathered.files and limits is not None and gathered.rows + opened.rows > limits.max_rows:
+                        self._decoded[file.name] = rows, bad_rows
                         limited = True
                         break
-                    gathered.add(opened, file.size)
+                    gathered.add(opened, file.size, bad_rows)
             except InputError as error:
                 if limits is None or not self.sets_aside(file):
                     raise
@@ -196,9 +199,42 @@ class FilesReader(SourceReader):
                 file=unread[new_columns[0]],
             )
         planned = Slice(
-            tuple(gathered.files), limited, None, gathered.schema, unread=tuple(unread), set_aside=tuple(set_aside)
+            tuple(gathered.files),
+            limited,
+            None,
+            gathered.schema,
+            unread=tuple(unread),
+            set_aside=tuple(set_aside),
+            bad_rows=tuple(gathered.bad_rows),
         )
         return self._with_times(planned, gathered.newest)
+
+    def _as_parquet(self, file: SourceFile, gathered: Gathered) -> tuple[SourceFile, tuple[BadRow, ...]]:
+        """A file with its rows as Parquet, and the rows that could not be decoded. Raises InputError, also for such
+        rows where the source does not set them aside."""
+        if not self.source.decodes or file.landed is not None:
+            return file, ()
+        decoded = self._decoded.pop(file.name, None)  # the slice before had no room for it
+        if decoded is not None and (decoded[0].size, decoded[0].mtime_ns) == (file.size, file.mtime_ns):
+            return decoded
+        assert self.landed is not None, "files that are decoded are landed"
+        from pipelines.runtime.connectors.formats.decoding import decode, infer
+
+        source, where = self.source, self.uri(file)
+        options, schema = dict(source.options), source.schema or gathered.schema
+        if schema is None:
+            with self.landing.opened(file) as stream:
+                schema = infer(source.format, options, stream, where)
+        with self.landing.opened(file) as stream:
+            batches = decode(source.format, options, stream, schema, where)
+            landed = self.landed.land(batches, source.event_time, gathered.latest, where)
+        rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
+        try:
+            bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
+            return rows, self._accepted(bad_rows, where)
+        except InputError:
+            self.landed.delete([rows])
+            raise
 
     def sets_aside(self, file: SourceFile) -> bool:
         """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen.
@@ -217,6 +253,7 @@ class FilesReader(SourceReader):
             rest,
             limited=planned.limited,
             left_out=tuple(row for row in planned.left_out if row.file != file.name),
+            bad_rows=tuple(row for row in planned.bad_rows if row.file != file.name),
             set_aside=(*planned.set_aside, self._set_aside(file, error)),
         )
 

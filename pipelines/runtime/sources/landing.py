@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from configs.settings import S3Settings
@@ -101,6 +102,11 @@ class LandingDirectory:
         for info in self._fs.get_file_info([f"{self._path}/{name}" for name in names]):
             if info.type == pafs.FileType.File:
                 yield SourceFile(info.base_name, info.size, info.mtime_ns or 0)
+
+    def opened(self, file: SourceFile) -> pa.NativeFile:
+        """The file's bytes as they lie there. Raises VanishedError, TransientError."""
+        with self.parquet.reading(file):
+            return self._fs.open_input_stream(f"{self._path}/{file.name}", compression=None)
 
     def is_at(self, recorded: str) -> bool:
         """Whether two spellings, through links or `..`, are one directory."""

@@ -38,7 +38,7 @@ class ParquetFiles:
 
     def footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
         """A file's footer, and its columns as Arrow stores them; `enums` says which of them are text nevertheless."""
-        with self._reading(file):
+        with self.reading(file):
             end = self._end(file)
         with self._parsing(file):
             try:
@@ -57,16 +57,16 @@ class ParquetFiles:
         """A file's columns, or all of them, in canonical types, so many rows at a time; its bytes are whole in
         memory."""
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
-        with self._reading(file), self._open(file) as stream:
+        with self.reading(file), self._open(file) as stream:
             data = stream.read_buffer()
-        if data.size != file.size:
+        if data.size != file.stored_bytes:
             raise self.changed(file)
         with self._parsing(file):
             yield from self._canonical(file, pa.BufferReader(data), columns, rows)
 
     def column(self, file: SourceFile, name: str, rows: int) -> Iterator[pa.ChunkedArray]:
         """One column in its canonical type, so many rows at a time; of the file, no more than that column is read."""
-        with self._reading(file), self._open(file) as opened:
+        with self.reading(file), self._open(file) as opened:
             stream = _Stream(opened)
             try:
                 with self._parsing(file):
@@ -129,7 +129,8 @@ class ParquetFiles:
         )
 
     @contextmanager
-    def _reading(self, file: SourceFile) -> Iterator[None]:
+    def reading(self, file: SourceFile) -> Iterator[None]:
+        """What a file system raises here is about this file."""
         try:
             yield
         except FileNotFoundError as error:
@@ -158,7 +159,7 @@ class ParquetFiles:
                 "(spark.direct_read_mb: 0).",
             ) from error
         except (pa.ArrowException, OSError) as error:
-            problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
+            problem = "is empty" if file.stored_bytes == 0 else "is not a readable Parquet file"
             raise InputError(
                 f"The input file {file.name} {problem}.",
                 where=f"{self.uri(file)} ({first_line(error)})",

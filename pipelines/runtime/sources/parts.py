@@ -240,7 +240,8 @@ class PartsReader(SourceReader):
         connector, where = self.connector, self.connector.where(part)
         landed = self.landed.land(connector.read(part), self.source.event_time, latest, where)
         bad_rows = [BadRow(part.name, row.number, row.reason, row.raw) for row in landed.rejected]
-        return SourceFile(part.name, landed.size, 0, landed=landed.stored, part=part), bad_rows, landed.digest
+        file = SourceFile(part.name, landed.size, 0, landed=landed.stored, landed_bytes=landed.size, part=part)
+        return file, bad_rows, landed.digest
 
     # -- what is archived
 

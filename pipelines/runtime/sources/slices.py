@@ -23,6 +23,7 @@ class SourceFile:
         by_arrow: It stores something that Spark cannot read, or reads as other values: unsigned numbers of 64 bits,
             nested nanoseconds, times of day and what Arrow alone has, as `footers.by_arrow` tells.
         landed: Where its rows were written as Parquet, below the pipeline's `landed/<source>/`. None: it is Parquet.
+        landed_bytes: The size of that file.
         part: What a connector reads again for it. None: it is a file of a directory.
     """
 
@@ -33,12 +34,18 @@ class SourceFile:
     nanos: tuple[str, ...] = ()
     by_arrow: bool = False
     landed: str | None = None
+    landed_bytes: int = 0
     part: Part | None = None
 
     @property
     def stored(self) -> str:
         """The name of the Parquet file that has its rows."""
         return self.landed or self.name
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of that file."""
+        return self.size if self.landed is None else self.landed_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,7 @@
+"""What files hold that are not Parquet: bytes of CSV, JSON lines and Avro become Arrow rows, and bad rows with reasons.
+
+stream       a file's bytes: decompressed, in blocks of whole lines
+texts        text to values, exactly as Spark reads it or not at all
+csv_rows     json_lines     a block of lines to rows
+decoding     START HERE: `decode` and `infer` for all formats
+"""

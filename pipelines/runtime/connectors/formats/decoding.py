@@ -1,0 +1,130 @@
+"""`decode` and `infer`: from the bytes of a file to batches of rows, whatever its format."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+
+from pipelines.runtime.connectors.formats import csv_rows, json_types, texts
+from pipelines.runtime.connectors.formats.csv_rows import CsvOptions, CsvReader
+from pipelines.runtime.connectors.formats.json_lines import JsonOptions, JsonReader
+from pipelines.runtime.connectors.formats.stream import Block, Bytes
+from pipelines.runtime.connectors.source import Batch
+from state_ops.arrow import frames
+from state_ops.errors import PipelineError
+
+CSV, JSON = "csv", "json"
+OPTIONS: dict[str, type[CsvOptions] | type[JsonOptions]] = {CSV: CsvOptions, JSON: JsonOptions}
+BLOCK_BYTES = 4 << 20
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+class _Reader(Protocol):
+    """One file of a format, opened."""
+
+    def blocks(self) -> Iterator[Block]: ...
+
+    def decoded(self, block: Block) -> Batch: ...
+
+
+def options_of(format: str, given: Mapping[str, Any]) -> CsvOptions | JsonOptions:
+    """The options of a format. Raises PipelineError for a format or an option that there is not."""
+    kind = OPTIONS.get(format)
+    if kind is None:
+        raise PipelineError(f"There is no format {format!r}.", next=f"Give one of {', '.join(OPTIONS)}.")
+    names = [field.name for field in fields(kind)]
+    for name in given:
+        if name not in names:
+            raise PipelineError(
+                f"Files of the format {format} have no option {name!r}.", next=f"Give one of {', '.join(names)}."
+            )
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return kind(**values)
+
+
+def check_schema(format: str, schema: pa.Schema) -> None:
+    """Raises PipelineError for a column that files of a format cannot have."""
+    for field in schema:
+        type = frames.canonical_type(field.type)
+        for leaf in _leaves(type) if format == JSON else (type,):
+            texts.check(leaf, f"column {field.name!r}")
+
+
+def infer(
+    format: str, options: Mapping[str, Any], stream: IO[bytes] | pa.NativeFile, where: str, block: int = BLOCK_BYTES
+) -> pa.Schema:
+    """The columns of a file, with the types that its values have. Reads all of it, once, in bounded memory.
+
+    Args:
+        stream: The file, opened for reading, compressed as its name says.
+        where: The file's name and place as people know it.
+        block: Bytes that are decoded at once.
+
+    Raises:
+        InputError: The file is damaged.
+        TransientError: Storage fails.
+    """
+    chosen = options_of(format, options)
+    file = Bytes(stream, where, chosen.encoding)
+    if isinstance(chosen, CsvOptions):
+        return csv_rows.inferred(CsvReader(file, None, chosen, block))
+    return json_types.inferred(file, block)
+
+
+def decode(
+    format: str,
+    options: Mapping[str, Any],
+    stream: IO[bytes] | pa.NativeFile,
+    schema: pa.Schema,
+    where: str,
+    block: int = BLOCK_BYTES,
+) -> Iterator[Batch]:
+    """The rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory.
+
+    Args:
+        stream: As for `infer`.
+        schema: The columns that are read; batches have them in canonical types.
+        where: As for `infer`.
+        block: Bytes that are decoded at once.
+
+    Raises:
+        InputError: The file is damaged, or lacks a column; batches before that place have been handed out.
+        TransientError: Storage fails.
+    """
+    chosen = options_of(format, options)
+    check_schema(format, schema)
+    file, columns = Bytes(stream, where, chosen.encoding), frames.canonical_schema(schema)
+    reader: _Reader
+    if isinstance(chosen, CsvOptions):
+        reader = CsvReader(file, columns, chosen, block)
+    else:
+        reader = JsonReader(file, columns, chosen, block)
+    yield from _in_order(reader.decoded, reader.blocks())
+
+
+def _in_order(decoded: Callable[[Block], Batch], blocks: Iterator[Block]) -> Iterator[Batch]:
+    """Blocks are decoded in threads, a few ahead of the one that is handed out."""
+    waiting: deque[Future[Batch]] = deque()
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="weir-decode") as pool:
+        for block in blocks:
+            waiting.append(pool.submit(decoded, block))
+            if len(waiting) > _THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _leaves(type: pa.DataType) -> Iterator[pa.DataType]:
+    if pa.types.is_map(type):
+        yield from _leaves(type.item_type)
+    elif pa.types.is_nested(type):
+        for at in range(type.num_fields):
+            yield from _leaves(type.field(at).type)
+    else:
+        yield type

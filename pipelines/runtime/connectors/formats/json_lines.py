@@ -1,0 +1,276 @@
+"""JSON lines: blocks of lines to rows. Arrow reads whole blocks; where it refuses one, halves of it, and so on. Python
+reads the last few lines, and says what is wrong with them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from pipelines.runtime.connectors.formats import texts
+from pipelines.runtime.connectors.formats.stream import Block, Bytes, is_utf8, last_line, line_ends
+from pipelines.runtime.connectors.source import Batch, Rejected
+from state_ops.arrow import frames
+from state_ops.arrow.types import mapped
+
+_RAW = 4096  # characters of a bad row that are kept
+_BY_PYTHON = 256  # lines: a call of Arrow takes a millisecond
+_BLANK = b" \t\r\n"
+_OPEN, _CLOSE, _LF = 123, 125, 10
+_TINY = re.compile(rb"[0-9][eE]-[0-9]{2,}\s*[],}]|\.[0-9]{38}")
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonOptions:
+    """How a file of JSON lines is written.
+
+    Attributes:
+        encoding: By its name in Python.
+        extra: Fields that the schema lacks are left out ("ignore"), or make a line a bad row ("fail").
+    """
+
+    encoding: str = "utf-8"
+    extra: str = "ignore"
+
+
+class UnfitError(Exception):
+    """Some lines cannot be read as they are, or not by Arrow. Of one line the message is the reason."""
+
+
+class JsonReader:
+    """One file of JSON lines. schema: the columns that are read, in canonical types."""
+
+    def __init__(self, file: Bytes, schema: pa.Schema, options: JsonOptions, block_bytes: int) -> None:
+        self.schema, self._options = schema, options
+        self._blocks = file.blocks(block_bytes, last_line)
+        self._has_decimal = any(pa.types.is_decimal(leaf) for field in schema for leaf in _leaves(field.type))
+        self._wire = None if any(_has_map(field.type) for field in schema) else _wire_schema(schema)
+
+    def blocks(self) -> Iterator[Block]:
+        """The file's lines."""
+        return self._blocks
+
+    def decoded(self, block: Block) -> Batch:
+        """The rows of a block. May be called from any thread."""
+        try:
+            return Batch(self._by_arrow(block.data))
+        except UnfitError:
+            pass
+        tables, rejected = list[pa.Table](), list[Rejected]()
+        if lines := list(lines_of(block)):
+            self._by_halves(lines, tables, rejected)
+        return Batch(pa.concat_tables([self.schema.empty_table(), *tables]), tuple(rejected))
+
+    def _by_halves(self, lines: Sequence[tuple[int, bytes]], tables: list[pa.Table], rejected: list[Rejected]) -> None:
+        try:
+            tables.append(self._by_arrow(b"".join(text + b"\n" for _, text in lines)))
+            return
+        except UnfitError:
+            pass
+        if len(lines) > _BY_PYTHON and self._wire is not None:
+            middle = len(lines) // 2
+            self._by_halves(lines[:middle], tables, rejected)
+            self._by_halves(lines[middle:], tables, rejected)
+            return
+        values = []
+        for number, text in lines:
+            try:
+                values.append(self._by_python(text))
+            except UnfitError as error:
+                raw = text.decode(errors="replace")[:_RAW]
+                rejected.append(Rejected(number, str(error), raw))
+        tables.append(pa.Table.from_pylist(values, self.schema))
+
+    def _by_arrow(self, data: bytes) -> pa.Table:
+        if self._wire is None:
+            raise UnfitError("maps")
+        if self._has_decimal and _TINY.search(data):  # Arrow makes 0 of it
+            raise UnfitError("very small numbers")
+        table = parsed(data, self._wire, self._options.extra)
+        columns = [_from_wire(table.column(field.name), field.type) for field in self.schema]
+        return pa.table(columns, schema=self.schema)
+
+    def _by_python(self, text: bytes) -> dict[str, Any]:
+        return self._fields(loaded(text), self.schema, "")
+
+    def _fields(self, raw: Mapping[str, Any], fields: Iterable[pa.Field], path: str) -> dict[str, Any]:
+        by_name = {field.name: field.type for field in fields}
+        if self._options.extra == "fail" and (more := next((name for name in raw if name not in by_name), None)):
+            raise UnfitError(f"the field {path + more!r} is not in the schema")
+        return {name: self._value(raw.get(name), type, path + name) for name, type in by_name.items()}
+
+    def _value(self, raw: Any, type: pa.DataType, path: str) -> Any:
+        """A value of JSON in a canonical type, as `pa.array` takes it."""
+        if raw is None:
+            return None
+        if pa.types.is_struct(type) and isinstance(raw, dict):
+            return self._fields(raw, type, f"{path}.")
+        if pa.types.is_map(type) and isinstance(raw, dict):
+            return [(name, self._value(value, type.item_type, f"{path}[]")) for name, value in raw.items()]
+        if pa.types.is_list(type) and isinstance(raw, list):
+            return [self._value(value, type.value_type, f"{path}[]") for value in raw]
+        if not pa.types.is_nested(type):
+            value = _scalar(raw, type)
+            if value is not None:
+                return value
+        raise UnfitError(f"the field {path!r} is no {type}")
+
+
+def _scalar(raw: Any, type: pa.DataType) -> Any:
+    """None: it is not of that type."""
+    is_number = isinstance(raw, int | Decimal | float) and not isinstance(raw, bool)
+    if pa.types.is_boolean(type):
+        return raw if isinstance(raw, bool) else None
+    if pa.types.is_integer(type):
+        bound = 1 << (type.bit_width - 1)
+        return raw if isinstance(raw, int) and is_number and -bound <= raw < bound else None
+    if pa.types.is_string(type):
+        return raw if isinstance(raw, str) else None
+    if pa.types.is_binary(type):
+        return _unpacked(raw) if isinstance(raw, str) else None
+    if pa.types.is_floating(type) and isinstance(raw, str | float):
+        return _WORDS.get(raw) if isinstance(raw, str) else raw
+    if pa.types.is_temporal(type):
+        return texts.value(raw, type) if isinstance(raw, str) else None
+    if not (is_number or (isinstance(raw, str) and pa.types.is_decimal(type))):
+        return None
+    value = texts.value(str(raw), type)
+    return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def _unpacked(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def lines_of(block: Block) -> Iterator[tuple[int, bytes]]:
+    """The lines of a block that are not blank, with their numbers, without blanks around them."""
+    number = block.first
+    for line in block.data.splitlines(keepends=True):  # bytes: at line feeds and carriage returns alone
+        if text := line.strip(_BLANK):
+            yield number, text
+        number += line_ends(line)
+
+
+def loaded(text: bytes) -> dict[str, Any]:
+    """A line by Python: numbers with a point are decimals, so that nothing is lost. Raises UnfitError."""
+    try:
+        raw = json.loads(
+            text.decode(), object_pairs_hook=_no_pair_twice, parse_float=Decimal, parse_constant=_WORDS.get
+        )
+        if b"\\u" in text:
+            json.dumps(raw, default=str, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+    except UnicodeError as error:
+        raise UnfitError("it is no UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise UnfitError(f"it is no JSON: {error.msg} at character {error.colno}") from error
+    except RecursionError as error:
+        raise UnfitError("it is nested too deep") from error
+    except ValueError as error:
+        raise UnfitError("it has a number that is too long") from error
+    if not isinstance(raw, dict):
+        raise UnfitError("it is no JSON object")
+    return raw
+
+
+def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UnfitError(f"the field {twice!r} is given twice")
+    return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_pair_twice, parse_float=Decimal, parse_constant=_WORDS.get)
+
+
+def parsed(data: bytes, schema: pa.Schema | None, extra: str = "infer") -> pa.Table:
+    """Lines by Arrow. Raises UnfitError where it refuses them, and where it would take them for something else."""
+    if not data or not is_utf8(data):
+        raise UnfitError("no UTF-8")
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == _LF)
+    if array[-1] != _LF:
+        ends = np.append(ends, len(array))
+    # An object a line. Without the first look, `null` ends the process.
+    starts = np.append(0, ends[:-1] + 1)
+    last = array[ends - 1]
+    last = np.where((last == 13) & (ends > 1), array[ends - 2], last)
+    if not ((array[starts] == _OPEN).all() and (last == _CLOSE).all()):
+        raise UnfitError("not an object a line")
+    try:
+        table = pj.read_json(
+            pa.BufferReader(data),
+            pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error" if extra == "fail" else extra),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UnfitError(str(error)) from error
+    if table.num_rows != len(ends):
+        raise UnfitError("several objects in a line")
+    return table
+
+
+def _wire_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(_wire(field.type)) for field in schema])
+
+
+def _wire(type: pa.DataType) -> pa.DataType:
+    """What Arrow reads a value as: text, where JSON has no such type."""
+    if pa.types.is_nested(type):
+        return mapped(type, _wire)
+    return pa.string() if pa.types.is_temporal(type) or pa.types.is_binary(type) else type
+
+
+def _has_map(type: pa.DataType) -> bool:
+    return pa.types.is_map(type) or any(_has_map(type.field(at).type) for at in range(type.num_fields))
+
+
+def _from_wire(column: pa.ChunkedArray, type: pa.DataType) -> pa.ChunkedArray:
+    leaves = list(_leaves(type))
+    chunks = [frames.with_leaves(chunk, _converter(iter(leaves))) for chunk in column.chunks]
+    return pa.chunked_array(chunks, None if chunks else type).cast(type)
+
+
+def _converter(types: Iterator[pa.DataType]) -> Callable[[pa.Array], pa.Array]:
+    return lambda array: _leaf(array, next(types))
+
+
+def _leaf(array: pa.Array, type: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(type) and not pc.all(pc.is_finite(array)).as_py() and len(array) > array.null_count:
+        raise UnfitError("numbers that JSON does not have")
+    if array.type == type:
+        return array
+    if pa.types.is_binary(type):
+        values = [_unpacked(text) if text is not None else None for text in array.to_pylist()]
+        unpacked = pa.array(values, type)
+        if unpacked.null_count > array.null_count:
+            raise UnfitError("no base64")
+        return unpacked
+    values, lost = texts.converted(array, type)
+    if len(lost) or values.null_count > array.null_count:
+        raise UnfitError(f"no {type}")
+    return values
+
+
+def _leaves(type: pa.DataType) -> Iterator[pa.DataType]:
+    """In the order of `frames.with_leaves`."""
+    if not pa.types.is_nested(type):
+        yield type
+    for at in range(type.num_fields):
+        yield from _leaves(type.field(at).type)

@@ -1,0 +1,170 @@
+"""The bytes of a file: decompressed by its name, and cut into blocks of whole lines."""
+
+from __future__ import annotations
+
+import codecs
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import pyarrow as pa
+
+from state_ops.errors import InputError, TransientError, first_line
+
+_CODECS = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+    ".lz4": "lz4",
+    ".br": "brotli",
+}
+_XZ = (".xz", ".lzma")
+_UNREADABLE = (".snappy", ".lzo", ".zip", ".7z", ".z", ".deflate")
+_LONGEST_LINE = 64 << 20  # bytes
+
+Bounds = Callable[[bytes, bool], int]
+"""Where the last whole record of some bytes ends, 0 if none does. The second argument: whether the file ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines of a file. first: the number of the first of them, from 1."""
+
+    data: bytes
+    first: int
+
+
+class Bytes:
+    """A file's bytes, decompressed as its name says, in UTF-8.
+
+    Args:
+        stream: The file, opened; anything with `read`.
+        where: The file as people know it: for its compression, and for errors.
+        encoding: In which its text is written.
+    """
+
+    def __init__(self, stream: IO[bytes] | pa.NativeFile, where: str, encoding: str = "utf-8") -> None:
+        self.where = where
+        self._raw = _Raw(stream)
+        self._stream = self._decompressed(where.lower())
+        utf8 = codecs.lookup(encoding).name == "utf-8"
+        self._decoder = None if utf8 else codecs.getincrementaldecoder(encoding)()
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, about so many; none at the end.
+
+        Raises:
+            InputError: They are damaged.
+            TransientError: Storage fails.
+        """
+        try:
+            while True:
+                data = bytes(self._stream.read(size))
+                if self._decoder is None:
+                    return data
+                text = self._decoder.decode(data, final=not data).encode()
+                if text or not data:
+                    return text
+        except (OSError, EOFError, ValueError, lzma.LZMAError, pa.ArrowException) as error:
+            if self._raw.failed is not None:
+                raise TransientError(
+                    f"An input file cannot be read now: {first_line(self._raw.failed)}",
+                    where=self.where,
+                    next="Look at the storage and at who may read the file, and run again.",
+                ) from error
+            raise self.damaged(first_line(error)) from error
+
+    def blocks(self, size: int, bounds: Bounds) -> Iterator[Block]:
+        """The file in blocks of whole records of about so many bytes, without a mark of the byte order."""
+        rest, line, is_first = b"", 1, True
+        while data := self.read(size):
+            rest += data
+            if is_first and len(rest) >= 3:
+                rest, is_first = rest.removeprefix(codecs.BOM_UTF8), False
+            end = bounds(rest, False)
+            if end:
+                yield Block(rest[:end], line)
+                line, rest = line + line_ends(rest[:end]), rest[end:]
+            elif len(rest) > _LONGEST_LINE:
+                raise self.damaged(f"the row at line {line} has more than {_LONGEST_LINE >> 20} MiB")
+        rest = rest.removeprefix(codecs.BOM_UTF8) if is_first else rest
+        while rest:
+            end = bounds(rest, True)
+            yield Block(rest[:end], line)
+            line, rest = line + line_ends(rest[:end]), rest[end:]
+
+    def damaged(self, what: str) -> InputError:
+        """What to raise if the file cannot be read from some place on."""
+        return InputError(
+            f"An input file is damaged: {what}.",
+            where=self.where,
+            next="Repair the file, or move it away; nothing of this epoch was applied.",
+        )
+
+    def _decompressed(self, name: str) -> Any:
+        ending = next((ending for ending in (*_CODECS, *_XZ, *_UNREADABLE) if name.endswith(ending)), None)
+        if ending in _UNREADABLE:
+            raise InputError(
+                f"Files that end in {ending} cannot be decompressed.",
+                where=self.where,
+                next="Write them uncompressed, or as .gz, .zst, .bz2, .lz4, .xz or .br.",
+            )
+        if ending in _XZ:
+            return lzma.LZMAFile(self._raw)  # type: ignore[arg-type]
+        return pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), _CODECS[ending]) if ending else self._raw
+
+
+class _Raw:
+    """The stored bytes, which know whether their storage failed: a decompressor raises OSError for damage too."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return bytes(self._stream.read(size) if size >= 0 else self._stream.read())
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Whoever has opened the stream closes it."""
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+
+def line_ends(data: bytes) -> int:
+    """How many lines end in some bytes: with a line feed, a carriage return, or both."""
+    ends = data.count(b"\n")
+    return ends + (data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0)
+
+
+def last_line(data: bytes, is_end: bool) -> int:
+    """Where the last whole line ends; see `Bounds`."""
+    if is_end:
+        return len(data)
+    return data.rfind(b"\n") + 1 or data.rfind(b"\r", 0, len(data) - 1) + 1
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether bytes are text."""
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Files of CSV and JSON in whole runs: landed as Parquet, bad rows by line, read again as they were."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipelines.api import FileSource, Pipeline, agg, aggregate, delta, files
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import drill
+from pipelines.runtime.run import fsck
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import InputError, PipelineError
+from tests.recovery.harness import Site
+
+SCHEMA = {"id": pa.string(), "n": pa.int64(), "at": pa.timestamp("us", "UTC")}
+
+
+def of(source: FileSource) -> Pipeline:
+    sums = aggregate("sums", source, key="id", sink=delta.append("sums"), n=agg.count(), total=agg.sum("n"))
+    return Pipeline("decoded", (sums,), max_parallelism=4)
+
+
+def site_of(root: Path, source: FileSource, **options: str) -> Site:
+    made = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **options}, of(source), __name__)
+    made.landing.mkdir(parents=True)
+    return made
+
+
+def epochs(site: Site) -> list[Any]:
+    return list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor()))
+
+
+def totals(site: Site) -> dict[str, tuple[int, int]]:
+    newest = pl.from_pandas(site.table("sums")).sort("epoch").unique("id", keep="last")
+    return {id: (n, total) for id, n, total in newest.select("id", "n", "total").iter_rows()}
+
+
+def landed(site: Site) -> list[Path]:
+    return sorted((site.storage / "landed").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "inferred"])
+def test_csv_is_read_in_slices_and_nothing_that_was_landed_stays(tmp_path, declared):
+    source = files("{landing}/*.csv*", format="csv", event_time="at", schema=SCHEMA if declared else None)
+    site = site_of(tmp_path, source, WEIR_EPOCH__MAX_ROWS="5")
+    for number in range(4):
+        lines = [f"k{n % 2},{n},2026-05-01T12:0{number}:00Z" for n in range(4)]
+        text = "id,n,at\n" + "\n".join(lines) + "\n"
+        (site.landing / f"{number}.csv").write_text(text)
+    (site.landing / "4.csv.gz").write_bytes(gzip.compress(b"id,n,at\nk0,100,2026-05-01T13:00:00Z\n"))
+    done = epochs(site)
+    assert len(done) == 4, "a file that has no room waits, decoded, for the next slice"
+    assert totals(site) == {"k0": (9, 108), "k1": (8, 16)} and landed(site) == []
+    assert done[-1].checkpoint.offsets["files"]["newest"] == 1777640400_000000
+    assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+
+def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path):
+    source = files("{landing}/*.json", format="json", schema=SCHEMA, event_time="at", on_bad="quarantine")
+    site = site_of(tmp_path, source)
+    good = json.dumps({"id": "a", "n": 1, "at": "2026-05-01T12:00:00Z"})
+    (site.landing / "1.json").write_text(f"{good}\nno json\n{good}\n" + '{"id": "a", "n": "many"}\n')
+    epochs(site)
+    assert totals(site) == {"a": (2, 2)}
+    bad = pl.from_pandas(site.table("sums_quarantine")).sort("_weir_row").to_dicts()
+    assert [(row["_weir_file"], row["_weir_row"], row["_weir_gate"]) for row in bad] == [
+        ("1.json", 2, "on_bad"),
+        ("1.json", 4, "on_bad"),
+    ]
+    assert bad[0]["_weir_raw"] == "no json" and all(row["_weir_reason"] for row in bad)
+
+    strict = replace(site, root=tmp_path / "strict", pipeline=of(replace(source, on_bad="fail")))
+    strict.landing.mkdir(parents=True)
+    (strict.landing / "1.json").write_text(f"{good}\nno json\n")
+    with pytest.raises(InputError, match=r"1 row of 1\.json cannot be decoded, the first at 2"):
+        epochs(strict)
+    assert landed(strict) == []
+    (strict.landing / "1.json").write_text(f"{good}\n")
+    epochs(strict)
+    assert totals(strict) == {"a": (1, 1)}
+
+
+def test_a_drill_decodes_the_recorded_files_again(tmp_path):
+    source = files("{landing}/*.csv", format="csv", schema=SCHEMA, event_time="at")
+    site = site_of(tmp_path, source, WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    for number in range(2):
+        (site.landing / f"{number}.csv").write_text(f"id,n,at\na,{number},2026-05-01T12:00:00Z\n")
+        epochs(site)
+    done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+    assert done.replay is not None and not done.problems, done
+
+
+def test_a_file_that_changes_while_it_is_read_declines_the_epoch(tmp_path):
+    source = files("{landing}/*.csv", format="csv", schema=SCHEMA)
+    site = site_of(tmp_path, source)
+    (site.landing / "1.csv").write_text("id,n,at\na,1,2026-05-01T12:00:00Z\n")
+
+    class Changing(InMemoryExecutor):
+        def run(self, *arguments: Any) -> Any:
+            acks = super().run(*arguments)
+            (site.landing / "1.csv").write_text("id,n,at\na,2,2026-05-01T12:00:00Z\na,3,2026-05-01T12:00:00Z\n")
+            return acks
+
+    with pytest.raises(InputError, match="changed while an epoch was reading it"):
+        list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=Changing()))
+    epochs(site)
+    assert totals(site) == {"a": (2, 5)} and landed(site) == []
+
+
+def test_what_does_not_fit_the_format_is_refused_when_the_source_is_defined():
+    for arguments, what in (
+        ({"format": "xml"}, "There is no format 'xml'"),
+        ({"format": "csv", "separator": ";"}, "no option 'separator'"),
+        ({"delimiter": ";"}, "Parquet files say themselves"),
+        ({"schema": SCHEMA}, "Parquet files say themselves"),
+    ):
+        with pytest.raises(PipelineError, match=what):
+            files("{landing}/*", **arguments)
