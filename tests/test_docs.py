@@ -22,13 +22,23 @@ def test_every_registry_column_is_documented():
         assert set(schema.names) <= words, (title, set(schema.names) - words)
 
 
+def _anchor(heading: str) -> str:
+    """The fragment of a link to a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).replace(" ", "-")
+
+
 def test_every_function_that_the_architecture_names_is_in_the_file_that_it_links_to():
     page = PROJECT / "docs" / "architecture.md"
     links = re.findall(r"\[(`?)([^\]`]+)`?\]\(([^)]+)\)", page.read_text())
     assert len(links) > 40
     for quoted, name, target in links:
-        file = page.parent / target
+        path, _, section = target.partition("#")
+        file = page.parent / (path or page.name)
         assert file.exists(), target
+        if section and file == page:
+            assert section in {_anchor(line) for line in page.read_text().splitlines() if line.startswith("## ")}, (
+                target
+            )
         if quoted and not name.endswith("/") and file.suffix == ".py" and "/" not in name and name != file.stem:
             assert re.search(rf"(?:def|class) {name}\b", file.read_text()), (name, target)
 
