@@ -85,11 +85,11 @@ class OperatorStats:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> OperatorStats:
-        recorded = {name: raw[name] for name in _NAMES if name in raw}
+        known = {name: raw[name] for name in _NAMES if name in raw}
         return cls(
-            **recorded,
+            **known,
             names=tuple(raw),
-            unknown={name: value for name, value in raw.items() if name not in recorded},
+            unknown={name: value for name, value in raw.items() if name not in known},
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The jars that Spark needs beside its own, fetched once and checked against `infra/jars.lock`.
+"""The jars that Spark needs beside its own, and those of a Kafka broker for tests, fetched once and checked against
+`infra/jars.lock`.
 
     <cache_dir>/jars/
         delta-spark_4.2_2.13-4.4.0.jar     whole and of the locked digest, or not there at all
@@ -167,7 +168,7 @@ def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
     if run.returncode != 0:
         reason = re.search(r"Server access error.*", run.stdout) or re.search(r"module not found.*", run.stdout)
         raise TransientError(
-            f"Spark's jars for {jars[0].purpose} could not be downloaded: {', '.join(jar.file_name for jar in jars)}.",
+            f"The jars for {jars[0].purpose} could not be downloaded: {', '.join(jar.file_name for jar in jars)}.",
             where=reason[0] if reason else run.stdout.strip()[-500:] or f"{java} ended with {run.returncode}",
             next=(
                 "connect this machine to the internet once and run it again (behind a proxy: JAVA_TOOL_OPTIONS="

@@ -1,0 +1,209 @@
+"""Avro in messages: a schema's columns as Arrow has them, and single values without a file around them."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from state_ops.errors import PipelineError
+
+_UTC = pa.timestamp("us", "UTC")
+_SIMPLE = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
+_LOGICAL = {
+    "date": pa.date32(),
+    "timestamp-millis": _UTC,
+    "timestamp-micros": _UTC,
+}
+_HEADER = struct.Struct(">bI")  # of a schema registry: a zero, and the schema's number
+
+
+def parsed(schema: str) -> Any:
+    """A schema as the library has it. Raises PipelineError if it is none."""
+    try:
+        import fastavro
+
+        return fastavro.parse_schema(_without_uuids(json.loads(schema)))
+    except ImportError as error:
+        raise PipelineError("The library for Avro is not installed.", next="pip install 'weir-state[kafka]'") from error
+    except Exception as error:  # whatever a text is that is no schema
+        raise PipelineError(
+            f"The schema is no Avro schema: {' '.join(str(error).split())[:200]}",
+            next="Give a record's schema as JSON.",
+        ) from error
+
+
+def columns(schema: str) -> pa.Schema:
+    """The columns of a record's schema. Raises PipelineError for what Arrow has no type for, by name."""
+    parsed(schema)
+    record = json.loads(schema)
+    if not isinstance(record, dict) or record.get("type") != "record":
+        raise PipelineError("The Avro schema is not that of a record.", next="Wrap it: a row is a record.")
+    types: dict[str, Any] = {}
+    _collect(record, types)
+    return pa.schema([_field(field, types) for field in record["fields"]])
+
+
+def check(rows: pa.Schema, schema: str, where: str) -> None:
+    """Raises PipelineError unless rows of these columns can be written with a schema."""
+    of_schema = {field["name"]: field for field in json.loads(schema)["fields"]}
+    more = [name for name in rows.names if name not in of_schema]
+    absent = [name for name, field in of_schema.items() if name not in rows.names and "default" not in field]
+    for names, what in ((more, "is not in the Avro schema"), (absent, "of the Avro schema is not among the rows")):
+        if names:
+            raise PipelineError(
+                f"The column {', '.join(map(repr, names))} {what}.",
+                where=where,
+                next="Make the schema and the rows fit.",
+            )
+    expected = columns(schema)
+    unfit = [
+        f"{field.name!r} ({field.type}, {expected.field(field.name).type} in the schema)"
+        for field in rows
+        if not _same(field.type, expected.field(field.name).type)
+    ]
+    if unfit:
+        raise PipelineError(
+            f"The Avro schema does not take the column {', '.join(unfit)}.",
+            where=where,
+            next="Make the schema and the rows fit.",
+        )
+
+
+def decoder(
+    schema: str, registry: bool, written: Mapping[int, str]
+) -> Callable[[Sequence[bytes]], tuple[list[Any], dict[int, str]]]:
+    """What makes rows of values.
+
+    Args:
+        schema: The record's schema, which says the columns.
+        registry: Each value begins with a zero and the number of its schema in a registry.
+        written: By that number, the schemas with which values were written. Empty: all with `schema`.
+
+    Returns:
+        A function that returns the rows, and by place of a value why it cannot be decoded.
+    """
+    import fastavro
+
+    reader = parsed(schema)
+    writers = {number: parsed(text) for number, text in written.items()}
+
+    def decode(values: Sequence[bytes]) -> tuple[list[Any], dict[int, str]]:
+        rows: list[Any] = []
+        reasons: dict[int, str] = {}
+        for at, value in enumerate(values):
+            writer = reader
+            if registry:
+                if len(value) < _HEADER.size or value[0]:
+                    reasons[at] = "it does not begin with the number of a schema"
+                    continue
+                number = _HEADER.unpack_from(value)[1]
+                if writers and number not in writers:
+                    reasons[at] = f"it was written with schema {number} of the registry, which the source does not have"
+                    continue
+                writer = writers.get(number, reader)
+            stream = io.BytesIO(value)
+            stream.seek(_HEADER.size if registry else 0)
+            try:
+                row = fastavro.schemaless_reader(stream, writer, None if writer is reader else reader)
+            except Exception as error:  # of any type: the library takes bytes for lengths and the like
+                reasons[at] = f"it is no Avro of this schema ({type(error).__name__})"
+                continue
+            if stream.tell() < len(value):
+                reasons[at] = "bytes are left over behind what the schema says"
+                continue
+            rows.append(row)
+        return rows, reasons
+
+    return decode
+
+
+def _without_uuids(schema: Any) -> Any:
+    """A schema in which they are the texts as which they are written."""
+    if isinstance(schema, list):
+        return [_without_uuids(one) for one in schema]
+    if isinstance(schema, dict):
+        return {name: _without_uuids(part) for name, part in schema.items() if (name, part) != ("logicalType", "uuid")}
+    return schema
+
+
+def _collect(schema: Any, types: dict[str, Any]) -> None:
+    """The named types of a schema."""
+    if isinstance(schema, list):
+        for one in schema:
+            _collect(one, types)
+    elif isinstance(schema, dict):
+        if "name" in schema and schema["type"] in ("record", "enum", "fixed"):
+            types[schema["name"]] = schema
+        for part in (schema.get("items"), schema.get("values"), *(f["type"] for f in schema.get("fields", ()))):
+            _collect(part, types)
+        if isinstance(schema.get("type"), dict | list):
+            _collect(schema["type"], types)
+
+
+def _field(field: Mapping[str, Any], types: Mapping[str, Any]) -> pa.Field:
+    type, nullable = _type(field["type"], types, field["name"])
+    return pa.field(field["name"], type, nullable)
+
+
+def _type(schema: Any, types: Mapping[str, Any], name: str) -> tuple[pa.DataType, bool]:
+    """The Arrow type, and whether it may be null."""
+    if isinstance(schema, list):
+        others = [one for one in schema if one != "null"]
+        if len(others) != 1:
+            raise PipelineError(
+                f"The Avro field {name!r} is a union of several types, for which there is no column.",
+                next='Only ["null", type] can be read.',
+            )
+        return _type(others[0], types, name)[0], "null" in schema
+    if isinstance(schema, str):
+        if schema in types:
+            return _type(types[schema], types, name)
+        schema = {"type": schema}
+    kind, logical = schema["type"], schema.get("logicalType")
+    if isinstance(kind, dict | list):
+        return _type(kind, types, name)
+    if logical == "decimal":
+        return pa.decimal128(schema["precision"], schema.get("scale", 0)), False
+    if logical in _LOGICAL:
+        return _LOGICAL[logical], False
+    if kind == "record":
+        return pa.struct([_field(field, types) for field in schema["fields"]]), False
+    if kind == "array":
+        item, nullable = _type(schema["items"], types, name)
+        return pa.list_(pa.field("element", item, nullable)), False
+    if kind == "map":
+        item, nullable = _type(schema["values"], types, name)
+        return pa.map_(pa.string(), pa.field("value", item, nullable)), False
+    if kind not in _SIMPLE or (logical or "").startswith(("time", "local", "duration")):
+        raise PipelineError(
+            f"The Avro field {name!r} has the type {logical or kind}, for which there is no column.",
+            next="Leave it out of the schema that is read, or have it written otherwise.",
+        )
+    return _SIMPLE[kind], False
+
+
+def _same(type: pa.DataType, other: pa.DataType) -> bool:
+    """Whether values of one type can be written as the other: names and nullability inside do not count."""
+    if pa.types.is_nested(type) or pa.types.is_nested(other):
+        return (
+            type.id == other.id
+            and type.num_fields == other.num_fields
+            and all(_same(type.field(at).type, other.field(at).type) for at in range(type.num_fields))
+        )
+    widened = pa.types.is_integer(type) and pa.types.is_integer(other) and type.bit_width <= other.bit_width
+    return bool(type == other or widened or (pa.types.is_floating(type) and pa.types.is_floating(other)))

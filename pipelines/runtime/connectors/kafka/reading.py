@@ -1,0 +1,272 @@
+"""Messages between two offsets of a partition, and the rows that they become."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runtime.connectors.kafka import avro
+from pipelines.runtime.connectors.kafka.client import Client
+from pipelines.runtime.connectors.source import Batch, Rejected
+from state_ops.arrow import frames
+from state_ops.errors import LostError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+JSON, AVRO, BYTES = "json", "avro", "bytes"
+SKIP, REJECT, KEEP = "skip", "reject", "keep"
+STRING = "string"
+
+Decoder = Callable[[Sequence[bytes]], tuple[pa.Table, dict[int, str]]]
+"""Values to rows. Of values that cannot be decoded there are no rows, and by their place the reasons."""
+
+_AT_ONCE = 10_000  # messages
+_BATCH_BYTES = 16 << 20
+_WAIT_S = 0.1
+_RAW = 4096  # characters of a bad value that are kept
+_HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+_UTC = pa.timestamp("us", "UTC")
+
+
+def consumer(client: Client, group: str) -> Consumer:
+    """A consumer that joins no group and reads what is committed. group: by which brokers know it."""
+    from confluent_kafka import Consumer
+
+    return client.opened(
+        Consumer,
+        group_id=group,
+        enable_auto_commit=False,
+        enable_auto_offset_store=False,
+        enable_partition_eof=True,
+        isolation_level="read_committed",
+        auto_offset_reset="error",
+        fetch_queue_backoff_ms=10,
+    )
+
+
+def messages(
+    client: Client, consumer: Consumer, topic: str, partition: int, begin: int, end: int, waits: bool = True
+) -> Iterator[list[Message]]:
+    """The committed messages with offsets from `begin` to below `end`, in bunches.
+
+    Offsets have gaps: aborted and compacted messages, and the marks that end transactions. So the end is reached with a
+    message at or behind it, or where the partition itself ends.
+
+    Args:
+        waits: If the partition ends before `end`, as it may for a moment after a broker's start, wait for the rest.
+
+    Raises:
+        LostError: Messages at `begin` are there no more.
+        WeirError: As `Client.failure` says.
+    """
+    from confluent_kafka import TopicPartition
+
+    codes = client.kafka.KafkaError
+    doing = f"the topic {topic} cannot be read"
+    lost = (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE, codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_PARTITION)
+    consumer.assign([TopicPartition(topic, partition, begin)])
+    try:
+        next_, deadline = begin, time.monotonic() + client.timeout_s
+        while next_ < end:
+            bunch: list[Message] = []
+            is_end = False
+            for message in consumer.consume(min(_AT_ONCE, end - next_), _WAIT_S):
+                error = message.error()
+                if error is None:
+                    next_ = int(message.offset() or 0) + 1
+                    if next_ > end:
+                        is_end = True
+                        break
+                    bunch.append(message)
+                elif error.code() == codes._PARTITION_EOF:
+                    is_end = is_end or not waits or int(message.offset() or 0) >= end
+                elif error.code() in lost:
+                    raise LostError(
+                        f"The topic {topic} has the messages no more that were to be read from offset {next_:,} on.",
+                        where=f"{client.where}, partition {partition}",
+                        next='Restore them, or say on_lost="skip"; a longer retention keeps them: '
+                        "docs/playbooks/kafka.md.",
+                    )
+                elif not error.retriable() and error.code() != codes._TRANSPORT:
+                    raise client.failure(error, doing)
+            if bunch:
+                yield bunch
+            if bunch or is_end:
+                deadline = time.monotonic() + client.timeout_s
+            if is_end:
+                return
+            client.check(doing)
+            if time.monotonic() > deadline:
+                raise client.failure(codes(codes._TIMED_OUT), doing)
+    finally:
+        consumer.unassign()
+
+
+class RowDecoder:
+    """Messages to rows.
+
+    Args:
+        decode: Values to rows.
+        columns: The columns of values, in canonical types.
+        extra: By what a message has beside its value ("key", "headers", "timestamp", "partition", "offset", "topic"),
+            the column for it.
+        keys: "string" or "bytes".
+        tombstones: What becomes of messages without a value: "reject", "skip" or "keep", with null in all columns.
+    """
+
+    def __init__(
+        self, decode: Decoder, columns: pa.Schema, extra: Mapping[str, str], keys: str, tombstones: str
+    ) -> None:
+        self._decode, self._columns, self._extra = decode, columns, dict(extra)
+        self._keys, self._tombstones = keys, tombstones
+        types = _types(keys)
+        self.schema = pa.schema([*columns, *(pa.field(column, types[what]) for what, column in extra.items())])
+
+    def rows(self, bunch: Sequence[Message]) -> Batch:
+        """The rows of some messages, in their order."""
+        values = [message.value() for message in bunch]
+        reasons = self._bad_keys(bunch) if "key" in self._extra and self._keys == STRING else {}
+        if self._tombstones == REJECT:
+            reasons |= {at: "it has no value (a tombstone)" for at, value in enumerate(values) if value is None}
+        valued = [at for at, value in enumerate(values) if value is not None and at not in reasons]
+        table, unfit = self._decode([values[at] for at in valued])  # type: ignore[misc]
+        reasons |= {valued[at]: reason for at, reason in unfit.items()}
+        decoded = [at for at in valued if at not in reasons] if unfit else valued
+        kept = decoded
+        if self._tombstones == KEEP and len(valued) < len(values):
+            kept = [at for at in range(len(values)) if at not in reasons]
+            places = {at: place for place, at in enumerate(decoded)}
+            table = table.take(pa.array([places.get(at) for at in kept], pa.int64()))
+        chosen = bunch if len(kept) == len(bunch) else [bunch[at] for at in kept]
+        columns: list[Any] = [*table.columns, *(self._extra_column(what, chosen) for what in self._extra)]
+        rejected = tuple(
+            Rejected(int(bunch[at].offset() or 0), reasons[at], _raw(values[at])) for at in sorted(reasons)
+        )
+        return Batch(pa.table(columns, schema=self.schema), rejected)
+
+    def _extra_column(self, what: str, bunch: Sequence[Message]) -> pa.Array:
+        type = _types(self._keys)[what]
+        if what == "key":
+            return pa.array([_bytes(message.key()) for message in bunch], pa.binary()).cast(type)
+        if what == "headers":
+            pairs = [[{"name": name, "value": value} for name, value in headers_of(message)] for message in bunch]
+            return pa.array(pairs, type)
+        if what == "timestamp":
+            moments = np.array([message.timestamp() for message in bunch], np.int64).reshape(-1, 2)
+            return pa.array(moments[:, 1] * 1000, pa.int64(), mask=moments[:, 0] == 0).cast(type)
+        of_message = {"partition": "partition", "offset": "offset", "topic": "topic"}[what]
+        return pa.array([getattr(message, of_message)() for message in bunch], type)
+
+    def _bad_keys(self, bunch: Sequence[Message]) -> dict[int, str]:
+        reasons = {}
+        for at, message in enumerate(bunch):
+            key = _bytes(message.key())
+            if key is not None and not key.isascii():
+                try:
+                    key.decode()
+                except UnicodeDecodeError:
+                    reasons[at] = "its key is no UTF-8"
+        return reasons
+
+
+def _types(keys: str) -> dict[str, pa.DataType]:
+    return {
+        "key": pa.string() if keys == STRING else pa.binary(),
+        "headers": _HEADERS,
+        "timestamp": _UTC,
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "topic": pa.string(),
+    }
+
+
+def bunches(found: Iterator[list[Message]], most: int = _AT_ONCE) -> Iterator[list[Message]]:
+    """Bunches as large as a batch may be, by messages and bytes."""
+    held: list[Message] = []
+    size = 0
+    for bunch in found:
+        for message in bunch:
+            held.append(message)
+            size += len(message)
+            if len(held) >= most or size >= _BATCH_BYTES:
+                yield held
+                held, size = [], 0
+    if held:
+        yield held
+
+
+def decoder(values: str, schema: pa.Schema | str | None, registry: bool, written: Mapping[int, str]) -> Decoder:
+    """What makes rows of values; see `KafkaSource` for the arguments."""
+    columns = columns_of(values, schema)
+    if values == BYTES:
+        return lambda found: (pa.table([pa.array(found, pa.binary())], schema=columns), {})
+    if values == AVRO:
+        records = avro.decoder(str(schema), registry, written)
+
+        def decode_avro(found: Sequence[bytes]) -> tuple[pa.Table, dict[int, str]]:
+            rows, reasons = records(found)
+            return pa.Table.from_pylist(rows, columns), reasons
+
+        return decode_avro
+    return lambda found: _json(found, columns)
+
+
+def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:
+    """The columns that values become, in canonical types."""
+    if values == BYTES:
+        return pa.schema([("value", pa.binary())])
+    return frames.canonical_schema(avro.columns(str(schema)) if values == AVRO else schema)
+
+
+def _json(found: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
+    """Values as lines. A value with line ends is one that people have laid out: they stand between its tokens."""
+    from pipelines.runtime.connectors.formats.decoding import decode
+
+    reasons = {at: "it is empty" for at, value in enumerate(found) if not value.strip()}
+    lines = [value if at not in reasons else b"{" for at, value in enumerate(found)] if reasons else list(found)
+    text = b"\n".join(lines)
+    if text.count(b"\n") >= len(lines) or b"\r" in text:
+        text = b"\n".join(_on_one_line(line) for line in lines)
+    tables = [columns.empty_table()]
+    for batch in decode(JSON, {}, io.BytesIO(text), columns, "messages", len(text) + 1):
+        tables.append(batch.rows)
+        for rejected in batch.rejected:
+            reasons.setdefault(rejected.number - 1, rejected.reason)
+    return pa.concat_tables(tables), reasons
+
+
+def _on_one_line(value: bytes) -> bytes:
+    """The same JSON without line ends. A line end inside a text is no JSON, and is kept out of sight as a control
+    character, which is none either."""
+    return value.replace(b"\r", b"\n").replace(b"\n", b" ") if _is_json(value) else value.translate(_NO_LINE_ENDS)
+
+
+def _is_json(value: bytes) -> bool:
+    import json
+
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+_NO_LINE_ENDS = bytes.maketrans(b"\r\n", b"\1\1")
+
+
+def headers_of(message: Any) -> Sequence[tuple[str, Any]]:
+    return message.headers() or ()
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _raw(value: Any) -> str | None:
+    return None if value is None else bytes(value[: _RAW * 4]).decode(errors="replace")[:_RAW]

@@ -1,0 +1,129 @@
+"""A Kafka broker for tests: one for each process, a topic of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from configs.settings import PROJECT
+from infra.kafka_broker import KafkaBroker
+from state_ops.errors import TransientError
+from tests.tools.servers import missing
+
+CACHE = PROJECT / ".weir" / "cache"
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def broker_of_tests() -> Iterator[KafkaBroker]:
+    """A broker in a temporary directory. Where its jars cannot be had, tests are skipped with the reason."""
+    with tempfile.TemporaryDirectory(prefix="weir-kafka-", ignore_cleanup_errors=True) as directory:
+        broker = KafkaBroker(Path(directory) / "broker", CACHE)
+        try:
+            broker.start()
+        except TransientError as error:
+            missing(str(error))
+        try:
+            yield broker
+        finally:
+            broker.remove()
+
+
+class KafkaTopics:
+    """What tests do to a broker, past Weir."""
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self.broker = broker
+        self._options = {"bootstrap.servers": broker.servers, "log_level": 0}
+        self.admin = AdminClient(dict(self._options))
+
+    @property
+    def servers(self) -> str:
+        return self.broker.servers
+
+    def create(self, partitions: int = 1, name: str | None = None, **options: str) -> str:
+        """A new topic; its name."""
+        name = name or f"topic-{os.getpid()}-{next(_numbers)}"
+        config = {option.replace("_", "."): value for option, value in options.items()}
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
+        self.until(lambda: len(self._partitions(name)) == partitions)
+        return name
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])[topic].result(30)
+        self.until(lambda: not self._partitions(topic))
+
+    def make_anew(self, topic: str, partitions: int = 1) -> None:
+        self.delete(topic)
+        self.create(partitions, topic)
+
+    def producer(self, **options: Any) -> Producer:
+        return Producer({**self._options, "linger.ms": 1} | {k.replace("_", "."): v for k, v in options.items()})
+
+    def transactional(self, id: str) -> Producer:
+        producer = self.producer(transactional_id=id)
+        producer.init_transactions(30)
+        return producer
+
+    def send(
+        self, topic: str, values: Sequence[bytes | None], partition: int = 0, producer: Any = None, **more: Any
+    ) -> None:
+        """Messages, in this order. producer: one with a transaction; None: one without."""
+        own = producer or self.producer()
+        for value in values:
+            own.produce(topic, value, partition=partition, **more)
+        assert own.flush(30) == 0
+
+    def expire(self, topic: str, below: int, partition: int = 0) -> None:
+        """Delete messages, as time does."""
+        place = TopicPartition(topic, partition, below)
+        self.admin.delete_records([place])[place].result(30)
+
+    def committed(self, topic: str) -> list[Any]:
+        """All messages of a topic that a consumer of committed messages sees."""
+        consumer = Consumer(
+            self._options
+            | {
+                "group.id": "tests",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        messages, waiting = [], self._partitions(topic)
+        try:
+            consumer.assign([TopicPartition(topic, number, 0) for number in waiting])
+            deadline = time.monotonic() + 60
+            while waiting:
+                assert time.monotonic() < deadline, "the topic does not end"
+                message = consumer.poll(1)
+                if message is None:
+                    continue
+                if message.error() is None:
+                    messages.append(message)
+                else:
+                    assert message.error().name() == "_PARTITION_EOF", message.error()
+                    waiting.discard(message.partition())
+        finally:
+            consumer.close()
+        return messages
+
+    def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it does not come about"
+            time.sleep(0.02)
+
+    def _partitions(self, topic: str) -> set[int]:
+        found = self.admin.list_topics(timeout=30).topics.get(topic)
+        return set(found.partitions) if found is not None else set()
