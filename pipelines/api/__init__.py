@@ -114,6 +114,7 @@ def files(
     name: str = "files",
     format: str = "parquet",
     schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+    partitions: Mapping[str, str] | None = None,
     below_floor: str = "fail",
     on_bad: str = "fail",
     max_future: str | timedelta | None = None,
@@ -127,11 +128,14 @@ def files(
 
     Args:
         pattern: Directory and file name pattern, e.g. `{landing}/*.parquet`. A {placeholder} is a param of the pipeline
-            in the configuration.
+            in the configuration. Directories may have wildcards too, `**` stands for any number of them, and what they
+            say as `day=2026-01-31` is a column: `{landing}/day=*/*.parquet`.
         event_time: The timestamp column that drives the watermark.
         name: By which checkpoints record how far the source has been read.
         format: "parquet", "csv", "json" (a value a line) or "avro". Compressed files are known by their names.
         schema: The columns of files that are decoded. Without it they are those of the first file.
+        partitions: The types of columns that directories say, "string", "int" or "date". Without it the first file's
+            value tells.
         below_floor: What becomes of files that arrive under names below those that were read long ago. "fail": the
             pipeline is held. "warn": they are not read.
         on_bad: What becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or
@@ -151,6 +155,13 @@ def files(
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
     if on_bad not in ("fail", "quarantine"):
         raise PipelineError(f"on_bad={on_bad!r} is no policy.", where=pattern, next='Say "fail" or "quarantine".')
+    for column, type in (partitions or {}).items():
+        if type not in ("string", "int", "date"):
+            raise PipelineError(
+                f"A column of directories cannot be {type!r}: {column}.",
+                where=pattern,
+                next='Say "string", "int" or "date".',
+            )
     columns = schema if schema is None or isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
     if format != "parquet":
         from pipelines.runtime.connectors.formats.decoding import check_schema, options_of
@@ -171,6 +182,7 @@ def files(
         format=format,
         options=tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in options.items()),
         schema=columns,
+        partitions=tuple((partitions or {}).items()),
         below_floor=below_floor,
         on_bad=on_bad,
         max_future=max_future,

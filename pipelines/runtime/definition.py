@@ -36,6 +36,8 @@ class FileSource(Source):
         format: What the files are: "parquet" or what is decoded: "csv", "json", "avro".
         options: How such files are written, as `connectors.formats` names it.
         schema: Their columns. None: those of the first file.
+        partitions: By column that stands in the files' directories its type: "string", "int" or "date"; of others the
+            first file's value says it.
         below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
         on_bad: As of every source; of Parquet, a file that cannot be read is set aside as a whole.
     """
@@ -46,6 +48,7 @@ class FileSource(Source):
     format: str = field(default=PARQUET, kw_only=True)
     options: tuple[tuple[str, Any], ...] = field(default=(), kw_only=True)
     schema: pa.Schema | None = field(default=None, kw_only=True)
+    partitions: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
 
     @property
     def decodes(self) -> bool:

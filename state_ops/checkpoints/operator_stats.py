@@ -85,11 +85,11 @@ class OperatorStats:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> OperatorStats:
-        known = {name: raw[name] for name in _NAMES if name in raw}
+        recorded = {name: raw[name] for name in _NAMES if name in raw}
         return cls(
-            **known,
+            **recorded,
             names=tuple(raw),
-            unknown={name: value for name, value in raw.items() if name not in known},
+            unknown={name: value for name, value in raw.items() if name not in recorded},
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import threading
@@ -505,6 +506,17 @@ def test_without_consent_the_plan_is_shown_and_nothing_happens(bank, weir):
     ended_with_json = weir(bank.site, "fsck", "small", "--repair", "--json")
     assert ended_with_json.code == 2 and len(json.loads(ended_with_json.out)["plan"]["delete"]) == 2
     assert bank.site.objects() == before
+
+
+@pytest.mark.parametrize(("typed", "code", "left"), [("n", 1, 2), ("y", 0, 0)])
+def test_a_person_at_the_terminal_is_asked(bank, weir, monkeypatch, typed, code, left):
+    plant_orphans(bank)
+    terminal = io.StringIO(f"{typed}\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin", terminal)
+    ended = weir(bank.site, "fsck", "small", "--repair")
+    assert (ended.code, "Nothing was changed." in ended.err) == (code, code == 1)
+    assert len(check(bank).findings) == left
 
 
 def test_what_appears_after_the_plan_was_shown_is_left(bank):

@@ -6,11 +6,13 @@ Slices that are small enough are read by the keyed tasks themselves (`direct`).
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -35,7 +37,8 @@ log = structlog.get_logger("weir.spark")
 _ACK = "ack string"
 # Properties of spark.conf that ask Spark to read files in another way.
 _HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
-_FILE, _INDEX, _FIRST = "__weir_file", "__weir_index", "__weir_first"
+_FILE, _INDEX, _FIRST, _PARTITION = "__weir_file", "__weir_index", "__weir_first", "__weir_partition"
+_SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*:/+"
 
 
 class SparkExecutor:
@@ -184,36 +187,55 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
     microseconds."""
     from pyspark.sql import functions as F
 
-    parts, numbered = [], rows.tracked or rows.left_out
-    columns = pa.schema([field for field in rows.schema if field.name != ROW])
+    partitions = [name for name, _ in files[0].partitions if name in rows.schema.names]
+    parts, numbered = [], rows.tracked or rows.left_out or partitions
+    columns = pa.schema([field for field in rows.schema if field.name != ROW and field.name not in partitions])
     for nanos in sorted({file.nanos for file in files}):
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
         part = _read(session, stored, [rows.reader.spark_path(file) for file in files if file.nanos == nanos])
         if numbered:
-            # The name comes as it stands in a URI; a plus sign stands for itself there.
-            name_of = F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
-            part = part.select("*", name_of.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
+            # The path comes as it stands in a URI; a plus sign stands for itself there.
+            path = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
+            file = F.regexp_replace(path, _SCHEME, "/")
+            part = part.select("*", file.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
         for name in nanos:
             column = "`" + name.replace("`", "``") + "`"
             part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
         parts.append(part)
     landed = functools.reduce(lambda first, second: first.unionByName(second), parts)
-    return _numbered(session, rows, landed) if numbered else landed
+    return _numbered(session, rows, landed, partitions) if numbered else landed
 
 
-def _numbered(session: SparkSession, rows: Landed, landed: DataFrame) -> DataFrame:
-    """The rows of a slice with their positions, if they are asked for, without those that are left out."""
+def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions: Sequence[str]) -> DataFrame:
+    """The rows of a slice with the columns of their directories and their positions, if they are asked for, without
+    those that are left out."""
     from pyspark.sql import functions as F
 
-    names = [(file.stored, position(number, 0)) for number, file in enumerate(rows.files)]
-    firsts = F.broadcast(session.createDataFrame(names, f"{_FILE}_known string, {_FIRST} bigint"))
+    known = [
+        (
+            _place(rows.reader.stored_uri(file)),
+            position(number, 0),
+            *(dict(file.partitions).get(name) for name in partitions),
+        )
+        for number, file in enumerate(rows.files)
+    ]
+    texts = "".join(f", {_PARTITION}{at} string" for at in range(len(partitions)))
+    firsts = F.broadcast(session.createDataFrame(known, f"{_FILE}_known string, {_FIRST} bigint{texts}"))
     frame = landed.join(firsts, F.col(_FILE) == F.col(f"{_FILE}_known"), "left")
     lost = F.raise_error(F.lit("a row of a slice comes from none of its files"))
     frame = frame.withColumn(ROW, F.coalesce(F.col(_FIRST), lost.cast("bigint")) + F.col(_INDEX))
+    types = spark_plan.spark_schema(rows.schema, rows.where)
+    for at, name in enumerate(partitions):
+        frame = frame.withColumn(name, F.col(f"{_PARTITION}{at}").cast(types[name].dataType))
     if rows.left_out:
         gone = session.createDataFrame([(place,) for place in rows.left_out], f"{_FIRST}_gone bigint")
         frame = frame.join(F.broadcast(gone), F.col(ROW) == F.col(f"{_FIRST}_gone"), "left_anti")
     return frame.select(*["`" + name.replace("`", "``") + "`" for name in rows.schema.names])
+
+
+def _place(uri: str) -> str:
+    """A file's place without its scheme, which Hadoop writes in its own way: s3a for s3, and no double slashes."""
+    return normpath(re.sub(_SCHEME, "/", uri))
 
 
 def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:

@@ -35,10 +35,10 @@ def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[s
     for name, reader in readers(pipeline, settings).items():
         position, lag = head.offsets.get(name), reader.lag(head.offsets.get(name))
         estimate = " (estimated)" if lag.is_estimate else ""
-        known = {"rows waiting": lag.rows, "bytes waiting": lag.bytes}
+        figures = {"rows waiting": lag.rows, "bytes waiting": lag.bytes}
         shown[name] = {
             "files waiting": len(reader.backlog(position)),
-            **{title + estimate: number for title, number in known.items() if number is not None},
+            **{title + estimate: number for title, number in figures.items() if number is not None},
             **(reader.described(position) if position else {}),
         }
     return shown

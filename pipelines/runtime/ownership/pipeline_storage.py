@@ -56,12 +56,12 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, SourceReader]:
 
 def _archives(pipeline: Pipeline, settings: Settings) -> list[tuple[Storage, list[StateFile]]]:
     """Where input is kept that may be read again: here, and for a branch in its pipeline's storage."""
-    found = []
+    archives = []
     for place in (pipeline, *([replace(pipeline, branch=None)] if pipeline.branch is not None else [])):
         storage, registry = open_storage(place, settings)
         head = registry.head()
-        found.append((storage, [file for file in registry.files(head) if file.kind == INPUT] if head else []))
-    return found
+        archives.append((storage, [file for file in registry.files(head) if file.kind == INPUT] if head else []))
+    return archives
 
 
 def _position(trunk: Registry, source: str) -> Position | None:

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.runtime.connectors.formats import hive
 from pipelines.runtime.connectors.source import Source
+from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.parquet_files import retyped
@@ -45,7 +47,8 @@ class FileCheck:
         landing.check_name(file)
         footer, stored = landing.parquet.footer(file)
         columns = frames.canonical_schema(retyped(stored, enums(footer, stored)))
-        return cls(source, landing, file, footer, stored, columns, where)
+        checked = cls(source, landing, file, footer, stored, columns, where)
+        return replace(checked, columns=checked._with_partitions()) if file.partitions else checked
 
     @property
     def rows(self) -> int:
@@ -67,6 +70,7 @@ class FileCheck:
 
     def planned(self, names: Sequence[str]) -> SourceFile:
         """The file with what its footer says. names: of the columns that are read."""
+        names = [name for name in names if name not in dict(self.file.partitions)]
         by_nanos = tuple(name for name in nanos(self.footer, self.stored) if name in names)
         return replace(self.file, rows=self.rows, nanos=by_nanos, by_arrow=by_arrow(self.footer, self.stored, names))
 
@@ -81,10 +85,35 @@ class FileCheck:
         parts = [greatest(part) for part in self.landing.parquet.column(self.file, column, _LOOKED_AT)]
         return max((newest for newest in parts if newest is not None), default=None)
 
+    def _with_partitions(self) -> pa.Schema:
+        """The columns with those of the file's directories."""
+        declared = self.source.partitions if isinstance(self.source, FileSource) else ()
+        types = {name: hive.TYPES[type] for name, type in declared}
+        columns = self.columns
+        for name, text in self.file.partitions:
+            field = pa.field(name, self._partition_type(name, text, types.get(name, pa.null())))
+            at = columns.get_field_index(name)
+            columns = columns.append(field) if at < 0 else columns.remove(at).append(field)
+        return columns
+
+    def _partition_type(self, name: str, text: str | None, expected: pa.DataType) -> pa.DataType:
+        """The type of a column of the file's directories. expected: that of earlier files; null: none has said it."""
+        if pa.types.is_null(expected):
+            return hive.type_of(text)
+        if not hive.fits(text, expected):
+            raise self._unfit(
+                f"The directory of the input file {self.file.name} says {name}={text}, which is no {expected} as of "
+                f"earlier files."
+            )
+        return expected
+
     def _common(self, expected: pa.Schema) -> pa.Schema:
         as_bytes = frames.canonical_schema(self.stored)  # as earlier releases took the names of enums
-        fields = []
+        fields, partitions = [], dict(self.file.partitions)
         for field in expected:
+            if field.name in partitions:
+                fields.append(field.with_type(self._partition_type(field.name, partitions[field.name], field.type)))
+                continue
             if field.name not in self.columns.names:
                 raise self._unfit(
                     f"The input file {self.file.name} has no column {field.name!r} ({field.type}), which earlier "

@@ -43,6 +43,12 @@ def named(files: Sequence[SourceFile], most: int = 3) -> str:
     return f"{len(files)} {'file' if len(files) == 1 else 'files'}: {names}"
 
 
+def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | None:
+    """The columns of a slice without those that stand in the file's directories."""
+    partitions = dict(file.partitions)
+    return schema and pa.schema([field for field in schema if field.name not in partitions])
+
+
 class FilesReader(SourceReader):
     """One `FileSource` with its pattern resolved.
 
@@ -221,7 +227,7 @@ class FilesReader(SourceReader):
         from pipelines.runtime.connectors.formats.decoding import decode, infer
 
         source, where = self.source, self.uri(file)
-        options, schema = dict(source.options), source.schema or gathered.schema
+        options, schema = dict(source.options), source.schema or _stored_columns(gathered.schema, file)
         if schema is None:
             with self.landing.opened(file) as stream:
                 schema = infer(source.format, options, stream, where)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from configs.settings import S3Settings
+from pipelines.runtime.connectors.formats.hive import partitions_of
 from pipelines.runtime.sources.parquet_files import ParquetFiles
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.errors import ConfigurationError, InputError
@@ -27,28 +28,52 @@ def literal(path: str) -> str:
     return _GLOB.sub(r"\\\g<0>", path)
 
 
+def _cut(pattern: str) -> tuple[str, list[str]]:
+    """The directory up to the first wildcard, and the patterns of what is below it, the last one that of files."""
+    directories, _, file_name = pattern.rpartition("/")
+    parts = directories.split("/")
+    first = next((at for at, part in enumerate(parts) if any(mark in part for mark in "*?[")), len(parts))
+    names = [*parts[first:], *(["**", "*"] if file_name == "**" else [file_name])]
+    return "/".join(parts[:first]), names
+
+
+def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a path has the pattern of a path."""
+    if not names or not parts:
+        return not names and not parts
+    if names[0] == "**":
+        return any(_matches(parts[at:], names[1:]) for at in range(len(parts)))
+    return fnmatch.fnmatchcase(parts[0], names[0]) and _matches(parts[1:], names[1:])
+
+
+def _is_hidden(part: str) -> bool:
+    """Whether a file, or what is in a directory, is left alone, as Spark leaves it: not a column that begins with _."""
+    return part[:1] == "." or (part[:1] == "_" and "=" not in part)
+
+
 class LandingDirectory:
-    """One directory and the pattern of its files' names.
+    """One directory and the pattern of its files' names, or of their paths below it.
 
     Args:
-        pattern: An absolute directory or URI, then a pattern of file names.
+        pattern: An absolute directory or URI, then a pattern of file names; of directories above them too, where `**`
+            stands for any number of them.
         where: The source, for errors.
         s3: How s3:// is reached.
 
     Attributes:
-        directory: As the pattern spells it.
+        directory: As the pattern spells it, up to the first wildcard.
         place: As positions record it: the same for two spellings of one URI.
         parquet: Reads its files.
     """
 
     def __init__(self, pattern: str, where: str, s3: S3Settings | None) -> None:
-        directory, _, self._names = pattern.rpartition("/")
-        refuse_secrets(directory, where)
-        if any(mark in directory for mark in "*?["):
+        directory, self._names = _cut(pattern)
+        refuse_secrets(pattern.rpartition("/")[0], where)  # all of it: options would look like a wildcard
+        if not directory.strip("/"):
             raise ConfigurationError(
-                f"Only the file name may have wildcards, not the directory: {pattern}",
+                f"A pattern with wildcards has to begin with a directory that has none: {pattern}",
                 where=where,
-                next="Name one directory, e.g. {landing}/*.parquet.",
+                next="Name one, e.g. {landing}/*.parquet or {landing}/date=*/*.parquet.",
             )
         self.directory = directory
         if is_s3(directory):
@@ -91,17 +116,25 @@ class LandingDirectory:
 
     def files(self) -> Iterator[SourceFile]:
         """The files that are there, in any order. One listing; no file is opened."""
-        infos = self._fs.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
-        for info in infos:
-            name = info.base_name
-            if info.type == pafs.FileType.File and name[:1] not in "._" and fnmatch.fnmatchcase(name, self._names):
-                yield SourceFile(name, info.size, info.mtime_ns or 0)
+        selector = pafs.FileSelector(self._path, allow_not_found=True, recursive=len(self._names) > 1)
+        for info in self._fs.get_file_info(selector):
+            if info.type == pafs.FileType.File:
+                file = self._file(info)
+                parts = file.name.split("/")
+                if not any(map(_is_hidden, parts)) and _matches(parts, self._names):
+                    yield file
 
     def stat(self, names: list[str]) -> Iterator[SourceFile]:
         """The files of these names that are there."""
         for info in self._fs.get_file_info([f"{self._path}/{name}" for name in names]):
             if info.type == pafs.FileType.File:
-                yield SourceFile(info.base_name, info.size, info.mtime_ns or 0)
+                yield self._file(info)
+
+    def _file(self, info: pafs.FileInfo) -> SourceFile:
+        if len(self._names) == 1:
+            return SourceFile(info.base_name, info.size, info.mtime_ns or 0)
+        name = info.path.removeprefix(self._path).lstrip("/")
+        return SourceFile(name, info.size, info.mtime_ns or 0, partitions=partitions_of(name))
 
     def opened(self, file: SourceFile) -> pa.NativeFile:
         """The file's bytes as they lie there. Raises VanishedError, TransientError."""

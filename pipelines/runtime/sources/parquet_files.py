@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pipelines.runtime.connectors.formats.hive import with_columns
 from pipelines.runtime.sources.footers import enums, leaf_count, unknown
 from pipelines.runtime.sources.old_calendar import Shift, old_calendar
 from pipelines.runtime.sources.slices import SourceFile
@@ -55,14 +56,18 @@ class ParquetFiles:
 
     def tables(self, file: SourceFile, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
         """A file's columns, or all of them, in canonical types, so many rows at a time; its bytes are whole in
-        memory."""
+        memory. Columns of its directories are text."""
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
         with self.reading(file), self._open(file) as stream:
             data = stream.read_buffer()
         if data.size != file.stored_bytes:
             raise self.changed(file)
+        stored = columns
+        if columns is not None and file.partitions:
+            stored = [name for name in columns if name not in dict(file.partitions)]
         with self._parsing(file):
-            yield from self._canonical(file, pa.BufferReader(data), columns, rows)
+            for table in self._canonical(file, pa.BufferReader(data), stored, rows):
+                yield with_columns(table, file.partitions, columns) if file.partitions else table
 
     def column(self, file: SourceFile, name: str, rows: int) -> Iterator[pa.ChunkedArray]:
         """One column in its canonical type, so many rows at a time; of the file, no more than that column is read."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.formats.hive import Partition
 from pipelines.runtime.connectors.source import Lost, Part, Position
 
 
@@ -16,6 +17,7 @@ class SourceFile:
     """One file as the slice saw it.
 
     Attributes:
+        name: Below its source's directory; with slashes, if the source has nested directories.
         size: In bytes.
         mtime_ns: Time of change, in nanoseconds since 1970.
         rows: By its footer.
@@ -25,6 +27,7 @@ class SourceFile:
         landed: Where its rows were written as Parquet, below the pipeline's `landed/<source>/`. None: it is Parquet.
         landed_bytes: The size of that file.
         part: What a connector reads again for it. None: it is a file of a directory.
+        partitions: Columns that stand in its directories, with their values as text.
     """
 
     name: str
@@ -36,6 +39,7 @@ class SourceFile:
     landed: str | None = None
     landed_bytes: int = 0
     part: Part | None = None
+    partitions: tuple[Partition, ...] = ()
 
     @property
     def stored(self) -> str:

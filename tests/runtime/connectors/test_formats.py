@@ -298,6 +298,7 @@ FIELDS = pa.schema(
 )
 
 
+@example([{"a": []}, {"d": 1000000}, {}], False)
 @given(st.lists(st.dictionaries(st.sampled_from("abtd"), JSON, max_size=4), max_size=8), st.booleans())
 def test_a_line_of_json_is_read_alike_among_others_and_alone(values: list[Any], spaced: bool):
     separators = (", ", " : ") if spaced else (",", ":")

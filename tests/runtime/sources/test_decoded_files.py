@@ -124,3 +124,23 @@ def test_what_does_not_fit_the_format_is_refused_when_the_source_is_defined():
     ):
         with pytest.raises(PipelineError, match=what):
             files("{landing}/*", **arguments)
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_columns_of_nested_directories_are_columns_like_others(tmp_path, format):
+    """Two files of one name, in epochs of their own: the second is read by the columns of the first."""
+    source = files(f"{{landing}}/id=*/*.{format}", format=format, event_time="at", partitions={"id": "string"})
+    site = site_of(tmp_path, source, WEIR_EPOCH__MAX_FILES="1")
+    rows = pl.DataFrame({"n": [1, 2], "at": ["2026-05-01T12:00:00Z", "2026-05-01T12:01:00Z"]})
+    for id in ("07", "a b"):
+        directory = site.landing / f"id={id}"
+        directory.mkdir()
+        if format == "csv":
+            rows.write_csv(directory / "1.csv")
+        else:
+            rows.with_columns(pl.col("at").str.to_datetime(time_zone="UTC")).write_parquet(directory / "1.parquet")
+    done = epochs(site)
+    assert len(done) == 2
+    assert totals(site) == {"07": (2, 3), "a b": (2, 3)} and landed(site) == []
+    assert done[-1].checkpoint.offsets["files"]["seen"] == ["id=07/1." + format, "id=a b/1." + format]
+    assert fsck.examine(site.pipeline, site.settings).findings == ()

@@ -254,6 +254,11 @@ def _converter(types: Iterator[pa.DataType]) -> Callable[[pa.Array], pa.Array]:
 def _leaf(array: pa.Array, type: pa.DataType) -> pa.Array:
     if pa.types.is_floating(type) and not pc.all(pc.is_finite(array)).as_py() and len(array) > array.null_count:
         raise UnfitError("numbers that JSON does not have")
+    if pa.types.is_decimal(type):
+        try:
+            array.validate(full=True)  # Arrow does not count the digits that the scale adds
+        except pa.ArrowInvalid as error:
+            raise UnfitError(f"no {type}") from error
     if array.type == type:
         return array
     if pa.types.is_binary(type):

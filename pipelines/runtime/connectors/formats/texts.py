@@ -23,14 +23,14 @@ _SYNTAX = {
     "float": rf"^([+-]?{_NUMBER}|NaN|-?Inf|-?Infinity)$",
     "decimal": rf"^[+-]?{_NUMBER}$",
     "date": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
-    "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}(:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?"
-    r"(Z|[+-](0[0-9]|1[0-7])(:?[0-5][0-9])?|[+-]18(:?00)?)?)?)?$",
+    "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}(:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?"
+    r"(Z|[+-](0[0-9]|1[0-7])(:?[0-5][0-9])?|[+-]18(:?00)?)?)?)?)?$",
 }
 _SYNTAX_OF_ONE = {kind: re.compile(syntax, re.ASCII) for kind, syntax in _SYNTAX.items()}
 _ZONE = r"(Z|[ T][0-9:.]+[+-][0-9:]+)$"
-_STRANGE_ZONE = r"[+-](1[89]|2[0-9])(:?[0-9]{2})?$|[ T][0-9]{2}(Z|[+-].*)$"  # too far, and behind hours alone
+_STRANGE_ZONE = r"[+-](1[89]|2[0-9])(:?[0-9]{2})?$|[ T][0-9]{2}(:[0-9]{2})?(Z|[+-].*)$"  # too far, or without seconds
 _DIGITS = 38
-_SHORT = len("2024-01-01T00Z")
+_SHORT = len("2024-01-01T00:00Z")
 _LEAST, _MOST = -62_135_596_800_000_000, 253_402_300_799_999_999  # microseconds: the years 1 to 9999
 _DAY = 86_400_000_000
 _MOMENT = pa.timestamp("us", tz="UTC")
