@@ -12,6 +12,7 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats import csv_rows, json_types, texts
+from pipelines.runtime.connectors.formats.avro_files import AvroOptions, AvroReader
 from pipelines.runtime.connectors.formats.csv_rows import CsvOptions, CsvReader
 from pipelines.runtime.connectors.formats.json_lines import JsonOptions, JsonReader
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
@@ -19,8 +20,9 @@ from pipelines.runtime.connectors.source import Batch
 from state_ops.arrow import frames
 from state_ops.errors import PipelineError
 
-CSV, JSON = "csv", "json"
-OPTIONS: dict[str, type[CsvOptions] | type[JsonOptions]] = {CSV: CsvOptions, JSON: JsonOptions}
+CSV, JSON, AVRO = "csv", "json", "avro"
+Options = CsvOptions | JsonOptions | AvroOptions
+OPTIONS: dict[str, type[Options]] = {CSV: CsvOptions, JSON: JsonOptions, AVRO: AvroOptions}
 BLOCK_BYTES = 4 << 20
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -33,7 +35,7 @@ class _Reader(Protocol):
     def decoded(self, block: Block) -> Batch: ...
 
 
-def options_of(format: str, given: Mapping[str, Any]) -> CsvOptions | JsonOptions:
+def options_of(format: str, given: Mapping[str, Any]) -> Options:
     """The options of a format. Raises PipelineError for a format or an option that there is not."""
     kind = OPTIONS.get(format)
     if kind is None:
@@ -52,6 +54,10 @@ def check_schema(format: str, schema: pa.Schema) -> None:
     """Raises PipelineError for a column that files of a format cannot have."""
     for field in schema:
         type = frames.canonical_type(field.type)
+        if format == AVRO:
+            if (part := frames.unreadable(type)) is not None:
+                raise PipelineError(f"No stage can have the type {part}.", where=f"column {field.name!r}")
+            continue
         for leaf in _leaves(type) if format == JSON else (type,):
             texts.check(leaf, f"column {field.name!r}")
 
@@ -59,7 +65,8 @@ def check_schema(format: str, schema: pa.Schema) -> None:
 def infer(
     format: str, options: Mapping[str, Any], stream: IO[bytes] | pa.NativeFile, where: str, block: int = BLOCK_BYTES
 ) -> pa.Schema:
-    """The columns of a file, with the types that its values have. Reads all of it, once, in bounded memory.
+    """The columns of a file, with the types that its values have. Reads all of it, once, in bounded memory; of Avro the
+    schema.
 
     Args:
         stream: The file, opened for reading, compressed as its name says.
@@ -74,7 +81,7 @@ def infer(
     file = Bytes(stream, where, chosen.encoding)
     if isinstance(chosen, CsvOptions):
         return csv_rows.inferred(CsvReader(file, None, chosen, block))
-    return json_types.inferred(file, block)
+    return AvroReader(file, None, block).stored if isinstance(chosen, AvroOptions) else json_types.inferred(file, block)
 
 
 def decode(
@@ -103,6 +110,8 @@ def decode(
     reader: _Reader
     if isinstance(chosen, CsvOptions):
         reader = CsvReader(file, columns, chosen, block)
+    elif isinstance(chosen, AvroOptions):
+        reader = AvroReader(file, columns, block)
     else:
         reader = JsonReader(file, columns, chosen, block)
     yield from _in_order(reader.decoded, reader.blocks())

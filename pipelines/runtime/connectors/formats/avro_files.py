@@ -1,0 +1,425 @@
+"""Avro's container files: blocks of rows, which Polars decodes.
+
+Polars reads no maps, no optional enums and no fields that are always null. But a map is written as an array of records
+of a key and a value, an enum as a number, and null as nothing at all; so Polars is told that schema, and what it makes
+of it is changed back.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.connectors.formats.stream import Block, Bytes
+from pipelines.runtime.connectors.source import Batch, Rejected
+from state_ops.arrow import frames
+from state_ops.arrow.nested import elements
+from state_ops.errors import InputError, first_line
+
+_MAGIC, _SYNC = b"Obj\x01", 16
+_MOST_ROWS = 1 << 31
+_MOST_BYTES = 1 << 30  # of one block
+_SIMPLE = {
+    "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
+    "bytes": pa.binary(), "string": pa.string(),
+}  # fmt: skip
+_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AvroOptions:
+    """Avro files say themselves how they are written."""
+
+    encoding = "utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A field of a schema, or a part of one.
+
+    Attributes:
+        told: The schema that Polars is told; None: nothing is written of it.
+        type: What it is in Arrow.
+        symbols: Of an enum.
+        parts: Of what it is made.
+    """
+
+    told: Any
+    type: pa.DataType
+    symbols: tuple[str, ...] | None = None
+    parts: tuple[_Column, ...] = ()
+
+
+class AvroReader:
+    """One Avro file.
+
+    Args:
+        file: Its bytes.
+        schema: The columns that are read, in canonical types; None: all.
+    """
+
+    def __init__(self, file: Bytes, schema: pa.Schema | None, block_bytes: int) -> None:
+        self._file, self._bytes, self._block_bytes = file, _Exact(file), block_bytes
+        if self._bytes.read(len(_MAGIC)) != _MAGIC:
+            raise file.damaged("it is no Avro file")
+        facts = self._facts()
+        self._sync = self._bytes.read(_SYNC)
+        self._codec = facts.get("avro.codec", b"null").decode(errors="replace")
+        self._columns = _Schema(file).columns(facts["avro.schema"])
+        self._written = [name for name, column in self._columns.items() if column.told is not None]
+        if not self._written:
+            raise file.damaged("its schema has no fields that are written")
+        self._header = _header(self._columns, self._sync)
+        self.stored = frames.canonical_schema(pa.schema([(name, one.type) for name, one in self._columns.items()]))
+        self.schema = self.stored if schema is None else schema
+        absent = [name for name in self.schema.names if name not in self._columns]
+        if absent:
+            raise InputError(
+                f"An input file has no field {', '.join(map(repr, absent))}.",
+                where=file.where,
+                next="Repair the file, move it away, or correct the source's schema; nothing of this epoch was "
+                "applied.",
+            )
+
+    def blocks(self) -> Iterator[Block]:
+        """The file's blocks of rows, unpacked, some together; first: the number of the first row."""
+        waiting, rows, first = list[bytes](), 0, 1
+        while not self._bytes.is_end():
+            count, size = self._bytes.number(), self._bytes.number()
+            if not (0 <= count < _MOST_ROWS and 0 <= size < _MOST_BYTES):
+                raise self._damaged(first + rows)
+            data = self._unpacked(self._bytes.read(size), first + rows)
+            if self._bytes.read(_SYNC) != self._sync:
+                raise self._damaged(first + rows)
+            if count:
+                waiting.append(_number(count) + _number(len(data)) + data + self._sync)
+            rows += count
+            if sum(map(len, waiting)) >= self._block_bytes:
+                yield Block(b"".join(waiting), first)
+                waiting, rows, first = [], 0, first + rows
+        if waiting:
+            yield Block(b"".join(waiting), first)
+
+    def decoded(self, block: Block) -> Batch:
+        """The rows of some blocks. May be called from any thread."""
+        wanted = {name: self._columns[name] for name in self.schema.names}
+        read = [name for name, column in wanted.items() if column.told is not None] or self._written[:1]
+        try:
+            frame = pl.read_avro(io.BytesIO(self._header + block.data), columns=read)
+            table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+            restored = {
+                name: _restored(_whole(table.column(name)), column) if column.told is not None else pa.nulls(len(table))
+                for name, column in wanted.items()
+            }
+        except (
+            pl.exceptions.PolarsError,
+            pl.exceptions.PanicException,
+            pa.ArrowException,
+            OSError,
+            IndexError,
+        ) as error:
+            raise self._file.damaged(f"the rows from {block.first} on are no rows ({first_line(error)})") from error
+        columns, lost = [], dict[int, str]()
+        for field in self.schema:
+            values, unfit = _cast(restored[field.name], field.type)
+            columns.append(values)
+            for row in unfit:
+                lost.setdefault(row, f"the field {field.name!r} is no {field.type}")
+        rows = pa.table(columns, schema=self.schema)
+        if not lost:
+            return Batch(rows)
+        kept = pa.array([row not in lost for row in range(len(rows))])
+        return Batch(rows.filter(kept), tuple(Rejected(block.first + row, lost[row]) for row in sorted(lost)))
+
+    def _facts(self) -> dict[str, bytes]:
+        facts = {}
+        while count := self._bytes.number():
+            if count < 0:
+                count, _ = -count, self._bytes.number()
+            for _ in range(count):
+                name = self._bytes.read(self._bytes.number()).decode(errors="replace")
+                facts[name] = self._bytes.read(self._bytes.number())
+        if "avro.schema" not in facts:
+            raise self._file.damaged("it has no schema")
+        return facts
+
+    def _unpacked(self, data: bytes, row: int) -> bytes:
+        try:
+            if self._codec == "null":
+                return data
+            if self._codec == "deflate":
+                return zlib.decompress(data, -15)
+            if self._codec == "bzip2":
+                return bz2.decompress(data)
+            if self._codec == "xz":
+                return lzma.decompress(data)
+            if self._codec == "zstandard":
+                return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
+            if self._codec == "snappy":
+                body = _Exact(io.BytesIO(data))
+                size = body.varint()
+                unpacked = bytes(pa.decompress(data[:-4], size, "snappy"))
+                if zlib.crc32(unpacked) != int.from_bytes(data[-4:], "big"):
+                    raise ValueError("checksum")
+                return unpacked
+        except (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
+            raise self._damaged(row) from error
+        raise InputError(
+            f"An Avro file is compressed by {self._codec}, which cannot be read.",
+            where=self._file.where,
+            next="Write it with one of null, deflate, snappy, zstandard, bzip2 and xz.",
+        )
+
+    def _damaged(self, row: int) -> InputError:
+        return self._file.damaged(f"the rows from {row} on cannot be read")
+
+
+class _Exact:
+    """Reads so many bytes as are asked for, and Avro's numbers."""
+
+    def __init__(self, file: Bytes | io.BytesIO) -> None:
+        self._file, self._waiting, self._at = file, b"", 0
+
+    def is_end(self) -> bool:
+        return not self._has(1)
+
+    def read(self, size: int) -> bytes:
+        if size < 0 or not self._has(size):
+            if isinstance(self._file, Bytes):
+                raise self._file.damaged("it ends too early")
+            raise EOFError
+        data = self._waiting[self._at : self._at + size]
+        self._at += size
+        return data
+
+    def varint(self) -> int:
+        number, shift = 0, 0
+        while True:
+            byte = self.read(1)[0]
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80 or shift > 63:
+                return number
+            shift += 7
+
+    def number(self) -> int:
+        """A whole number with its sign, as Avro writes it."""
+        number = self.varint()
+        return (number >> 1) ^ -(number & 1)
+
+    def _has(self, size: int) -> bool:
+        while len(self._waiting) - self._at < size:
+            data = self._file.read(max(1 << 20, size))
+            if not data:
+                return False
+            self._waiting, self._at = self._waiting[self._at :] + data, 0
+        return True
+
+
+def _number(value: int) -> bytes:
+    """The inverse of `_Exact.number` for what is not negative."""
+    value, data = value << 1, bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])
+
+
+def _header(columns: Mapping[str, _Column], sync: bytes) -> bytes:
+    fields = [{"name": name, "type": column.told} for name, column in columns.items() if column.told is not None]
+    schema = json.dumps({"type": "record", "name": "top", "fields": fields}).encode()
+    name = b"avro.schema"
+    return _MAGIC + _number(1) + _number(len(name)) + name + _number(len(schema)) + schema + b"\0" + sync
+
+
+class _Schema:
+    """A writer's schema, read."""
+
+    def __init__(self, file: Bytes) -> None:
+        self._file = file
+        self._named = dict[str, Any]()
+        self._open = list[str]()
+        self._names = 0
+
+    def columns(self, text: bytes) -> dict[str, _Column]:
+        """The columns of the file. Raises InputError for types that no column can have."""
+        try:
+            schema = json.loads(text)
+            if not (isinstance(schema, dict) and schema.get("type") == "record"):
+                raise self._unread(schema)
+            return {field["name"]: self._column(field["type"], "") for field in self._record(schema, "")}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._file.damaged("its schema is none of Avro") from error
+
+    def _record(self, schema: Mapping[str, Any], space: str) -> Sequence[Mapping[str, Any]]:
+        self._named[_full(schema, space)] = schema
+        fields: Sequence[Mapping[str, Any]] = schema["fields"]
+        return fields
+
+    def _column(self, schema: Any, space: str) -> _Column:
+        if isinstance(schema, list):
+            return self._optional(schema, space)
+        if isinstance(schema, str):
+            if schema in _SIMPLE:
+                return _Column(schema, _SIMPLE[schema])
+            if schema == "null":
+                return _Column(None, pa.null())
+            return self._by_name(schema, space)
+        kind = schema["type"]
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._with_name(schema, space)
+        if kind == "array":
+            part = self._column(schema["items"], space)
+            if part.told is None:
+                raise self._unread(schema)
+            return _Column({"type": "array", "items": part.told}, pa.list_(part.type), parts=(part,))
+        if kind == "map":
+            part = self._column(schema["values"], space)
+            if part.told is None:
+                raise self._unread(schema)
+            entry = self._told_record([("key", "string"), ("value", part.told)])
+            return _Column({"type": "array", "items": entry}, pa.map_(pa.string(), part.type), parts=(part,))
+        if isinstance(kind, dict | list):
+            return self._column(kind, space)
+        return self._logical(schema, kind, space)
+
+    def _logical(self, schema: Mapping[str, Any], kind: str, space: str) -> _Column:
+        plain = self._column(kind, space)
+        logical = schema.get("logicalType")
+        if logical == "decimal" and kind == "bytes":
+            return _decimal({"type": "bytes"}, schema)
+        type = _LOGICAL.get((kind, str(logical)))
+        if type is None:
+            return plain
+        return _Column(kind, type)
+
+    def _with_name(self, schema: Mapping[str, Any], space: str) -> _Column:
+        name = _full(schema, space)
+        space = name.rpartition(".")[0]
+        self._named[name] = schema
+        if schema["type"] == "enum":
+            return _Column("int", pa.string(), tuple(schema["symbols"]))
+        if schema["type"] == "fixed":
+            told = {"type": "fixed", "name": self._new_name(), "size": schema["size"]}
+            return _decimal(told, schema) if schema.get("logicalType") == "decimal" else _Column(told, pa.binary())
+        if name in self._open:
+            raise self._unread(name)
+        self._open.append(name)
+        parts = {field["name"]: self._column(field["type"], space) for field in schema["fields"]}
+        self._open.pop()
+        if not any(part.told is not None for part in parts.values()):
+            raise self._unread(schema)
+        told = self._told_record([(name, part.told) for name, part in parts.items() if part.told is not None])
+        return _Column(
+            told, pa.struct([(name, part.type) for name, part in parts.items()]), parts=tuple(parts.values())
+        )
+
+    def _by_name(self, name: str, space: str) -> _Column:
+        full = name if "." in name or not space else f"{space}.{name}"
+        schema = self._named.get(full, self._named.get(name))
+        if schema is None:
+            raise self._unread(name)
+        return self._with_name(schema, space)
+
+    def _optional(self, schema: Sequence[Any], space: str) -> _Column:
+        others = [part for part in schema if part != "null"]
+        if len(schema) != 2 or len(others) != 1:
+            raise self._unread(schema)
+        column = self._column(others[0], space)
+        return replace(column, told=[column.told if part != "null" else "null" for part in schema])
+
+    def _told_record(self, fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        return {
+            "type": "record",
+            "name": self._new_name(),
+            "fields": [{"name": name, "type": told} for name, told in fields],
+        }
+
+    def _new_name(self) -> str:
+        self._names += 1
+        return f"r{self._names}"
+
+    def _unread(self, schema: Any) -> InputError:
+        return InputError(
+            f"An Avro file has a type that cannot be read: {json.dumps(schema)[:200]}",
+            where=self._file.where,
+            next="Write records of values, arrays, maps and records, each at most optional: no other unions, and no "
+            "records in themselves.",
+        )
+
+
+def _full(schema: Mapping[str, Any], space: str) -> str:
+    name = str(schema["name"])
+    space = schema.get("namespace", space)
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _decimal(told: Mapping[str, Any], schema: Mapping[str, Any]) -> _Column:
+    precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
+    facts = {"logicalType": "decimal", "precision": precision, "scale": scale}
+    return _Column({**told, **facts}, pa.decimal128(precision, scale))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
+
+
+def _restored(array: pa.Array, column: _Column) -> pa.Array:
+    """What Polars has read as what it is in the file's own schema."""
+    mask = array.is_null() if array.null_count else None
+    if column.symbols is not None:
+        return pa.array(column.symbols, pa.string()).take(array)
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(array))
+    if pa.types.is_struct(column.type):
+        stored = dict(zip(array.type.names, array.flatten(), strict=True))
+        values = [
+            _restored(stored[field.name], part) if part.told is not None else pa.nulls(len(array))
+            for field, part in zip(column.type, column.parts, strict=True)
+        ]
+        return pa.StructArray.from_arrays(values, fields=list(column.type), mask=mask)
+    if column.parts:
+        values, counts = elements(array)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        if pa.types.is_map(column.type):
+            keys, items = values.flatten()
+            return pa.MapArray.from_arrays(
+                offsets, keys.cast(pa.string()), _restored(items, column.parts[0]), mask=mask
+            )
+        return pa.ListArray.from_arrays(offsets, _restored(values, column.parts[0]), mask=mask)
+    return array.cast(column.type) if array.type != column.type else array
+
+
+def _cast(array: pa.Array, type: pa.DataType) -> tuple[pa.Array, list[int]]:
+    """Values in a canonical type, and at which of them there is none: null stands there."""
+    canonical = _whole(frames.canonical(pa.table({"": array})).column(0))
+    if canonical.type == type:
+        return canonical, []
+    try:
+        return canonical.cast(type), []
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(canonical) > 1:
+            middle = len(canonical) // 2
+            (first, bad), (second, more) = _cast(canonical[:middle], type), _cast(canonical[middle:], type)
+            return pa.concat_arrays([first, second]), [*bad, *(middle + row for row in more)]
+        return pa.nulls(1, type), [0]

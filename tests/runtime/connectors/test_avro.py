@@ -1,0 +1,188 @@
+"""Avro beside fastavro, which is another decoder: all types that are read, codecs, damage, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.runtime.connectors.formats.decoding import decode, infer
+from state_ops.errors import InputError
+
+ENUM = {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+POINT = {"type": "record", "name": "Point", "fields": [{"name": "x", "type": "int"}, {"name": "n", "type": "null"}]}
+
+
+def written(type: Any, values: list[Any], codec: str = "null", interval: int = 16000) -> bytes:
+    """A file with one field, v."""
+    file = io.BytesIO()
+    schema = {"type": "record", "name": "Top", "namespace": "of.tests", "fields": [{"name": "v", "type": type}]}
+    fastavro.writer(file, fastavro.parse_schema(schema), [{"v": value} for value in values], codec, interval)
+    return file.getvalue()
+
+
+def read(
+    data: bytes, schema: pa.Schema | None = None, block: int = 1 << 20
+) -> tuple[pa.DataType, list[Any], list[Any]]:
+    schema = infer("avro", {}, io.BytesIO(data), "f.avro") if schema is None else schema
+    batches = list(decode("avro", {}, io.BytesIO(data), schema, "f.avro", block))
+    rows = [row["v"] for batch in batches for row in batch.rows.to_pylist()]
+    return schema.field("v").type, rows, [(row.number, row.reason) for batch in batches for row in batch.rejected]
+
+
+@pytest.mark.parametrize(
+    ("type", "values", "expected"),
+    [
+        ("int", [1, -(2**31), 2**31 - 1], pa.int32()),
+        (["long", "null"], [None, -(2**63), 2**63 - 1], pa.int64()),
+        ("float", [1.5, math.inf], pa.float32()),
+        (["null", "double"], [None, -0.0, 1e300], pa.float64()),
+        (["null", "boolean"], [True, None, False], pa.bool_()),
+        (["null", "string"], ["", "é", None], pa.string()),
+        (["null", "bytes"], [b"", b"\x00", None], pa.binary()),
+        (["null", {"type": "fixed", "name": "F", "size": 2}], [b"ab", None], pa.binary()),
+        (["null", ENUM], ["A", None, "B"], pa.string()),
+        (["null", {"type": "array", "items": ["null", "int"]}], [[1, None], [], None], pa.list_(pa.int32())),
+        ({"type": "map", "values": ["null", ENUM]}, [{"a": "A", "b": None}, {}], pa.map_(pa.string(), pa.string())),
+        (["null", {"type": "map", "values": {"type": "map", "values": POINT}}], [{"a": {"b": {"x": 1, "n": None}}}, None],
+         pa.map_(pa.string(), pa.map_(pa.string(), pa.struct([("x", pa.int32()), ("n", pa.null())])))),
+        (["null", POINT], [{"x": 1, "n": None}, None], pa.struct([("x", pa.int32()), ("n", pa.null())])),
+        (["null", {"type": "int", "logicalType": "date"}], [date(1, 1, 1), None], pa.date32()),
+        ({"type": "long", "logicalType": "timestamp-millis"}, [datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)], pa.timestamp("us", "UTC")),
+        (["null", {"type": "long", "logicalType": "timestamp-micros"}], [datetime(9999, 1, 1, tzinfo=UTC), None], pa.timestamp("us", "UTC")),
+        (["null", DECIMAL], [Decimal("-1.25"), None, Decimal("99999999.99")], pa.decimal128(10, 2)),
+        ({"type": "fixed", "name": "D", "size": 6, "logicalType": "decimal", "precision": 10, "scale": 2}, [Decimal("-1.25")], pa.decimal128(10, 2)),
+        ({"type": "long", "logicalType": "time-micros"}, [time(1, 2, 3, 4)], pa.time64("ns")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_type_is_read_as_it_was_written(type: Any, values: list[Any], expected: pa.DataType | None):
+    got, rows, bad = read(written(type, values))
+    assert got == (expected or pa.null()) and not bad
+    as_written = [
+        list(value.items()) if isinstance(value, dict) and pa.types.is_map(got) else value for value in values
+    ]
+    assert str(rows).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") == str(as_written) or repr(
+        rows
+    ) == repr([nested(value, got) for value in values])
+
+
+def nested(value: Any, type: pa.DataType) -> Any:
+    """A value as Arrow hands it out."""
+    if isinstance(value, dict) and pa.types.is_map(type):
+        return [(key, nested(item, type.item_type)) for key, item in value.items()]
+    return value
+
+
+def test_local_and_finer_times_are_in_microseconds():
+    local = written({"type": "long", "logicalType": "local-timestamp-micros"}, [datetime(2024, 1, 2, 3)])
+    assert read(local)[:2] == (pa.timestamp("us", "UTC"), [datetime(2024, 1, 2, 3, tzinfo=UTC)])
+    fine = written({"type": "long", "logicalType": "timestamp-nanos"}, [-1])
+    assert read(fine)[:2] == (pa.timestamp("us", "UTC"), [datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)])
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz"])
+@pytest.mark.parametrize("block", [1, 200, 1 << 20])
+def test_blocks_and_codecs(codec: str, block: int):
+    values = list(range(1000))
+    assert read(written("int", values, codec, 100), block=block)[1] == values
+
+
+def test_snappy_and_zstandard():
+    """fastavro lacks libraries for these, so the blocks are packed here."""
+    import zlib
+
+    plain = written("string", ["a" * 100])
+    head, body = plain[: plain.index(b"\xc8\x01a") - 3], b"\xc8\x01" + b"a" * 100
+    sync = plain[-16:]
+    for codec, packed in (
+        (b"snappy", pa.compress(body, "snappy", asbytes=True) + zlib.crc32(body).to_bytes(4, "big")),
+        (b"zstandard", pa.compress(body, "zstd", asbytes=True)),
+    ):
+        named = head.replace(b"\x14avro.codec\x08null", b"\x14avro.codec" + bytes([2 * len(codec)]) + codec)
+        assert named != head
+        assert read(named + b"\x02" + bytes([2 * len(packed)]) + packed + sync)[1] == ["a" * 100]
+        with pytest.raises(InputError, match="damaged"):
+            read(named + b"\x02" + bytes([2 * len(packed)]) + packed[:-1] + b"\x00" + sync)
+
+
+def test_damage_is_told_by_row_and_what_is_before_it_is_read():
+    data = written("int", list(range(1000)), interval=100)
+    rows = []
+    with pytest.raises(InputError, match="damaged"):
+        for batch in decode("avro", {}, io.BytesIO(data[:-30]), pa.schema([("v", pa.int32())]), "f", 1):
+            rows += batch.rows.column("v").to_pylist()
+    assert rows and rows == list(range(len(rows)))
+    for broken in (b"", b"Obj", b"Obj\x02" + data[4:], data[:40]):
+        with pytest.raises(InputError, match="damaged"):
+            read(broken)
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_any_byte_may_be_another_one(at: int, byte: int):
+    """Nothing but an InputError comes of it."""
+    data = bytearray(written(["null", {"type": "array", "items": "string"}], [["a", "bc"], None] * 20))
+    data[at % len(data)] = byte
+    with contextlib.suppress(InputError):
+        read(bytes(data), pa.schema([("v", pa.list_(pa.string()))]))
+
+
+@pytest.mark.parametrize("type", [["int", "string"], ["null", "int", "string"], {"type": "record", "name": "R", "fields": [
+    {"name": "next", "type": ["null", "R"]}]}], ids=str)  # fmt: skip
+def test_what_no_column_can_be_is_refused(type: Any):
+    with pytest.raises(InputError, match="type that cannot be read"):
+        read(written(type, []))
+
+
+def test_rows_that_do_not_fit_a_declared_type_are_bad():
+    data = written("long", [1, 2**40, 3, 2**33])
+    narrow = pa.schema([("v", pa.int32())])
+    assert read(data, narrow)[1:] == ([1, 3], [(2, "the field 'v' is no int32"), (4, "the field 'v' is no int32")])
+    wide = pa.schema([("v", pa.int64())])
+    assert read(written("int", [1]), wide)[:2] == (pa.int64(), [1])
+    with pytest.raises(InputError, match="no field 'w'"):
+        read(data, pa.schema([("w", pa.int64())]))
+
+
+LEAVES = st.sampled_from([
+    ("int", st.integers(-(2**31), 2**31 - 1)), ("long", st.integers(-(2**63), 2**63 - 1)), ("string", st.text(max_size=3)),
+    ("double", st.floats(allow_nan=False)), ("boolean", st.booleans()), ("bytes", st.binary(max_size=3)),
+])  # fmt: skip
+
+
+def _wrapped(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    lists = inner.map(lambda of: ({"type": "array", "items": of[0]}, st.lists(of[1], max_size=3)))
+    maps = inner.map(
+        lambda of: ({"type": "map", "values": of[0]}, st.dictionaries(st.text(max_size=2), of[1], max_size=3))
+    )
+    optional = LEAVES.map(lambda of: (["null", of[0]], st.none() | of[1]))
+    return lists | maps | optional
+
+
+@given(st.recursive(LEAVES, _wrapped, max_leaves=3), st.data())
+def test_nested_values_are_read_as_fastavro_reads_them(of: Any, data: Any):
+    type, values = of
+    rows = data.draw(st.lists(values, max_size=5))
+    file = written(type, rows)
+    expected = [row["v"] for row in fastavro.reader(io.BytesIO(file))]  # type: ignore[index, call-overload]
+    got, found, bad = read(file)
+    assert not bad
+    assert found == [_as_arrow(value, got) for value in expected]
+
+
+def _as_arrow(value: Any, type: pa.DataType) -> Any:
+    if value is not None and pa.types.is_map(type):
+        return [(key, _as_arrow(item, type.item_type)) for key, item in value.items()]
+    if value is not None and pa.types.is_list(type):
+        return [_as_arrow(item, type.value_type) for item in value]
+    return value
