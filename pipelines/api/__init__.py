@@ -41,7 +41,7 @@ from pipelines.api.connectors import (
     source,
 )
 from pipelines.api.operators import aggregate, deduplicate, window
-from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink
+from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
@@ -194,15 +194,17 @@ class delta:
     """Delta sinks."""
 
     @staticmethod
-    def append(table: str, event_time: str | None = None) -> DeltaSink:
+    def append(table: str, event_time: str | None = None, *, partition_by: str | Sequence[str] = ()) -> DeltaSink:
         """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
 
         Args:
             table: The table's name.
             event_time: The timestamp or date column by which a row belongs to a day, for backfills that replace days.
                 By default `window_start`, or the source's event time, if the table has it.
+            partition_by: Columns of which each file has one value: texts, integers, booleans or dates with few values
+                an epoch, since each subtask writes a file for each of them.
         """
-        return DeltaSink(name=table, event_time=event_time)
+        return DeltaSink(name=table, event_time=event_time, partition_by=_names(partition_by))
 
     @staticmethod
     def upsert(
@@ -221,6 +223,17 @@ class delta:
             event_time: As of `append`.
         """
         return UpsertSink(name=table, key=_names(key), order_by=_names(order_by), event_time=event_time)
+
+    @staticmethod
+    def replace(table: str, by: str | Sequence[str], *, event_time: str | None = None) -> ReplaceSink:
+        """The rows that an epoch hands out replace the partitions of the Delta table that they have values of.
+
+        Args:
+            table: The table's name.
+            by: The columns whose values are replaced as a whole, by which the table is partitioned: as of `append`.
+            event_time: As of `append`.
+        """
+        return ReplaceSink(name=table, partition_by=_names(by), event_time=event_time)
 
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:

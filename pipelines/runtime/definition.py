@@ -456,7 +456,8 @@ class Pipeline:
         return f"tables/{sink.name}/data" if self.appends(sink) else f"outputs/{sink.name}"
 
     def appends(self, sink: Sink) -> bool:
-        """Whether a sink is a table of the rows as they are handed out. On a branch each is one."""
+        """Whether a sink is a table of the rows as they are handed out. On a branch each is one, but that a table whose
+        partitions are replaced is one there too."""
         return self.is_table(sink) and (self.branch is not None or not isinstance(sink, UpsertSink))
 
     def sink(self, name: str) -> Sink | None:

@@ -341,7 +341,7 @@ class Registry:
         files = self._listings.get(commit_id)
         if files is None:
             files = _to_files(self._files.read_table([file]))
-        return OrphanListing(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
+        return OrphanListing(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"] or 0)), commit_id, files)
 
     # -- writing: the owner of the generation alone
 

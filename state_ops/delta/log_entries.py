@@ -35,7 +35,7 @@ class DataFile:
     path: str
     bytes: int
     rows: int
-    partition: tuple[tuple[str, str], ...] = ()
+    partition: tuple[tuple[str, str | None], ...] = ()
     bounds: tuple[tuple[str, int], ...] = ()
     statistics: str | None = field(default=None, compare=False)
 
@@ -215,7 +215,7 @@ def active_files(handle: DeltaTable) -> list[DataFile]:
             columns["path"][row],
             columns["size_bytes"][row],
             columns["num_records"][row] or 0,
-            tuple((name.removeprefix("partition."), str(columns[name][row])) for name in partitions),
+            tuple((name.removeprefix("partition."), _text(columns[name][row])) for name in partitions),
             tuple(
                 (name.removeprefix("min."), columns[name][row])
                 for name in bounds
@@ -224,6 +224,13 @@ def active_files(handle: DeltaTable) -> list[DataFile]:
         )
         for row in range(actions.num_rows)
     ]
+
+
+def _text(value: Any) -> str | None:
+    """A value of a partition as the log has it."""
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _is_used(column: str) -> bool:

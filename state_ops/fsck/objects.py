@@ -42,7 +42,7 @@ _STAGED = re.compile(
     rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
     rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/(?:\d+|positions))?\.parquet"
     rf"|outputs/[^/]+/(?P<output>g\d+-e\d+)/{_ATTEMPT}\.parquet"
-    rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
+    rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}(?:/\d+)?\.parquet)"
 )
 _LANDED = re.compile(r"landed/[^/]+/[0-9a-f]{32}\.(?:parquet|json)")
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")

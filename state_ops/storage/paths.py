@@ -16,7 +16,7 @@ _CHANNEL = re.compile(
     rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}(?:\d+|positions)|{_UNFINISHED}{_ATTEMPT})\.parquet"
 )
 _OUTPUT = re.compile(rf"outputs/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
-_ROWS = re.compile(rf"tables/[^/]+/data/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
+_ROWS = re.compile(rf"tables/[^/]+/data/{_EPOCH}/(?:{_UNFINISHED}{_ATTEMPT}|{_ATTEMPT}/{_UNFINISHED}\d+)\.parquet")
 _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
 
 

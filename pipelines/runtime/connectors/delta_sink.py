@@ -15,9 +15,11 @@ class DeltaSink(Sink):
         name: The table's name, and its directory below the pipeline's `tables/`.
         event_time: The timestamp or date column by which its rows belong to a day. None: the window's start, or the
             source's event time.
+        partition_by: Columns of which each file has one value, and readers skip files by it.
     """
 
     event_time: str | None = None
+    partition_by: tuple[str, ...] = ()
 
     @property
     def stays(self) -> None:
@@ -42,6 +44,20 @@ class UpsertSink(DeltaSink):
         return "delta"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceSink(DeltaSink):
+    """A Delta table with the newest rows of each partition: an epoch's rows replace the partitions that they have."""
+
+    @property
+    def kind(self) -> str:
+        return "delta"
+
+
 CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their key, as in Delta's change data feed
 INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
+
+
+def partitions(sink: Sink) -> tuple[str, ...]:
+    """The columns by which a sink's files are partitioned."""
+    return sink.partition_by if isinstance(sink, DeltaSink) else ()

@@ -12,9 +12,9 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.delta_sink import UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import QUARANTINE, ROW, Source, Stage, source_of
+from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, source_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from pipelines.runtime.execution.executor import Channel, Landed
@@ -387,9 +387,7 @@ def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
     targets = {
-        output: Target(sink.name, pipeline.staging(sink), sink.key if isinstance(sink, UpsertSink) else ())
-        for output, sink in ((MAIN, stage.sink), (LATE, stage.late))
-        if sink is not None
+        output: _target(pipeline, sink) for output, sink in ((MAIN, stage.sink), (LATE, stage.late)) if sink is not None
     }
     doing = epoch.work[stage.uid]
     first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
@@ -426,6 +424,11 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         forgotten=progress.forgotten,
         untold_timers=stage.function is not None and stage.on_timer is None and _untold(context.head, stage),
     )
+
+
+def _target(pipeline: Pipeline, sink: Sink) -> Target:
+    key = sink.key if isinstance(sink, UpsertSink) else ()
+    return Target(sink.name, pipeline.staging(sink), key, partitions(sink))
 
 
 def _untold(head: Checkpoint | None, stage: Stage) -> bool:

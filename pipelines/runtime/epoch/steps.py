@@ -37,6 +37,7 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources import archive
+from pipelines.runtime.task.staged_output import PARTS
 from pipelines.runtime.timings import record_ms
 from state_ops.arrow.frames import schema_to_json
 from state_ops.backends import composite
@@ -218,7 +219,8 @@ def completed(
     files = pending.files()
     files += _carried(epoch, files, channels)
     files += _archived(context, epoch, channels)
-    schemas = {(uid, name): schema for uid, fixed in epoch.shapes.items() for name, schema in fixed.outputs.items()}
+    outputs_of = [(uid, *output) for uid, fixed in epoch.shapes.items() for output in fixed.outputs.items()]
+    schemas = {(uid, f"{name}{parts}"): schema for uid, name, schema in outputs_of for parts in ("", PARTS)}
     written = [
         output
         for stage in context.pipeline.stages
@@ -227,7 +229,7 @@ def completed(
     ]
     outputs = [file for file in files if file.kind == OUTPUT]
     looks: list[Callable[[], object]] = [partial(context.sinks.fits, sink, schema) for sink, schema in written]
-    looks.append(partial(delta.check, context.storage, outputs, schemas))
+    looks.append(lambda: context.sinks.keep(delta.check(context.storage, outputs, schemas)))
     *fit, _ = at_once(looks)
     judged = len(epoch.verdicts)
     checkpoint = _judged(context, epoch, _row(context, epoch, parent, files), files)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, database, load, quoted
 from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
@@ -29,6 +29,7 @@ from pipelines.runtime.operators import clocked_output, clocked_state
 from pipelines.runtime.operators.event_time import START
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.changes import Changes
+from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import files_at
 from pipelines.runtime.sinks.table_commit import file_path
@@ -191,6 +192,12 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         returns = (
             table.back.comes if table.back is not None else ()
         )  # rows that a promotion since the fork has taken out
+        if isinstance(sink, ReplaceSink):
+            then = files_at(storage, table.table, table.back.then) if table.back is not None else []
+            replaced = partitions_of(table.comes)
+            stays = {file.path for file in outside(then, replaced)}
+            now = promotion.rows_of(storage, table.table)[0]
+            goes, returns = tuple(file for file in now if file.path not in stays), tuple(outside(returns, replaced))
         within = (decided.only, table.column) if decided.only is not None and table.column is not None else None
         if within is not None:  # the pipeline's rows of a range may have come before the fork
             goes, returns = promotion.rows_of(storage, table.table)[0], ()

@@ -29,7 +29,7 @@ import structlog
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
@@ -381,9 +381,9 @@ def _ranged(
 ) -> TablePromotion:
     """What a promotion of a range alone does to one table, with the rows that it takes away and brings."""
     name = table.table
-    if isinstance(pipeline.sink(name), UpsertSink):
+    if isinstance(pipeline.sink(name), UpsertSink | ReplaceSink):
         raise WeirError(
-            f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest row of each key.",
+            f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest rows.",
             next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
         )
     schema = table.schema if table.schema is not None else rows_of(storage, name)[1]
@@ -429,7 +429,8 @@ def _tables(
             check_columns(sink, schema)
             schema = columns_of(schema)
         if schema is not None:
-            delta.check_table(storage, name, schema, keyed=isinstance(sink, UpsertSink))
+            by = partitions(sink) if sink is not None else None
+            delta.check_table(storage, name, schema, keyed=isinstance(sink, UpsertSink), partition_by=by)
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
 
@@ -583,7 +584,9 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
         parent, what = head.id, f"{decided.only} of {here.title}"
     for table in decided.tables:
         if table.back is None and table.schema is not None:
-            delta.ensure(context.storage, table.table, table.schema)
+            sink = context.pipeline.sink(table.table)
+            by = partitions(sink) if sink is not None else ()
+            delta.ensure(context.storage, table.table, table.schema, partition_by=by)
     markers = {name: marker_moves(context, head, name, id) for name in moved}
     base = replace(base, sinks={**base.sinks, **markers}, format_version=WITH_PROMOTION)
     row = commit(context, base, id, files, kind=PROMOTION, what=what, reason=reason, head=head, parent=parent)

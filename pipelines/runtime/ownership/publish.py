@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.sinks import delta, replace_where, restore_version, upsert
+from pipelines.runtime.sinks import delta, replace_partitions, replace_where, restore_version, upsert
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
 from state_ops.checkpoints.checkpoint import (
@@ -47,14 +47,22 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
     if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
         app_id, scratch = context.pipeline.app_id, context.settings.work_dir
         return upsert.publish(context.storage, app_id, target, checkpoint, before, files, scratch)
+    replaces = isinstance(target, ReplaceSink)
     if checkpoint.kind in TAKES_BACK:
         context.sinks.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:
             scratch = context.settings.work_dir
             return replace_where.overwrite(context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch)
-        return restore_version.rewind(context.storage, context.pipeline.app_id, sink, checkpoint, files)
-    tables = context.sinks.tables
-    return delta.publish(context.storage, context.pipeline.app_id, sink, checkpoint, before, files, tables)
+        app_id = context.pipeline.app_id
+        return restore_version.rewind(context.storage, app_id, sink, checkpoint, files, replaces=replaces)
+    storage, app_id, footers = context.storage, context.pipeline.app_id, context.sinks.footers
+    if replaces:
+        done = replace_partitions.publish(storage, app_id, sink, checkpoint, before, files, footers)
+    else:
+        done = delta.publish(storage, app_id, sink, checkpoint, before, files, context.sinks.tables, footers)
+    for file in files:
+        footers.pop(file.path, None)
+    return done
 
 
 def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
@@ -74,11 +75,13 @@ class PublishedTable:
         return self.version.transaction_version(sink_app) == number and not is_due(self.version.number, self.interval)
 
 
-def ensure(storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False) -> None:
+def ensure(
+    storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False, partition_by: Sequence[str] = ()
+) -> None:
     """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a
     table."""
-    fenced_table.ensure_table(storage, table_path(table), schema)
-    check_table(storage, table, schema, keyed=keyed)
+    fenced_table.ensure_table(storage, table_path(table), schema, partition_by)
+    check_table(storage, table, schema, keyed=keyed, partition_by=partition_by)
 
 
 def fits(left: PublishedTable, schema: pa.Schema) -> bool:
@@ -88,7 +91,9 @@ def fits(left: PublishedTable, schema: pa.Schema) -> bool:
     return same and log_entries.newest_after(left.version, "") is not None
 
 
-def check_table(storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False) -> None:
+def check_table(
+    storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False, partition_by: Sequence[str] | None = ()
+) -> None:
     """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError.
 
     It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for
@@ -104,7 +109,7 @@ def check_table(storage: Storage, table: str, schema: pa.Schema, *, keyed: bool 
             where=uri,
             next="Unset that property: exactly-once publishing reads those versions.",
         )
-    check_demands(handle, table)
+    check_demands(handle, table, None, partition_by)
     if keyed:
         check_keyed(handle, table)
     changes = _changes(_columns(handle), {field.name: field.type for field in schema})
@@ -125,7 +130,7 @@ def check_committed(
     Its rows can go nowhere else any more; columns that were added to the table are NULL in them. Raises PipelineError,
     and DamageError for a file that cannot be read.
     """
-    check_demands(handle, table, checkpoint)
+    check_demands(handle, table, checkpoint, partitioned_by(adds) if adds else None)
     was = _columns_of(storage, table, adds[0]) if adds else {}
     if changes := _changes(was, {name: type for name, type in _columns(handle).items() if name in was}):
         raise PipelineError(
@@ -135,12 +140,23 @@ def check_committed(
         )
 
 
-def check_demands(handle: DeltaTable, table: str, committed: CheckpointId | None = None) -> None:
+def partitioned_by(files: Sequence[DataFile]) -> tuple[str, ...]:
+    """The partition columns of some files."""
+    return tuple(dict.fromkeys(name for file in files for name, _ in file.partition))
+
+
+def check_demands(
+    handle: DeltaTable,
+    table: str,
+    committed: CheckpointId | None = None,
+    partition_by: Sequence[str] | None = (),
+) -> None:
     """Check that the table, as this handle shows it, asks of a commit nothing but its files. Raises PipelineError.
 
-    committed: the checkpoint whose rows must go into it; None: they may still go elsewhere.
+    committed: the checkpoint whose rows must go into it; None: they may still go elsewhere. partition_by: how these
+    files are partitioned; None: there are none.
     """
-    demands = list(_demands(handle))
+    demands = list(_demands(handle, partition_by))
     if demands:
         cures = "; ".join(dict.fromkeys(cure for _, cure in demands))
         raise PipelineError(
@@ -177,11 +193,13 @@ def _changes(was: Mapping[str, pa.DataType], now: Mapping[str, pa.DataType]) -> 
     return "; ".join(changes)
 
 
-def _demands(handle: DeltaTable) -> Iterator[tuple[str, str]]:
+def _demands(handle: DeltaTable, partition_by: Sequence[str] | None) -> Iterator[tuple[str, str]]:
     """What the table wants of its writers and Weir does not do, each with how to undo it."""
     metadata, protocol = handle.metadata(), handle.protocol()
-    if metadata.partition_columns:
-        yield f"it is partitioned by {', '.join(metadata.partition_columns)}", "Write it anew without partitions"
+    partitions = metadata.partition_columns
+    if partition_by is not None and list(partition_by) != partitions:
+        wanted = f"by {', '.join(partition_by)}" if partition_by else "without partitions"
+        yield f"it is partitioned by {', '.join(partitions) or 'nothing'}", f"Write it anew {wanted}"
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         yield "its columns are mapped (delta.columnMapping.mode)", "Write it anew without column mapping"
     for name in metadata.configuration:
@@ -240,23 +258,33 @@ def _canonical(schema: pa.Schema) -> dict[str, pa.DataType]:
     return {field.name: canonical_type(field.type) for field in schema}
 
 
-def check(storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]) -> None:
+def check(
+    storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]
+) -> dict[str, pq.FileMetaData]:
     """What must hold before the commit names staged files, because Delta itself checks none of it: they exist, and have
-    the recorded size, number of rows, and the schema of their (operator, output). Raises DamageError."""
+    the recorded size, number of rows, and the schema of their (operator, output). Raises DamageError.
 
-    def problem_of(file: StateFile, _: object) -> str | None:
+    Returns:
+        Their footers by path, which tell what the tables' logs are to say of them.
+    """
+
+    def problem_of(file: StateFile, _: object) -> str | pq.FileMetaData:
         return _problem(storage, file, schemas[file.operator, file.name])
 
+    footers = {}
     for file, problem in zip(files, together(problem_of, files, at_once=storage.transfers), strict=True):
-        if problem:
+        if not isinstance(problem, str):
+            footers[file.path] = problem
+        else:
             raise DamageError(
                 f"A staged file {problem}.",
                 where=storage.full(file.path),
                 next="The epoch was declined; find out who deletes or alters files below the pipeline's root.",
             )
+    return footers
 
 
-def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | None:
+def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | pq.FileMetaData:
     try:
         footer, size = storage.parquet_end(file.path)
     except FileNotFoundError:
@@ -272,7 +300,7 @@ def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | None
         return f"has {footer.num_rows} rows instead of {file.rows}"
     if not footer.schema.to_arrow_schema().equals(schema):
         return f"has the columns {footer.schema.to_arrow_schema()} instead of {schema}"
-    return None
+    return footer
 
 
 def publish(
@@ -283,13 +311,14 @@ def publish(
     previous: int | None,
     files: Sequence[StateFile],
     left: MutableMapping[str, PublishedTable] | None = None,
+    footers: Mapping[str, pq.FileMetaData] | None = None,
 ) -> Publication:
     """Make a checkpoint's rows visible in one table, exactly once however often this is called.
 
     previous: the id that the chain says was published last, None for none. left: tables as this process has left them,
-    which is kept up to date.
+    which is kept up to date. footers: of files, by path, as far as they are known.
     """
-    started, adds = time.perf_counter(), data_files(table, files)
+    started, adds = time.perf_counter(), data_files(storage, table, files, footers)
     last_left = left.pop(table, None) if left is not None else None
     now = _put(last_left, f"{app_id}/{table}", checkpoint.id, previous, adds) if last_left is not None else None
     if now is not None:

@@ -12,17 +12,23 @@ from types import TracebackType
 from typing import TypeGuard
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.delta_sink import UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Publisher, Sink, SinkOpening
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import TABLES, Checkpoint
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.storage.storage import Storage
+
+_PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
+
+
+_FOOTERS = 4096
 
 
 class Sinks:
@@ -39,6 +45,7 @@ class Sinks:
         self._prove = prove or _not_owned
         self._publishers: dict[str, Publisher] = {}
         self._lock = RLock()
+        self.footers: dict[str, pq.FileMetaData] = {}  # of staged files, until they are published
         self.tables: dict[str, PublishedTable] = {}  # as this process has left them at its last publish
 
     def __enter__(self) -> Sinks:
@@ -80,6 +87,14 @@ class Sinks:
             prove=self._prove,
         )
 
+    def keep(self, footers: Mapping[str, pq.FileMetaData]) -> None:
+        """Keep the footers of staged files until these are published, which tell what a table's log is to say of
+        them. Those that are lost are read again."""
+        with self._lock:
+            if len(self.footers) > _FOOTERS:  # of epochs that were declined
+                self.footers.clear()
+            self.footers.update({path: footer for path, footer in footers.items() if path.startswith(TABLES)})
+
     # -- what holds for every sink
 
     def fits(self, sink: Sink, schema: pa.Schema) -> bool:
@@ -93,7 +108,7 @@ class Sinks:
             check_columns(sink, schema)
             delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True)
         elif self._pipeline.is_table(sink):
-            delta.check_table(self._storage, sink.name, schema)
+            delta.check_table(self._storage, sink.name, schema, partition_by=self._partitions(sink, schema))
         else:
             self.publisher(sink.name).check(schema)
 
@@ -102,7 +117,7 @@ class Sinks:
         if self._upserts(sink):
             delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True)
         elif self._pipeline.is_table(sink):
-            delta.ensure(self._storage, sink.name, schema)
+            delta.ensure(self._storage, sink.name, schema, partition_by=self._partitions(sink, schema))
         else:
             publisher = self.publisher(sink.name)
             publisher.check(schema)
@@ -147,6 +162,19 @@ class Sinks:
         sink = self._pipeline.sink(name)
         kind = self._kind(sink) if sink is not None else None
         return {} if kind is None else {"kind": kind}
+
+    def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
+        """The partition columns of a table, by which its rows can be told apart."""
+        for name in partitions(sink):
+            type = schema.field(name).type if name in schema.names else None
+            if type is None or not any(test(type) for test in _PARTITION_TYPES):
+                what = f"is {type}" if type is not None else "is no column of its rows"
+                raise PipelineError(
+                    f"The table {sink.name} cannot be partitioned by {name}, which {what}.",
+                    where=f"table {sink.name}",
+                    next="Partition by texts, integers, booleans or dates; of a time make its date.",
+                )
+        return partitions(sink)
 
     def _upserts(self, sink: Sink) -> TypeGuard[UpsertSink]:
         return isinstance(sink, UpsertSink) and not self._pipeline.appends(sink)

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.sinks.delta import check_demands
+from pipelines.runtime.sinks.delta import check_demands, partitioned_by
+from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
     RANGE,
     Change,
@@ -111,11 +112,11 @@ def overwrite(
     files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time.
     Raises DamageError when the table is not where the registry says.
     """
-    started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(table, files)
+    started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
     wanted, column = Range(sink["start"], sink["end"]), sink["column"]
 
     def change_of(handle: DeltaTable) -> Change:
-        check_demands(handle, table, checkpoint.id)
+        check_demands(handle, table, checkpoint.id, partitioned_by(adds) if adds else None)
         goes, rests = _apart(storage, table, checkpoint, active_files(handle), column, wanted, scratch)
         return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)})
 
@@ -170,7 +171,8 @@ def _apart(
                 return file, None
             path = f"{directory}/{number}-{attempt}.parquet"
             size, _digest = storage.put_file(rest, f"{table_path(table)}/{path}")
-            return file, DataFile(path, size, rows)
+            footer = pq.read_metadata(rest)
+            return file, DataFile(path, size, rows, file.partition, statistics=statistics(footer))
 
     # Numbers above those of the rows that come: names are unique by the attempt, and a subtask's number is read by
     # people.

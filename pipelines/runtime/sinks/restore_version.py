@@ -21,7 +21,8 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pipelines.runtime.sinks.delta import check_demands
+from pipelines.runtime.sinks.delta import check_demands, partitioned_by
+from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
 from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
     BRANCH,
@@ -126,19 +127,27 @@ def _promoted(between: Sequence[dict]) -> list[Promoted]:
 
 
 def rewind(
-    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile] = ()
+    storage: Storage,
+    app_id: str,
+    table: str,
+    checkpoint: Checkpoint,
+    files: Sequence[StateFile] = (),
+    *,
+    replaces: bool = False,
 ) -> Publication:
     """Carry out a rewind or a promotion that is committed, on one table, exactly once however often this is called.
 
-    files: a branch's rows, which come in the same commit.
+    files: a branch's rows, which come in the same commit. replaces: they are the only ones in their partitions.
     """
-    started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(table, files)
+    started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
 
     def change_of(handle: DeltaTable) -> Change:
         if adds:  # what comes back was in this very table
-            check_demands(handle, table, checkpoint.id)
+            check_demands(handle, table, checkpoint.id, partitioned_by(adds))
         then, _ = _since(storage, handle, table, sink["to"])
         now, wanted = active_files(handle), files_at(storage, table, then)
+        if replaces:
+            wanted = outside(wanted, partitions_of(adds))
         active = {file.path for file in now}
         goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, sink["at"]), wanted)
         if any(file.path not in active for file in goes):

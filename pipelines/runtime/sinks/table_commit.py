@@ -14,16 +14,21 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from configs.redaction import scrubbing
+from pipelines.runtime.sinks.statistics import statistics
+from state_ops.arrow.parquet import partition_of
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import DamageError, plainly
 from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
 
 _MAX_RACES = 20
 CHECKPOINT = "weir.checkpoint"
@@ -64,10 +69,37 @@ def file_path(table: str, file: DataFile) -> str:
     return f"{table_path(table)}/{unquote(file.path)}"
 
 
-def data_files(table: str, files: Sequence[StateFile]) -> list[DataFile]:
-    """A checkpoint's staged files as the table's log names them."""
+def data_files(
+    storage: Storage, table: str, files: Sequence[StateFile], footers: Mapping[str, pq.FileMetaData] | None = None
+) -> list[DataFile]:
+    """A checkpoint's staged files as the table's log names them: with partition and statistics.
+
+    Args:
+        footers: By path, those that are known; others are read.
+    """
     prefix = f"{table_path(table)}/"
-    return [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+
+    def data_file(file: StateFile, _: object) -> DataFile:
+        footer = (footers or {}).get(file.path)
+        if footer is None:
+            footer = _footer(storage, file.path)
+        path = file.path.removeprefix(prefix)
+        return DataFile(path, file.bytes, file.rows or 0, partition_of(footer), statistics=statistics(footer))
+
+    return together(data_file, list(files), at_once=storage.transfers)
+
+
+def _footer(storage: Storage, path: str) -> pq.FileMetaData:
+    """Of a committed checkpoint's file. Raises DamageError."""
+    try:
+        return storage.parquet_footer(path)
+    except (FileNotFoundError, pa.ArrowException) as error:
+        raise DamageError(
+            f"A file of a committed checkpoint cannot be read: {plainly(error)}.",
+            where=storage.full(path),
+            next="Nothing was published. `weir fsck PIPELINE` says what else is damaged: bring the files back from a "
+            "backup.",
+        ) from error
 
 
 def branch_of(sink: Mapping[str, Any]) -> dict[str, str]:

@@ -307,7 +307,9 @@ def _uploaded(
 def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
     """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in
     this epoch."""
-    return file.name in (REST, POSITIONS) or (task.channel and (task.reread or MAIN not in task.tables))
+    target = task.tables.get(MAIN)
+    in_table = target is not None and not target.partition_by
+    return file.name in (REST, POSITIONS) or (task.channel and (task.reread or not in_table))
 
 
 @contextmanager

@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
 from pipelines.runtime.definition import ROW
-from state_ops.arrow.parquet import staged_writer
+from state_ops.arrow.parquet import PARTITION, partition_json, staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
 from state_ops.errors import InputError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.stage_upload import MAIN, REST
 
+PARTS = "_parts"  # after an output's name: its files by partition
+_MAX_PARTITIONS = 500  # of which an attempt may write rows, each to a file of its own
 POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
 
 
@@ -30,11 +33,13 @@ class Target:
         sink: The sink's name.
         directory: In which its rows are staged, in the pipeline's storage.
         key: Columns that are null in no row; none: any may be.
+        partition_by: Columns of which each file has one value.
     """
 
     sink: str
     directory: str
     key: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
 
 
 class StagedOutput:
@@ -52,6 +57,7 @@ class StagedOutput:
         self._channel, self._tracked = channel, tracked
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._rows: dict[str, int] = {}
+        self._parts: dict[str, dict[str, tuple[str, int]]] = {}  # by output and partition: the local name, and rows
         self._rest: list[StagedFile] = []
 
     def write(self, output: str, table: pa.Table) -> int:
@@ -67,8 +73,38 @@ class StagedOutput:
         if output in self._targets and (key := self._targets[output].key):
             attempt = self._attempt
             _check_keys(self._targets[output].sink, key, table, f"stage {attempt.operator}, epoch {attempt.epoch}")
+        if output in self._targets and self._targets[output].partition_by:
+            self._write_parts(output, self._targets[output], table)
+            if output != MAIN or not self._channel:
+                return counted
         self._write(output, table)
         return counted
+
+    def _write_parts(self, output: str, target: Target, table: pa.Table) -> None:
+        """Append each row to its partition's file. Rows of one partition keep their order."""
+        parts = self._parts.setdefault(output, {})
+        values = pl.from_arrow(table.select(target.partition_by))
+        assert isinstance(values, pl.DataFrame)
+        grouped = values.with_row_index(ROW).group_by(target.partition_by, maintain_order=True).agg(ROW)
+        for group in grouped.iter_rows(named=True):
+            rows = table.take(pa.array(group.pop(ROW)))
+            partition = partition_json(group)
+            name, before = parts.get(partition, (f"{output}{PARTS}-{len(parts):06}", 0))
+            if not before:
+                self._check_number(target, parts)
+                schema = rows.schema.with_metadata({PARTITION: partition})
+                self._writers[name] = staged_writer(self._local(name), schema)
+            self._writers[name].write_table(rows)
+            parts[partition] = (name, before + rows.num_rows)
+
+    def _check_number(self, target: Target, parts: Mapping[str, object]) -> None:
+        if len(parts) >= _MAX_PARTITIONS:
+            raise InputError(
+                f"Rows for the table {target.sink} have more than {_MAX_PARTITIONS} partitions in one subtask's epoch.",
+                where=f"stage {self._attempt.operator}, epoch {self._attempt.epoch}",
+                next=f"Partition by something coarser than {', '.join(target.partition_by)}; or let fewer rows make an "
+                "epoch (epoch.max_rows).",
+            )
 
     def _write(self, output: str, table: pa.Table) -> None:
         if output not in self._writers:
@@ -93,10 +129,22 @@ class StagedOutput:
             writer.close()
 
     def files(self) -> tuple[StagedFile, ...]:
-        return (*(self._file(output) for output in sorted(self._writers)), *self._rest)
+        parts = [
+            self._part(output, number, name, rows)
+            for output, parts in sorted(self._parts.items())
+            for number, (name, rows) in enumerate(parts.values())
+        ]
+        return (*(self._file(output) for output in sorted(self._rows)), *parts, *self._rest)
+
+    def _part(self, output: str, number: int, name: str, rows: int) -> StagedFile:
+        target, local = self._targets[output], self._local(name)
+        path = f"{self._place(target.directory)}/{number:06}.parquet"
+        return StagedFile(OUTPUT, f"{output}{PARTS}", str(local), path, local.stat().st_size, target.sink, rows)
 
     def _file(self, output: str) -> StagedFile:
         target = self._targets.get(output)
+        if target is not None and target.partition_by:  # its rows are in files by partition; this one is for stages
+            target = None
         place = self._place(target.directory if target is not None else f"channels/{self._attempt.operator}")
         path = f"{place}/{POSITIONS}.parquet" if output == POSITIONS else f"{place}.parquet"
         kind, sink = (OUTPUT, target.sink) if target is not None else (CHANNEL, None)
