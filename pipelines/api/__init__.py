@@ -40,6 +40,7 @@ from pipelines.api.connectors import (
     sink,
     source,
 )
+from pipelines.api.kafka_topics import kafka
 from pipelines.api.operators import aggregate, deduplicate, window
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
@@ -96,6 +97,7 @@ __all__ = [
     "delta",
     "expect",
     "files",
+    "kafka",
     "no_rows",
     "on_state",
     "on_table",

@@ -19,7 +19,7 @@ import stamina
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from pipelines.runtime.connectors.kafka.encoding import encoder
-from pipelines.runtime.connectors.kafka.sink import KafkaSink, sink
+from pipelines.runtime.connectors.kafka.sink import KafkaSink
 from pipelines.runtime.connectors.sink import Publisher, SinkOpening, no_rows
 from pipelines.testing.sink_contract import SCHEMA, given
 from state_ops.errors import DamageError, FencedError, PipelineError, TransientError
@@ -210,6 +210,8 @@ def test_the_broker_goes_in_the_middle_of_a_publish(kafka, how):
 
     with publisher(kafka, topic, socket_timeout_ms="4000") as one:
         one.publish(None, 1, given(1))
+        # A broker that is killed sooner may take a committed transaction for one of a deleted topic when it starts.
+        assert ids(kafka, topic) == [1]
         rows = replace(given(2, 3, 4, 5), after=(1, restart))
         for attempt in stamina.retry_context(TransientError, attempts=10, wait_initial=0.1):
             with attempt:  # as the engine does; the last one may find that an earlier one was committed
@@ -347,4 +349,4 @@ def test_columns_that_a_message_cannot_hold_are_named(definition, columns, named
 )
 def test_what_does_not_fit_a_sink_is_refused(arguments):
     with pytest.raises(PipelineError, match=next(iter(arguments))):
-        sink("topic", servers="127.0.0.1:1", **arguments)
+        KafkaSink(name="out", topic="topic", servers="127.0.0.1:1", **arguments)

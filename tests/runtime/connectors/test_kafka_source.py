@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 
+from pipelines.api import kafka as api
+from pipelines.runtime.connectors.kafka.sink import KafkaSink
 from pipelines.runtime.connectors.kafka.source import KafkaSource
-from pipelines.runtime.connectors.kafka.source import kafka as kafka_source
 from pipelines.runtime.connectors.source import Limits, Opening, Planned, Rejected
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError, TransientError
 from tests.tools.kafka import KafkaTopics
@@ -414,8 +415,17 @@ def test_what_does_not_fit_a_source_is_refused(arguments):
         KafkaSource(**{"name": "clicks", "topics": ("t",), "servers": "s", "schema": SCHEMA} | arguments)
 
 
-def test_the_functions_for_authors():
-    one = kafka_source("clicks", servers="s", schema=SCHEMA)
-    assert (one.name, one.topics, one.kind) == ("clicks", ("clicks",), "kafka")
-    assert kafka_source(re.compile("a.*"), servers="s", schema=SCHEMA).pattern == "a.*"
-    assert kafka_source(["a", "b"], servers="s", schema=SCHEMA, name="x").topics == ("a", "b")
+def test_what_authors_write():
+    one = api("clicks", servers="s", schema={"id": pa.int64()}, idle_after="1m", written=None)
+    assert one == KafkaSource(name="clicks", topics=("clicks",), servers="s", schema=SCHEMA, idle_after="1m")
+    assert api(re.compile("a.*"), servers="s", schema=SCHEMA).pattern == "a.*"
+    assert api(["a", "b"], servers="s", schema=SCHEMA, name="x").topics == ("a", "b")
+    sink = api.sink("out", servers="s", key="id", topic_options={"retention.ms": -1}, transaction_timeout="1m")
+    assert sink == KafkaSink(
+        name="out",
+        topic="out",
+        servers="s",
+        key=("id",),
+        topic_options=(("retention.ms", "-1"),),
+        transaction_timeout=60,
+    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -381,18 +380,3 @@ class KafkaPublisher:
                 next=f"If the topic was made anew or emptied, set the marker by hand: {_PAGE}.",
             )
         return previous if newest <= previous else newest
-
-
-def sink(
-    topic: str,
-    *,
-    servers: str,
-    name: str | None = None,
-    key: str | Sequence[str] = (),
-    **more: Any,
-) -> KafkaSink:
-    """A topic as a sink; see `KafkaSink` for all arguments. name: that of the topic, if it is not given."""
-    keys = (key,) if isinstance(key, str) else tuple(key)
-    if isinstance(more.get("topic_options"), dict):
-        more["topic_options"] = tuple(sorted((k, str(v)) for k, v in more["topic_options"].items()))
-    return KafkaSink(name=name or topic, topic=topic, servers=servers, key=keys, **more)

@@ -396,24 +396,6 @@ _NEXT_AFTER_LOSS = (
 )
 
 
-def kafka(
-    topics: str | Sequence[str] | re.Pattern[str], *, servers: str, name: str | None = None, **more: Any
-) -> KafkaSource:
-    """Topics as a source; see `KafkaSource` for all arguments.
-
-    Args:
-        topics: A name, several, or a pattern.
-        servers: Addresses of brokers, with commas between them.
-        name: By which checkpoints know it; that of the first topic, if it is not given.
-    """
-    if isinstance(more.get("written"), dict):
-        more["written"] = tuple(sorted(more["written"].items()))
-    if isinstance(topics, re.Pattern):
-        return KafkaSource(name=name or "kafka", pattern=topics.pattern, servers=servers, **more)
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    return KafkaSource(name=name or next(iter(names), "kafka"), topics=names, servers=servers, **more)
-
-
 def _compiles(pattern: str) -> bool:
     try:
         re.compile(pattern)
