@@ -196,7 +196,9 @@ class delta:
     """Delta sinks."""
 
     @staticmethod
-    def append(table: str, event_time: str | None = None, *, partition_by: str | Sequence[str] = ()) -> DeltaSink:
+    def append(
+        table: str, event_time: str | None = None, *, partition_by: str | Sequence[str] = (), evolve: str = "fix"
+    ) -> DeltaSink:
         """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
 
         Args:
@@ -205,12 +207,19 @@ class delta:
                 By default `window_start`, or the source's event time, if the table has it.
             partition_by: Columns of which each file has one value: texts, integers, booleans or dates with few values
                 an epoch, since each subtask writes a file for each of them.
+            evolve: What becomes of rows with columns that the table has not: they are refused ("fix"), or the table
+                gets the columns ("add"), null in older rows. A column whose type changes is refused either way.
         """
-        return DeltaSink(name=table, event_time=event_time, partition_by=_names(partition_by))
+        return DeltaSink(name=table, event_time=event_time, partition_by=_names(partition_by), evolve=evolve)
 
     @staticmethod
     def upsert(
-        table: str, key: str | Sequence[str], *, order_by: str | Sequence[str] = (), event_time: str | None = None
+        table: str,
+        key: str | Sequence[str],
+        *,
+        order_by: str | Sequence[str] = (),
+        event_time: str | None = None,
+        evolve: str = "fix",
     ) -> UpsertSink:
         """The Delta table of this name has one row per key: the newest that the stage has handed out.
 
@@ -223,8 +232,9 @@ class delta:
             order_by: By which the newest row of a key within an epoch is found. It must be said where the key does not
                 contain the stage's; else the row that was handed out last is the newest.
             event_time: As of `append`.
+            evolve: As of `append`.
         """
-        return UpsertSink(name=table, key=_names(key), order_by=_names(order_by), event_time=event_time)
+        return UpsertSink(name=table, key=_names(key), order_by=_names(order_by), event_time=event_time, evolve=evolve)
 
     @staticmethod
     def replace(table: str, by: str | Sequence[str], *, event_time: str | None = None) -> ReplaceSink:

@@ -96,6 +96,23 @@ def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return with_parts(type, [pa.field(part.name, kind) for (part, _), kind in zip(pairs, common, strict=True)])
 
 
+_WIDER = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
+    pa.int16(): (pa.int32(), pa.int64()),
+    pa.int32(): (pa.int64(),),
+    pa.float32(): (pa.float64(),),
+    pa.date32(): (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+}
+
+
+def wider_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The wider of two canonical types, as which every value of both can be read: of integers, of floats, of a date and
+    a timestamp, for which it is midnight; None if neither is."""
+    if other in _WIDER.get(type, ()):
+        return other
+    return type if type in _WIDER.get(other, ()) else None
+
+
 def _is_sequence(type: pa.DataType) -> bool:
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(kind(type) for kind in (*kinds, pa.types.is_list_view, pa.types.is_large_list_view))

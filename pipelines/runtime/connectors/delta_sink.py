@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.connectors.source import FIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +17,12 @@ class DeltaSink(Sink):
         event_time: The timestamp or date column by which its rows belong to a day. None: the window's start, or the
             source's event time.
         partition_by: Columns of which each file has one value, and readers skip files by it.
+        evolve: Columns that rows have and the table has not are refused ("fix") or added to it ("add").
     """
 
     event_time: str | None = None
     partition_by: tuple[str, ...] = ()
+    evolve: str = FIX
 
     @property
     def stays(self) -> None:

@@ -148,7 +148,8 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
         left_out = by_file.get(file.name)
         if left_out:
             numbers = pa.array([row.row for row in left_out])
-            rows = reader.table(file, planned.schema.names).take(numbers).cast(planned.schema)
+            whole = pa.concat_tables(reader.batches(file, planned.schema, max(file.rows, 1)))
+            rows = whole.take(numbers)
             columns = [
                 [row.stage for row in left_out], [row.gate for row in left_out], [int(epoch)] * len(left_out),
                 [row.file for row in left_out], [row.row for row in left_out], [row.reason for row in left_out],

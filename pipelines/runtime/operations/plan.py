@@ -239,6 +239,7 @@ class PlanBuilder:
                     )
                 planned = reader.preview(position, self._settings.epoch, expected)
                 self.sources[name] = planned.schema
+                self._look_at_new_columns(name, expected, planned.schema)
                 if planned.unread:
                     self._allow(
                         "source",
@@ -256,6 +257,19 @@ class PlanBuilder:
             except WeirError as error:
                 self.sources[name] = expected
                 self._refuse("source", name, "files", error)
+
+    def _look_at_new_columns(self, name: str, expected: pa.Schema | None, planned: pa.Schema | None) -> None:
+        """What `evolve="add"` makes of the columns of what waits."""
+        if expected is None or planned is None:
+            return
+        new = [f"{field.name} ({field.type}) is new" for field in planned if field.name not in expected.names]
+        wider = [
+            f"{field.name} was {field.type}, is {planned.field(field.name).type}"
+            for field in expected
+            if field.type != planned.field(field.name).type and not pa.types.is_null(field.type)
+        ]
+        if new or wider:
+            self._report("source", name, "columns", Verdict.MIGRATES, "; ".join([*new, *wider]))
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """The columns that the stage's function sees; None if nothing has ever arrived."""

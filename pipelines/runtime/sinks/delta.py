@@ -18,7 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+import structlog
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from pipelines.runtime.sinks.table_commit import (
@@ -42,6 +43,8 @@ from state_ops.errors import DamageError, PipelineError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
+
+log = structlog.get_logger("weir.sink")
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
 
@@ -76,25 +79,51 @@ class PublishedTable:
 
 
 def ensure(
-    storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False, partition_by: Sequence[str] = ()
+    storage: Storage,
+    table: str,
+    schema: pa.Schema,
+    *,
+    keyed: bool = False,
+    partition_by: Sequence[str] = (),
+    evolves: bool = False,
 ) -> None:
-    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a
-    table."""
+    """Create the table, or check the existing one and give it the columns that it lacks. Only right before a commit: a
+    declined epoch must not leave a table. Arguments as of `check_table`."""
     fenced_table.ensure_table(storage, table_path(table), schema, partition_by)
-    check_table(storage, table, schema, keyed=keyed, partition_by=partition_by)
+    check_table(storage, table, schema, keyed=keyed, partition_by=partition_by, evolves=evolves)
+    if evolves:
+        handle = fenced_table.open_table(storage, table_path(table))
+        if new := new_columns(handle, schema):
+            handle.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+            log.info("a table gets new columns", table=table, columns=[field.name for field in new])
 
 
-def fits(left: PublishedTable, schema: pa.Schema) -> bool:
+def new_columns(handle: DeltaTable, schema: pa.Schema) -> list[pa.Field]:
+    """The columns of rows that a table lacks."""
+    has = _columns(handle)
+    return [field for field in schema if field.name not in has]
+
+
+def fits(left: PublishedTable, schema: pa.Schema, *, evolves: bool = False) -> bool:
     """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have
-    added."""
-    same = left.columns == {field.name: field.type for field in schema}
+    added. evolves: it may have more."""
+    columns = {field.name: field.type for field in schema}
+    same = columns.items() <= left.columns.items() if evolves else left.columns == columns
     return same and log_entries.newest_after(left.version, "") is not None
 
 
 def check_table(
-    storage: Storage, table: str, schema: pa.Schema, *, keyed: bool = False, partition_by: Sequence[str] | None = ()
+    storage: Storage,
+    table: str,
+    schema: pa.Schema,
+    *,
+    keyed: bool = False,
+    partition_by: Sequence[str] | None = (),
+    evolves: bool = False,
 ) -> None:
     """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError.
+
+    evolves: it gets columns that are new, and those that rows have no more are null in them.
 
     It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for
     others."""
@@ -112,12 +141,16 @@ def check_table(
     check_demands(handle, table, None, partition_by)
     if keyed:
         check_keyed(handle, table)
-    changes = _changes(_columns(handle), {field.name: field.type for field in schema})
+    was, now = _columns(handle), {field.name: field.type for field in schema}
+    if evolves:
+        was, now = ({name: columns[name] for name in was if name in now} for columns in (was, now))
+    changes = _changes(was, now)
     if changes:
+        new = "" if evolves or any(now.get(name) != type for name, type in was.items()) else ', or say evolve="add"'
         raise PipelineError(
             f"The output for the table {table} changed: {changes}.",
             where=uri,
-            next="Keep its columns, or write to a table of another name.",
+            next=f"Keep its columns{new}, or write to a table of another name.",
         )
 
 

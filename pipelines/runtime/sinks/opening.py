@@ -7,6 +7,7 @@ process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_ta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import RLock
 from types import TracebackType
 from typing import TypeGuard
@@ -15,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink, partitions
+from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Publisher, Sink, SinkOpening
+from pipelines.runtime.connectors.source import ADD
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
@@ -82,7 +84,7 @@ class Sinks:
     def _opening(self, sink: Sink) -> SinkOpening:
         return SinkOpening(
             app_id=f"{self._pipeline.app_id}/{sink.name}",
-            resolve=lambda template: self._settings.resolve(self._pipeline.name, template),
+            resolve=partial(self._settings.filled, self._pipeline.name),
             options=self._settings.connection(sink.connection),
             prove=self._prove,
         )
@@ -100,24 +102,36 @@ class Sinks:
     def fits(self, sink: Sink, schema: pa.Schema) -> bool:
         """Whether it takes rows of these columns for certain, without a look at it."""
         left = self.tables.get(sink.name)
-        return left is not None and delta.fits(left, schema)
+        return left is not None and delta.fits(left, schema, evolves=_evolves(sink))
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Whether it takes rows of these columns. Raises PipelineError."""
         if self._upserts(sink):
             check_columns(sink, schema)
-            delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True)
+            delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True, evolves=_evolves(sink))
         elif self._pipeline.is_table(sink):
-            delta.check_table(self._storage, sink.name, schema, partition_by=self._partitions(sink, schema))
+            delta.check_table(
+                self._storage,
+                sink.name,
+                schema,
+                partition_by=self._partitions(sink, schema),
+                evolves=_evolves(sink),
+            )
         else:
             self.publisher(sink.name).check(schema)
 
     def prepare(self, sink: Sink, schema: pa.Schema) -> None:
         """Create what is not there, or check what is. Only right before a commit: a declined epoch leaves nothing."""
         if self._upserts(sink):
-            delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True)
+            delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True, evolves=_evolves(sink))
         elif self._pipeline.is_table(sink):
-            delta.ensure(self._storage, sink.name, schema, partition_by=self._partitions(sink, schema))
+            delta.ensure(
+                self._storage,
+                sink.name,
+                schema,
+                partition_by=self._partitions(sink, schema),
+                evolves=_evolves(sink),
+            )
         else:
             publisher = self.publisher(sink.name)
             publisher.check(schema)
@@ -195,3 +209,7 @@ def kind_in(checkpoint: Checkpoint | None, name: str) -> str | None:
 
 def _not_owned() -> None:
     raise FencedError("This process does not own the pipeline.", next="Nothing to do: it only looks.")
+
+
+def _evolves(sink: Sink) -> bool:
+    return isinstance(sink, DeltaSink) and sink.evolve == ADD

@@ -47,7 +47,9 @@ from state_ops.storage.transfers import together
 log = structlog.get_logger("weir.rewind")
 
 REWIND = "weir.rewind_to"
-_HARMLESS = frozenset({"SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "VACUUM START", "VACUUM END"})  # they change no rows
+_HARMLESS = frozenset(  # they change no rows
+    {"SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "VACUUM START", "VACUUM END", "ADD COLUMN"}
+)
 
 
 @dataclass(frozen=True, slots=True)

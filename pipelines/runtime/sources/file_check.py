@@ -10,13 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats import hive
-from pipelines.runtime.connectors.source import Source
+from pipelines.runtime.connectors.source import ADD, Source
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.parquet_files import retyped
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
+from state_ops.arrow.frames import wider_type
 from state_ops.errors import InputError
 
 _LOOKED_AT = 1 << 20  # rows at a time
@@ -55,7 +56,8 @@ class FileCheck:
         return int(self.footer.num_rows)
 
     def schema(self, expected: pa.Schema | None) -> pa.Schema:
-        """The columns that are read from now on, and what is read of this file.
+        """The columns that are read from now on, and what is read of this file. With `evolve="add"` they are those that
+        any file has, each in its widest type.
 
         Args:
             expected: Those of earlier files; None for the first one.
@@ -68,11 +70,20 @@ class FileCheck:
         self._check_event_time()
         return schema
 
-    def planned(self, names: Sequence[str]) -> SourceFile:
-        """The file with what its footer says. names: of the columns that are read."""
-        names = [name for name in names if name not in dict(self.file.partitions)]
+    def planned(self, read: pa.Schema) -> SourceFile:
+        """The file with what its footer says. read: the columns that are read."""
+        partitions = dict(self.file.partitions)
+        names = [name for name in read.names if name in self.columns.names and name not in partitions]
         by_nanos = tuple(name for name in nanos(self.footer, self.stored) if name in names)
-        return replace(self.file, rows=self.rows, nanos=by_nanos, by_arrow=by_arrow(self.footer, self.stored, names))
+        # Spark does not read every type as every wider one.
+        is_widened = any(wider_type(self.columns.field(name).type, read.field(name).type) for name in names)
+        return replace(
+            self.file,
+            rows=self.rows,
+            nanos=by_nanos,
+            by_arrow=is_widened or by_arrow(self.footer, self.stored, names),
+            lacks=tuple(name for name in read.names if name not in self.columns.names),
+        )
 
     def newest(self) -> int | None:
         """The newest event time in the file: by its statistics, or by its rows where these do not tell."""
@@ -115,6 +126,9 @@ class FileCheck:
                 fields.append(field.with_type(self._partition_type(field.name, partitions[field.name], field.type)))
                 continue
             if field.name not in self.columns.names:
+                if self.source.evolve == ADD:
+                    fields.append(field)
+                    continue
                 raise self._unfit(
                     f"The input file {self.file.name} has no column {field.name!r} ({field.type}), which earlier "
                     f"files have."
@@ -122,12 +136,16 @@ class FileCheck:
             other = self.columns.field(field.name).type
             same = as_bytes.field(field.name).type == field.type
             common = field.type if same else frames.common_type(field.type, other)
+            if common is None and self.source.evolve == ADD:
+                common = wider_type(field.type, other)
             if common is None:
                 raise self._unfit(
                     f"The column {field.name!r} of the input file {self.file.name} is {other}; earlier files have "
                     f"{field.type}."
                 )
             fields.append(field.with_type(common))
+        if self.source.evolve == ADD:
+            fields += [field for field in self.columns if field.name not in expected.names]
         return pa.schema(fields)
 
     def _check_types(self, names: Sequence[str]) -> None:

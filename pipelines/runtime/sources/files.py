@@ -16,7 +16,7 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import EpochSettings, S3Settings
-from pipelines.runtime.connectors.source import Lag
+from pipelines.runtime.connectors.source import ADD, Lag
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
 from pipelines.runtime.sources.file_check import FileCheck
@@ -178,7 +178,7 @@ class FilesReader(SourceReader):
         set_aside: list[SetAside] = []
         limited = False
         for file in fresh:
-            taken = len(gathered.files) + len(set_aside)
+            taken = len(gathered.opened) + len(set_aside)
             is_full = limits is not None and (taken >= limits.max_files or gathered.rows >= limits.max_rows)
             if taken and limits is not None and (is_full or gathered.size + file.size > limits.max_bytes):
                 limited = True
@@ -187,7 +187,7 @@ class FilesReader(SourceReader):
                 with self._about(file):
                     rows, bad_rows = self._as_parquet(file, gathered)
                     opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
-                    if gathered.files and limits is not None and gathered.rows + opened.rows > limits.max_rows:
+                    if gathered.opened and limits is not None and gathered.rows + opened.rows > limits.max_rows:
                         self._decoded[file.name] = rows, bad_rows
                         limited = True
                         break
@@ -228,9 +228,10 @@ class FilesReader(SourceReader):
 
         source, where = self.source, self.uri(file)
         options, schema = dict(source.options), source.schema or _stored_columns(gathered.schema, file)
-        if schema is None:
+        if schema is None or (source.schema is None and source.evolve == ADD):
             with self.landing.opened(file) as stream:
-                schema = infer(source.format, options, stream, where)
+                there = infer(source.format, options, stream, where)
+            schema = there if schema is None else _with_new(schema, there)
         with self.landing.opened(file) as stream:
             batches = decode(source.format, options, stream, schema, where)
             landed = self.landed.land(batches, source.event_time, gathered.latest, where)
@@ -361,3 +362,9 @@ class FilesReader(SourceReader):
             f"loss with "
             'below_floor="warn" on the source.',
         )
+
+
+def _with_new(schema: pa.Schema, there: pa.Schema) -> pa.Schema:
+    """The columns of earlier files that a file has, and those that it has beside them."""
+    known = [field for field in schema if field.name in there.names]
+    return pa.schema([*known, *(field for field in there if field.name not in schema.names)])

@@ -22,6 +22,7 @@ class Gathered:
         schema: The columns that all have; at first those of earlier slices.
         latest: The latest event time that a file may have in microseconds; None: any.
         size: The bytes of the files as they were listed.
+        opened: The files.
         newest: By partition, the newest event time in microseconds.
         unread: By column that nobody reads, a file that has it.
     """
@@ -29,12 +30,17 @@ class Gathered:
     source: Source
     schema: pa.Schema | None
     latest: int | None = None
-    files: list[SourceFile] = field(default_factory=list)
+    opened: list[FileCheck] = field(default_factory=list)
     rows: int = 0
     size: int = 0
     newest: dict[str, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     bad_rows: list[BadRow] = field(default_factory=list)
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """The files as they are read by all columns that there are in the end."""
+        return [opened.planned(self.schema) for opened in self.opened if self.schema is not None]
 
     def add(self, opened: FileCheck, size: int, bad_rows: tuple[BadRow, ...] = ()) -> None:
         """Take a file. Raises InputError, and takes nothing then, if it does not fit the others."""
@@ -49,7 +55,7 @@ class Gathered:
         self.schema = schema
         name, partition = opened.file.name, opened.file.part.partition if opened.file.part is not None else ""
         self.unread = {column: name for column in opened.columns.names if column not in schema.names} | self.unread
-        self.files.append(opened.planned(schema.names))
+        self.opened.append(opened)
         self.rows, self.size = self.rows + opened.rows, self.size + size
         self.bad_rows += bad_rows
         if last is not None:

@@ -222,7 +222,7 @@ class PartsReader(SourceReader):
         if not self.source.archive:
             return gathered, ()
         return gathered, tuple(
-            ArchivedFile(self.landed.path(file.stored), file.size, digest, gathered.files[number].rows)
+            ArchivedFile(self.landed.path(file.stored), file.size, digest, gathered.opened[number].rows)
             for number, (file, _, digest) in enumerate(landed)
         )
 

@@ -214,9 +214,14 @@ class SourceReader(ABC):
 
         Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
         """
+        there = pa.schema([field for field in columns if field.name not in file.lacks])
         with self._about(file):
-            for table in self._directory_of(file).parquet.tables(file, columns.names, rows):
-                yield table.cast(columns)
+            for table in self._directory_of(file).parquet.tables(file, there.names, rows):
+                known = table.cast(there)
+                for field in columns if file.lacks else ():
+                    if field.name in file.lacks:
+                        known = known.append_column(field, pa.nulls(known.num_rows, field.type))
+                yield known.select(columns.names)
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its

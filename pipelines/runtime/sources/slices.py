@@ -24,6 +24,7 @@ class SourceFile:
         nanos: Timestamp columns that it stores in nanoseconds.
         by_arrow: It stores something that Spark cannot read, or reads as other values: unsigned numbers of 64 bits,
             nested nanoseconds, times of day and what Arrow alone has, as `footers.by_arrow` tells.
+        lacks: Columns of the slice that it has not, which are null in its rows.
         landed: Where its rows were written as Parquet, below the pipeline's `landed/<source>/`. None: it is Parquet.
         landed_bytes: The size of that file.
         part: What a connector reads again for it. None: it is a file of a directory.
@@ -36,6 +37,7 @@ class SourceFile:
     rows: int = 0
     nanos: tuple[str, ...] = ()
     by_arrow: bool = False
+    lacks: tuple[str, ...] = ()
     landed: str | None = None
     landed_bytes: int = 0
     part: Part | None = None

@@ -1,0 +1,135 @@
+"""Columns that come and widen while a pipeline runs: read from where they appear, in tables too, and back again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, delta, files, stage
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import plan
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import InputError, PipelineError
+from tests.recovery.harness import Site
+
+
+class Count(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+def of(source: Any, sink: Any) -> Pipeline:
+    @stage("all", source=source, key="id", state=Count, sink=sink)
+    def everything(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        return rows
+
+    return Pipeline("evolving", (everything,), max_parallelism=4)
+
+
+SOURCE = files("{landing}/*.parquet", evolve="add")
+SINK = delta.append("rows", evolve="add")
+
+
+def site_of(root: Path, source: Any = SOURCE, sink: Any = SINK) -> Site:
+    options = {"WEIR_SPARK__PARALLELISM": "2", "WEIR_CHECKPOINTS__NUM_RETAINED": "9"}
+    made = Site(root, options, of(source, sink), __name__)
+    made.landing.mkdir(parents=True)
+    return made
+
+
+def epochs(site: Site) -> list[Any]:
+    return list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor()))
+
+
+def put(site: Site, name: str, **columns: Any) -> None:
+    pq.write_table(pa.table(columns), site.landing / f"{name}.parquet")
+
+
+def rows(site: Site, *columns: str) -> list[tuple[Any, ...]]:
+    """As any reader of Delta sees them: columns that a file lacks are null."""
+    return sorted(pl.read_delta(str(site.storage / "tables" / "rows")).select(columns).rows(), key=repr)
+
+
+def test_a_new_column_is_read_from_where_it_appears_and_the_table_gains_it(tmp_path):
+    site = site_of(tmp_path)
+    put(site, "1", id=["a", "b"], n=pa.array([1, 2], pa.int32()))
+    (first,) = epochs(site)
+    put(site, "2", id=["c"], n=pa.array([3], pa.int32()), city=["Bern"])
+    put(site, "3", id=["d"], n=pa.array([4], pa.int32()))  # old and new in one slice
+    (found,) = [f for f in plan.plan(site.pipeline, site.settings).findings if f.kind == "source"]
+    assert (found.verdict.value, found.what) == ("migrates", "city (string) is new")
+    epochs(site)
+    assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, None), ("c", 3, "Bern"), ("d", 4, None)]
+
+    maintenance.rewind(site.pipeline, site.settings, int(first.checkpoint.id))
+    assert rows(site, "id", "n") == [("a", 1), ("b", 2)]
+    epochs(site)
+    assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, None), ("c", 3, "Bern"), ("d", 4, None)]
+
+
+def test_types_widen_in_what_is_read_and_are_refused_by_the_table(tmp_path):
+    site = site_of(tmp_path)
+    put(site, "1", id=["a"], n=pa.array([1], pa.int32()))
+    epochs(site)
+    put(site, "2", id=["b"], n=pa.array([1 << 40], pa.int64()))
+    with pytest.raises(PipelineError, match="n was int32, is int64"):
+        epochs(site)
+
+    fresh = site_of(tmp_path / "fresh")
+    put(fresh, "1", id=["a"], n=pa.array([1], pa.int32()), x=pa.array([0.5], pa.float32()))
+    put(fresh, "2", id=["b"], n=pa.array([1 << 40], pa.int64()), x=pa.array([0.25], pa.float64()))
+    put(fresh, "3", id=["c"], n=pa.array([3], pa.int32()), x=pa.array([1.5], pa.float32()))
+    epochs(fresh)
+    assert rows(fresh, "id", "n", "x") == [("a", 1, 0.5), ("b", 1 << 40, 0.25), ("c", 3, 1.5)]
+
+
+def test_a_widened_key_is_refused_because_it_would_hash_differently(tmp_path):
+    site = site_of(tmp_path)
+    put(site, "1", id=pa.array([1], pa.int32()), n=[1])
+    epochs(site)
+    put(site, "2", id=pa.array([2], pa.int64()), n=[1])
+    with pytest.raises(PipelineError, match=r"key.*int"):
+        epochs(site)
+
+
+def test_other_changes_of_type_are_refused_by_name(tmp_path):
+    site = site_of(tmp_path)
+    put(site, "1", id=["a"], n=[1])
+    epochs(site)
+    put(site, "2", id=["a"], n=["one"])
+    with pytest.raises(
+        InputError, match=r"The column 'n' of the input file 2\.parquet is string; earlier files have int64"
+    ):
+        epochs(site)
+
+
+def test_without_evolve_new_columns_are_reported_and_tables_keep_theirs(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, evolve="fix"), replace(SINK, evolve="fix"))
+    put(site, "1", id=["a"], n=[1])
+    epochs(site)
+    put(site, "2", id=["b"], n=[2], city=["Bern"])
+    epochs(site)
+    assert rows(site, "id", "n") == [("a", 1), ("b", 2)] and "city" not in site.table("rows").columns
+    reading = replace(site, pipeline=of(SOURCE, replace(SINK, evolve="fix")))
+    put(site, "3", id=["c"], n=[3], city=["Chur"])
+    with pytest.raises(PipelineError, match=r"The output for the table rows changed: city is new") as refused:
+        epochs(reading)
+    assert 'evolve="add"' in refused.value.next
+
+
+def test_csv_gains_columns_too(tmp_path):
+    site = site_of(tmp_path, files("{landing}/*.csv", format="csv", evolve="add"))
+    (site.landing / "1.csv").write_text("id,n\na,1\n")
+    epochs(site)
+    (site.landing / "2.csv").write_text("id,n,city\nb,2,Bern\n")
+    (site.landing / "3.csv").write_text("id\nc\n")
+    epochs(site)
+    assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, "Bern"), ("c", None, None)]
