@@ -57,6 +57,7 @@ class FileSource(Source):
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
 ROWS, STATE, FIGURES = "rows", "state", "figures"
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"
 MAX_PARALLELISM = 128  # key groups, unless a pipeline says how many
 ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
 _POLICIES, _LOOKED_AT = (HOLD, WARN, QUARANTINE), (ROWS, STATE, FIGURES)
@@ -352,6 +353,8 @@ class Pipeline:
         on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
             checkpoint is used.
         branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
+        delivery: How often sinks get the rows of an epoch that fails late: "exactly_once" or "at_least_once". State is
+            exactly once in both.
     """
 
     name: str
@@ -363,6 +366,7 @@ class Pipeline:
     on_restore: tuple[Expected, ...] = ()
     branch: Branch | None = None
     added: tuple[str, ...] = ()
+    delivery: str = EXACTLY_ONCE
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")
@@ -380,6 +384,7 @@ class Pipeline:
         for stage in self.stages:
             for sink in stage.sinks:
                 _check_name(sink.name, "sink")
+        self._check_delivery()
         tables = [sink.name for sink in self.sinks if isinstance(sink, DeltaSink)]
         names_by_kind = {"state": [stage.uid for stage in self.stages], "table": tables}
         for expected in self.on_restore:
@@ -400,6 +405,47 @@ class Pipeline:
                     f"on_restore expects something of the {expected.of} {expected.name!r}, which {self.name} has not.",
                     next=f"It has: {', '.join(names_by_kind[expected.of]) or 'none'}.",
                 )
+
+    def _check_delivery(self) -> None:
+        """Whether sources, sinks and gates allow for what is to be delivered."""
+        where = f"pipeline {self.name}"
+        if self.delivery == EXACTLY_ONCE:
+            why = [
+                f"the source {source.name} ({source.kind}) cannot be read again after a crash"
+                for source in self.sources
+                if not source.replayable
+            ]
+            why += [
+                f"the sink {sink.name} ({sink.kind}) has no transactions, so rows come twice after a crash"
+                for sink in self.sinks
+                if not sink.exactly_once
+            ]
+            if why:
+                raise PipelineError(
+                    f"{self.name} cannot deliver exactly once: {'; '.join(why)}.",
+                    where=where,
+                    next=f'Say Pipeline(..., delivery="{AT_LEAST_ONCE}"), or take another source or sink.',
+                )
+        elif self.delivery != AT_LEAST_ONCE:
+            raise PipelineError(
+                f"delivery={self.delivery!r} is nothing that {self.name} can promise.",
+                where=where,
+                next=f'Say "{EXACTLY_ONCE}" or "{AT_LEAST_ONCE}".',
+            )
+        else:
+            for stage in self.stages:
+                for gate in stage.gates:
+                    if gate.on_failure != WARN:
+                        raise PipelineError(
+                            f"A gate of {stage.uid} may decline an epoch that is delivered before: {gate.title}.",
+                            where=where,
+                            next=f'Let it warn, on_failure="{WARN}", or deliver exactly once.',
+                        )
+
+    @property
+    def early(self) -> bool:
+        """Whether sinks get rows before their epoch is committed."""
+        return self.delivery == AT_LEAST_ONCE
 
     @property
     def sources(self) -> tuple[Source, ...]:

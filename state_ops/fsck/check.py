@@ -50,15 +50,16 @@ def check(
     quick: bool = False,
     reading: Reading = iter,
     markers: Mapping[str, Marker] | None = None,
+    early: bool = False,
 ) -> Report:
     """Look at everything that one pipeline has stored. Reads only.
 
     app_id: of the pipeline's registry. tables: names of its sinks that are tables; markers: of others, how they are
     asked. alive: whether a coordinator of it lives, other than the caller. owned: the caller owns the newest
-    generation. quick: compare sizes only. Raises OSError when storage does not answer: half a listing proves
-    nothing."""
+    generation. early: sinks get rows before their commit, so they may be ahead. quick: compare sizes only. Raises
+    OSError when storage does not answer: half a listing proves nothing."""
     names = frozenset(tables)
-    last = first = look(storage, app_id, names, alive, owned, markers or {})
+    last = first = look(storage, app_id, names, alive, owned, markers or {}, early)
     read, altered = 0, []
     for expected in () if quick else reading(first.whole):
         read += expected.bytes
@@ -66,7 +67,7 @@ def check(
             altered.append(problem)
     findings: list[Finding] = []
     if first.findings or altered:
-        second = look(storage, app_id, names, alive, owned, markers or {})
+        second = look(storage, app_id, names, alive, owned, markers or {}, early)
         seen_before = {_key(finding) for finding in first.findings}
         findings = [finding for finding in second.findings if _key(finding) in seen_before]
         for problem in altered:
@@ -91,7 +92,13 @@ def check(
 
 
 def look(
-    storage: Storage, app_id: str, names: frozenset[str], alive: bool, owned: bool, markers: Mapping[str, Marker]
+    storage: Storage,
+    app_id: str,
+    names: frozenset[str],
+    alive: bool,
+    owned: bool,
+    markers: Mapping[str, Marker],
+    ahead: bool,
 ) -> Look:
     """In this order: the sinks' versions, the registry, the sinks, the listing. Each may only be newer than the one
     before."""
@@ -108,7 +115,7 @@ def look(
     if seen.readable:
         elsewhere = {name: sinks.ask(name, marker) for name, marker in sorted(markers.items())}
         for name, table in (*tables.items(), *elsewhere.items()):
-            findings += sinks.chain_problems(storage, seen, table, early.get(name))
+            findings += sinks.chain_problems(storage, seen, table, None if ahead else early.get(name))
     wanted = objects.expectations(seen, tables)
     compared = list(objects.compare(wanted, {**stored, **_inherited(storage, wanted)}))
     findings += compared

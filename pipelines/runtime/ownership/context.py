@@ -18,8 +18,8 @@ from state_ops.checkpoints.checkpoint import (
     Checkpoint,
 )
 from state_ops.checkpoints.reader_holds import Watcher
-from state_ops.checkpoints.registry import Registry
-from state_ops.ids import Generation
+from state_ops.checkpoints.registry import Publication, Registry
+from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.storage import Storage
 
 
@@ -29,9 +29,8 @@ class RunContext:
     reads: those before their transform.
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running
-    restores.
-    sinks: as this process reaches them. held: there may be a note that a gate holds the pipeline
-    (`state_ops.coordination.gate_hold`).
+    restores. sinks: as this process reaches them. early: what they got of epochs before their commits. held: there may
+    be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
     requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint. claiming: held while the
     run renews its claim, which changes `generation`.
     """
@@ -52,6 +51,7 @@ class RunContext:
     watcher: Watcher = field(default_factory=Watcher)
     held: bool = False
     requested_before: Mapping[str, int] = field(default_factory=dict)
+    early: dict[CheckpointId, list[Publication]] = field(default_factory=dict)
     claiming: Lock = field(default_factory=Lock)
     sinks: Sinks = field(init=False)
 

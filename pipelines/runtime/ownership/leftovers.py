@@ -21,6 +21,8 @@ def remove(context: RunContext, files: Sequence[StateFile]) -> None:
     Raises nothing: the epoch whose attempt it was may be committed by now.
     """
     for file in files:
+        if context.pipeline.early and file.in_table:
+            continue  # the table may have it already; `weir fsck --repair` asks its log
         try:
             context.storage.delete(file.path)
         except Exception as error:
@@ -32,4 +34,6 @@ def delete_staged(context: RunContext, name: str) -> None:
         context.storage.delete_tree(f"state/{stage.uid}/{name}")
         context.storage.delete_tree(f"channels/{stage.uid}/{name}")
     for sink in context.pipeline.sinks:
+        if context.pipeline.early and context.pipeline.appends(sink):
+            continue
         context.storage.delete_tree(f"{context.pipeline.staging(sink)}/{name}")

@@ -133,7 +133,7 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
     paths = []
     for sink in context.pipeline.sinks:
         base = context.pipeline.staging(sink)
-        if not base.startswith(TABLES) or context.sinks.diverged(sink.name, head) is not None:
+        if context.pipeline.early or not base.startswith(TABLES) or context.sinks.diverged(sink.name, head) is not None:
             continue
         for name in context.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
@@ -30,13 +31,48 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
         sinks = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
         staged: dict[str, list[StateFile]] = {sink: [] for sink in sinks if checkpoint.kind in TAKES_BACK}
-        for file in context.registry.files(checkpoint):
-            if file.kind == OUTPUT and file.sink:
-                staged.setdefault(file.sink, []).append(file)
-        publishing = [partial(_publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())]
-        published += at_once(publishing)
+        delivered = context.early.pop(checkpoint.id, None)
+        published += (
+            delivered
+            if delivered is not None
+            else _publish_all(context, checkpoint, _staged(context.registry.files(checkpoint), staged))
+        )
     context.registry.record_publications(context.generation, published)
     return published
+
+
+def deliver(context: RunContext, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
+    """Publish an epoch's rows before its commit, where they are delivered at least once.
+
+    No id is ever used twice, and the lease says that this one is taken before the pipeline is proven to be ours. So a
+    process that is not its owner any more delivers what nobody else will have under this id.
+    """
+    context.registry.prove(context.generation)
+    context.early[checkpoint.id] = _publish_all(context, checkpoint, _staged(files, {}))
+
+
+def _staged(files: Sequence[StateFile], staged: dict[str, list[StateFile]]) -> dict[str, list[StateFile]]:
+    """By sink, the files of its rows."""
+    for file in files:
+        if file.kind == OUTPUT and file.sink:
+            staged.setdefault(file.sink, []).append(file)
+    return staged
+
+
+def _publish_all(context: RunContext, checkpoint: Checkpoint, staged: dict[str, list[StateFile]]) -> list[Publication]:
+    if context.pipeline.early:
+        checkpoint = _behind_what_failed(context, checkpoint, staged)
+    return at_once([partial(_publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())])
+
+
+def _behind_what_failed(context: RunContext, checkpoint: Checkpoint, sinks: Collection[str]) -> Checkpoint:
+    """A checkpoint that follows what its sinks have: perhaps an epoch that failed after its rows were delivered."""
+    chain = dict(checkpoint.sinks)
+    for sink in sinks:
+        marker, before = context.sinks.marker(sink, checkpoint), chain[sink]["before"]
+        if marker is not None and (before or 0) < marker < checkpoint.id:
+            chain[sink] = {**chain[sink], "before": marker}
+    return replace(checkpoint, sinks=chain)
 
 
 def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:

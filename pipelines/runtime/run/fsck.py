@@ -36,7 +36,14 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
     with Sinks(pipeline, settings, storage) as sinks:
         alive, markers = lease.watch(storage), _markers(pipeline, sinks)
         report = check(
-            storage, pipeline.app_id, _tables(pipeline), alive=alive, quick=quick, reading=reading, markers=markers
+            storage,
+            pipeline.app_id,
+            _tables(pipeline),
+            alive=alive,
+            quick=quick,
+            reading=reading,
+            markers=markers,
+            early=pipeline.early,
         )
     return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
 
@@ -74,7 +81,14 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
     """
     pipeline, markers = context.pipeline, _markers(context.pipeline, context.sinks)
     fresh = check(
-        context.storage, pipeline.app_id, _tables(pipeline), alive=False, owned=True, quick=True, markers=markers
+        context.storage,
+        pipeline.app_id,
+        _tables(pipeline),
+        alive=False,
+        owned=True,
+        quick=True,
+        markers=markers,
+        early=pipeline.early,
     )
     plan = agreed(plan_repair(fresh), shown)
     if plan.refused is not None:

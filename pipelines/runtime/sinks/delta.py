@@ -395,6 +395,17 @@ def _left(storage: Storage, table: str, sink_app: str, committed: Committed) -> 
     return PublishedTable(version, _columns(handle), interval(handle)) if version is not None else None
 
 
+def marker(storage: Storage, app_id: str, table: str) -> int | None:
+    """The newest checkpoint that a table has; None: it has none, or there is no table."""
+    try:
+        version: int | None = fenced_table.open_table(storage, table_path(table)).transaction_version(
+            f"{app_id}/{table}"
+        )
+        return version
+    except TableNotFoundError:
+        return None
+
+
 def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
     rows for it."""

@@ -162,14 +162,23 @@ class Sinks:
         was, now = kind_in(head, name), self._kind(sink) if sink is not None else kind_in(head, name)
         if was != now and head is not None and head.published(name) is not None:
             return f"it is {now or 'a table'} now, and checkpoint {head.published(name)} knows it as {was or 'a table'}"
+        published = head.published(name) if head is not None else None
+        if self._pipeline.early and (marker := self.marker(name, head)) is not None and marker > (published or 0):
+            return None  # it has rows of an epoch that failed after they were delivered
         if self._at_table(name, head):
             return delta.diverged(self._storage, self._pipeline.app_id, name, head)
         if sink is None or not sink.exactly_once:
             return None
-        marker, published = self.publisher(name).marker(), head.published(name) if head is not None else None
+        marker = self.publisher(name).marker()
         if marker == published:
             return None
         return f"its last published checkpoint is {marker}, but the registry's newest is {published}"
+
+    def marker(self, name: str, head: Checkpoint | None) -> int | None:
+        """The newest checkpoint that a sink has; None: none, or the code has the sink no more."""
+        if self._at_table(name, head):
+            return delta.marker(self._storage, self._pipeline.app_id, name)
+        return self.publisher(name).marker() if self._pipeline.sink(name) is not None else None
 
     def recorded(self, name: str) -> dict[str, str]:
         """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is."""
