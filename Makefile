@@ -12,7 +12,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 # Dozens of Python processes start here; where this is set, each compiles all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo demo-clean test test-long s3 lint ui matrix schedules soak memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ demo: $(STAMP) ## Run the flights pipeline on real data
 
 demo-clean: $(STAMP) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
+
+demo-kafka: $(STAMP) ## Run the clickstream pipeline on a Kafka broker of its own
+	@$(PY) -m infra.demo_kafka
 
 test: $(STAMP) ## Run the tests, of those that take long a sample (13 minutes on two cores)
 	@$(PY) -m pytest tests -m "not s3 and not long" -n 2 --pin-workers --dist loadfile --no-loadscope-reorder
