@@ -59,10 +59,31 @@ __all__ = [
     "Source",
     "TransientError",
     "WeirError",
+    "chain",
     "no_rows",
     "sink",
     "source",
 ]
+
+
+def chain(
+    history: Source, live: Source, *, name: str | None = None, event_time: str | None = None, **more: Any
+) -> Source:
+    """A bounded history first, to its end, then a live source with the same columns.
+
+    Args:
+        history: What is read first. Not `files(...)`: a table, a query, a topic.
+        live: What is read from then on. Where it begins is found when the history begins.
+        name: By which checkpoints know it; that of the live source, if it is not given.
+        event_time: The column of both that drives the watermark; that of the live source, if it is not given.
+        **more: What every source says: on_bad, on_lost, idle_after, max_ahead, max_future, archive, evolve.
+    """
+    from pipelines.runtime.connectors.chained import ChainedSource
+
+    return ChainedSource(
+        name=name or live.name, event_time=event_time or live.event_time, history=history, live=live, **more
+    )
+
 
 Definition = TypeVar("Definition")
 

@@ -28,7 +28,7 @@ _MODULES = {
     **dict.fromkeys(("run", "stop", "resume"), "running"),
     **dict.fromkeys(("status", "checkpoints"), "status"),
     **dict.fromkeys(("savepoint", "savepoints"), "savepoints"),
-    **dict.fromkeys(("restore", "rewind"), "restore"),
+    **dict.fromkeys(("restore", "rewind", "seek"), "restore"),
     **dict.fromkeys(("fork", "forks", "diff", "promote", "backfill"), "branches"),
     **dict.fromkeys(("drill", "plan", "report"), "verify"),
     **dict.fromkeys(("prune", "cancel"), "savepoints"),

@@ -1,8 +1,10 @@
-"""The commands that bring a pipeline back: `restore`, `rewind`."""
+"""The commands that bring a pipeline back, or a source elsewhere: `restore`, `rewind`, `seek`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import UTC, datetime
+from json import dumps, loads
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -21,12 +23,15 @@ from pipelines.cli.console import (
     waiting,
 )
 from pipelines.loading import find
+from pipelines.runtime.connectors.source import EARLIEST, LATEST
 from pipelines.runtime.inspection.state_reader import chosen
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.restore import restore as restoring
 from pipelines.runtime.restore import rewind as rewinding
+from pipelines.runtime.restore import seek as seeking
 from pipelines.runtime.restore.restore import RestorePlan
 from pipelines.runtime.restore.rewind import RewindPlan
+from pipelines.runtime.restore.seek import SeekPlan
 from pipelines.runtime.run import maintenance
 from state_ops.errors import ConfigurationError
 
@@ -167,3 +172,65 @@ def _show_rewind(plan: RewindPlan) -> None:
     ]
     print_table([*states, *sources, *tables, *sinks])
     print_obstacles(plan.obstacles)
+
+
+def seek(
+    pipeline: Name,
+    source: Annotated[str, typer.Argument(help="The source's name.", metavar="SOURCE")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="earliest, latest, a time (2026-05-01T12:00Z), or a position in JSON as `weir checkpoints` shows it."
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Read a source on from somewhere else. State and tables stay as they are: what is read twice counts twice, and what is passed over is never read.
+
+    It is a checkpoint of its own, which a rewind takes back. No coordinator may be running.
+    """
+    found, settings = find(pipeline)
+    meant = _sought(to)
+    plan = seeking.plan(found, settings, source, meant)
+    if not proceeds(
+        lambda: _show_seek(plan),
+        {**plan.to_dict(), "checkpoint": None},
+        ask="seek",
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    ):
+        return
+    done = maintenance.seek(found, settings, source, meant, reason)
+    answer(
+        json,
+        {**plan.to_dict(), "checkpoint": done.id},
+        f"{escape(pipeline)} is at checkpoint {done.id}: {escape(done.reason)}. `weir run {pipeline}` goes on from there.",
+    )
+
+
+def _sought(to: str) -> str | datetime | dict[str, Any]:
+    if to in (EARLIEST, LATEST):
+        return to
+    try:
+        if to.startswith("{"):
+            position: dict[str, Any] = loads(to)
+            return position
+        moment = datetime.fromisoformat(to)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--to {to!r} is no place in a source.",
+            next="Say earliest, latest, a time such as 2026-05-01T12:00Z, or a position in JSON.",
+        ) from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _show_seek(plan: SeekPlan) -> None:
+    was = dumps(plan.was["at"]) if plan.was is not None else "nowhere"
+    waits = "" if plan.waits is None else f"; {plan.waits:,} rows wait behind that"
+    out.print(
+        f"{escape(plan.source)} is read to {escape(was)}. It goes on from {escape(dumps(plan.then['at']))}{waits}."
+    )

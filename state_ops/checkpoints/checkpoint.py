@@ -23,7 +23,7 @@ NEWEST_FORMAT = WITH_ARCHIVE
 STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
 TABLES = "tables/"  # the directory of sinks' Delta tables
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
-FORK, PROMOTION = "fork", "promotion"
+FORK, PROMOTION, SEEK = "fork", "promotion", "seek"
 STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
 RANGE_START, RANGE_END = "range_start", "range_end"
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
@@ -239,8 +239,9 @@ class Checkpoint:
         watermarks: By stage, microseconds since 1970 UTC.
         operators: By stage uid, what is recorded of the stage.
         kind: `checkpoint` is an epoch's. `start` begins a pipeline from another one's savepoint. `rewind` goes back to
-            its parent, and what lies between is abandoned. `edit` changes one stage's state by hand. `fork` is the
-            first of a branch. `promotion` has a branch's state and rows instead of what followed its parent.
+            its parent, and what lies between is abandoned. `edit` changes one stage's state by hand. `seek` has
+            another position of one source. `fork` is the first of a branch. `promotion` has a branch's state and rows
+            instead of what followed its parent.
         sinks: By sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
             that. A rewind or a promotion also has `to`, whose rows are the newest that stay, and `at`, the Delta
             version on which it was decided. The promotion of a range has its `column`, `start` and `end` (microseconds)

@@ -201,6 +201,7 @@ class Opening:
         resolve: Fills {placeholders} from the configuration.
         options: What the configuration says under `connections.<name>` for the definition's connection, secrets
             resolved. They are handed to the client as they are, and are never recorded or shown.
+        connect: The same by the name of a connection, for a definition that opens others.
         s3: Settings of S3, as `configs.settings.S3Settings`.
     """
 
@@ -208,6 +209,7 @@ class Opening:
     resolve: Callable[[str], str]
     options: Mapping[str, str]
     s3: Any = None
+    connect: Callable[[str | None], Mapping[str, str]] = lambda _: {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

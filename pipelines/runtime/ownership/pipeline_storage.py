@@ -47,7 +47,7 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, SourceReader]:
             only = partial(_read_by, trunk, source.name) if trunk is not None else None
             return FilesReader(source, pattern, s3, only, landed)
         resolve = partial(settings.filled, pipeline.name)
-        opening = Opening(pipeline.title, resolve, settings.connection(source.connection), s3)
+        opening = Opening(pipeline.title, resolve, settings.connection(source.connection), s3, settings.connection)
         upto = partial(_at, trunk, source.name) if trunk is not None else None
         return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, settings))
 

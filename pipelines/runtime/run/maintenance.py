@@ -7,8 +7,9 @@ the pipeline for a moment where none lives (`asked`). Nobody else deletes anythi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from pipelines.runtime.ownership.prune import kept_for_backfills, needed, prune
 from pipelines.runtime.ownership.savepoints import check_free, pin_branch, save, unname
 from pipelines.runtime.restore import restore
 from pipelines.runtime.restore import rewind as rewinds
+from pipelines.runtime.restore import seek as seeks
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.run import fsck
 from state_ops.checkpoints import retention
@@ -161,6 +163,17 @@ def rewind(
         rewinds.check(decided, pipeline.title, accepted)
         restore.verify(context, target)
         return rewinds.carry_out(owner, decided, reason)
+
+
+def seek(
+    pipeline: Pipeline, settings: Settings, source: str, to: str | datetime | Mapping[str, Any], reason: str = ""
+) -> Checkpoint:
+    """Let a source be read on from somewhere else; returns the checkpoint that says so, which the next run continues.
+
+    Raises BusyError when a coordinator is alive, and what `seek.plan` raises."""
+    seeks.plan(pipeline, settings, source, to)
+    with owning(pipeline, settings, epochs=False) as owner:
+        return seeks.carry_out(owner, source, to, reason)
 
 
 def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -329,6 +330,10 @@ class PartsReader(SourceReader):
     def described(self, position: Position) -> dict[str, Any]:
         lost = {"losses": position["lost"]} if "lost" in position else {}
         return {"rows read": position["rows"], "partitions": len(position.get("partitions", {})), **lost}
+
+    def sought(self, position: Position | None, to: str | datetime | Position) -> dict[str, Any]:
+        old: Position = position or {"kind": self.source.kind, "newest": None, "rows": 0, "parts": 0}
+        return {**old, "at": self.connector.begin(to), "partitions": {}}
 
     def committed(self, position: Position) -> None:
         self.connector.committed(position["at"])

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pipelines.runtime.sources.landed import LandedFiles
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import BadRow, LeftOut, PartitionTime, Slice, SourceFile
-from state_ops.errors import InputError
+from state_ops.errors import ConfigurationError, InputError
 
 log = structlog.get_logger("weir.source")
 
@@ -125,6 +126,14 @@ class SourceReader(ABC):
     @abstractmethod
     def described(self, position: Position) -> dict[str, Any]:
         """What people are shown of a position, by its title."""
+
+    def sought(self, position: Position | None, to: str | datetime | Position) -> dict[str, Any]:  # noqa: ARG002
+        """The position from which the source is read on, for who seeks. Raises ConfigurationError."""
+        raise ConfigurationError(
+            f"The source {self.source.name} is a directory, whose files are read by their names, each once.",
+            where=self.location,
+            next="Deliver files again under new names; or rewind, or replay a range: docs/how-to/backfills.md.",
+        )
 
     def release(self, planned: Slice) -> None:
         """The epoch of this slice has ended: what was written for it alone may go."""

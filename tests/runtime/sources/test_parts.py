@@ -12,12 +12,21 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipelines.api import Pipeline, agg, aggregate, delta, window
+from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks, plan
+from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import DamageError, InputError, LostError, PipelineError, TransientError, WeirError
+from state_ops.errors import (
+    ConfigurationError,
+    DamageError,
+    InputError,
+    LostError,
+    PipelineError,
+    TransientError,
+    WeirError,
+)
 from tests.recovery.harness import Site
 from tests.runtime.sources.partitions import NOON, PartitionsSource, put, row
 
@@ -297,3 +306,79 @@ def test_archived_input_that_was_altered_is_damage(tmp_path):
         epochs(site)
     kinds = {finding.kind.value for finding in fsck.examine(site.pipeline, site.settings).findings}
     assert kinds == {"altered object"}
+
+
+# -- where it begins, and goes on
+
+
+def test_a_pipeline_begins_where_its_source_says_and_latest_does_not_move_on(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, start="latest"))
+    put(site.landing, "p", *(row("a", n, n) for n in range(5)))
+    (reader,) = readers(site.pipeline, site.settings).values()
+    assert reader.backlog(None) == []
+    put(site.landing, "p", row("a", 100, 5))
+    assert len(reader.backlog(None)) == 1, "what has come since it was first asked"
+
+    placed = site_of(tmp_path / "placed", replace(SOURCE, start=(("p", 3),)))
+    put(placed.landing, "p", *(row("a", n, n) for n in range(5)))
+    epochs(placed)
+    assert totals(placed) == {"a": (2, 7)}
+
+
+def test_a_seek_is_a_checkpoint_of_its_own_that_a_rewind_takes_back(tmp_path):
+    site = site_of(tmp_path, options={"WEIR_CHECKPOINTS__NUM_RETAINED": "9"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(4)))
+    (done,) = epochs(site)
+    sought = maintenance.seek(site.pipeline, site.settings, "clicks", {"p": 2}, "once more")
+    assert (sought.kind, sought.parent_id) == ("seek", done.checkpoint.id)
+    assert sought.reason == "clicks is read from {'p': 2}: once more"
+    epochs(site)
+    assert totals(site) == {"a": (6, 6 + 5)}, "rows that are read twice count twice"
+    assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+    maintenance.rewind(site.pipeline, site.settings, int(done.checkpoint.id))
+    epochs(site)
+    assert totals(site) == {"a": (4, 6)}
+    maintenance.seek(site.pipeline, site.settings, "clicks", "latest")
+    put(site.landing, "p", row("a", 10, 9))
+    epochs(site)
+    assert totals(site) == {"a": (5, 16)}
+
+
+def test_what_cannot_be_sought_is_refused_by_name(tmp_path):
+    site = site_of(tmp_path)
+    with pytest.raises(ConfigurationError, match="has no checkpoint yet"):
+        maintenance.seek(site.pipeline, site.settings, "clicks", "latest")
+    with pytest.raises(ConfigurationError, match=r"has no source 'cliks'"):
+        maintenance.seek(site.pipeline, site.settings, "cliks", "latest")
+
+
+def test_a_history_is_read_to_its_end_and_then_what_is_live_from_where_it_stood(tmp_path):
+    past = replace(SOURCE, name="past", root="{landing}/past")
+    now = replace(SOURCE, name="now", root="{landing}/now", start="latest")
+    site = site_of(tmp_path, chain(past, now, name="clicks", idle_after="0s"), {"WEIR_EPOCH__MAX_ROWS": "4"})  # type: ignore[arg-type]
+    put(site.landing / "past", "p", *(row("a", n, n) for n in range(10)))
+    put(site.landing / "now", "p", row("a", 1000, 0))  # before it begins: the history has that
+    following = run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor())
+    first = next(following)
+    assert first.checkpoint.offsets["clicks"]["at"] == {"of": "history", "at": {"p": 4}, "live": {"p": 1}}
+    put(site.landing / "now", "p", *(row("b", n, 20 + n) for n in range(3)))  # while the history is loaded
+    list(following)
+    assert totals(site) == {"a": (10, 45), "b": (3, 3)}
+    put(site.landing / "now", "q", row("c", 7, 30))
+    epochs(site)
+    assert totals(site)["c"] == (1, 7) and position(site)["at"]["of"] == "live"
+    put(site.landing / "past", "p", row("z", 1, 0))
+    assert epochs(site) == [], "a history that goes on is over"
+
+
+def test_a_source_that_is_added_to_a_running_pipeline_is_read_whole_beside_the_others(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, root="{landing}/one"))
+    put(site.landing / "one", "p", *(row("a", n, n) for n in range(3)))
+    epochs(site)
+    more = replace(SOURCE, name="more", root="{landing}/two")
+    put(site.landing / "two", "p", row("b", 5, 0))
+    sums = aggregate("more_sums", more, key="id", sink=delta.append("more_sums"), n=agg.count())
+    wider = replace(site, pipeline=replace(site.pipeline, stages=(*site.pipeline.stages, sums), added=("more",)))
+    epochs(wider)
+    assert wider.table("more_sums")["n"].tolist() == [1] and totals(wider) == {"a": (3, 3)}
