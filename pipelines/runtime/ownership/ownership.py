@@ -94,6 +94,8 @@ def claimed(
                 raise
             finally:
                 context.sinks.close()
+                for reader in sources.values():
+                    reader.close()
 
 
 def remove_leftovers(context: RunContext) -> int:

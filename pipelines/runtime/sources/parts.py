@@ -331,6 +331,11 @@ class PartsReader(SourceReader):
         lost = {"losses": position["lost"]} if "lost" in position else {}
         return {"rows read": position["rows"], "partitions": len(position.get("partitions", {})), **lost}
 
+    def close(self) -> None:
+        if self._connector is not None:
+            self._connector.close()
+            self._connector = None
+
     def sought(self, position: Position | None, to: str | datetime | Position) -> dict[str, Any]:
         old: Position = position or {"kind": self.source.kind, "newest": None, "rows": 0, "parts": 0}
         return {**old, "at": self.connector.begin(to), "partitions": {}}

@@ -143,6 +143,9 @@ class SourceReader(ABC):
     def committed(self, position: Position) -> None:  # noqa: B027 - most sources need not be told
         """A checkpoint with this position is committed."""
 
+    def close(self) -> None:  # noqa: B027 - files need no connection
+        """Give back connections. Who asks for something later opens them anew."""
+
     # -- bad input
 
     def sets_aside(self, file: SourceFile) -> bool:  # noqa: ARG002

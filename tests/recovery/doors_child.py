@@ -1,0 +1,130 @@
+"""A run of one source, one stage and one sink in a process of its own, which dies at its n-th request of storage or of
+a sink: `python -m tests.recovery.doors_child CONFIG N`. CONFIG is a JSON file; N 0: it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from configs import settings
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, kafka, stage
+from pipelines.runtime.connectors.generator import GeneratorSource
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints.registry import Registry
+from state_ops.storage.storage import Storage
+from tests.recovery.ledger import Ledger, LedgerSink
+from tests.runtime.sources.partitions import PartitionsSource
+
+SCHEMA = {"seq": pa.int64(), "id": pa.int64()}
+
+
+class Count(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+def source_of(kind: str, place: dict[str, str]) -> Any:
+    match kind:
+        case "parquet":
+            return files("{landing}/*.parquet", name="in")
+        case "csv" | "json" | "avro":
+            return files(f"{{landing}}/*.{kind}", name="in", format=kind, schema=SCHEMA)
+        case "generator":
+            return GeneratorSource(name="in", end=int(place["rows"]), keys=7, seed=3)
+        case "partitions" | "archived":
+            return PartitionsSource(name="in", archive=kind == "archived")
+        case "kafka":
+            return kafka(place["topic"], name="in", servers=place["servers"], schema=SCHEMA)
+        case _:
+            raise ValueError(kind)
+
+
+def sink_of(kind: str, place: dict[str, str]) -> Any:
+    match kind:
+        case "append":
+            return delta.append("out")
+        case "partitioned":
+            return delta.append("out", partition_by="id")
+        case "upsert":
+            return delta.upsert("out", key=["id", "amount"], order_by="nth")
+        case "ledger":
+            return LedgerSink(name="out", path=place["ledger"])
+        case "kafka":
+            return kafka.sink(place["out"], name="out", servers=place["servers"], key="id")
+        case "postgres":
+            from pipelines.runtime.connectors.postgres.sink import PostgresSink
+
+            return PostgresSink(name="out", table=place["table"], key=("id", "amount"), connection="rows")
+        case _:
+            raise ValueError(kind)
+
+
+def pipeline_of(config: dict[str, Any]) -> Pipeline:
+    """Rows with their number among those of their key."""
+    source = source_of(config["source"], config["place"])
+    key = {"generator": "key", "partitions": "id", "archived": "id"}.get(config["source"], "id")
+    number = {"partitions": "n", "archived": "n"}.get(config["source"], "seq")
+
+    @stage("all", source=source, key=key, state=Count, order_by=[number], sink=sink_of(config["sink"], config["place"]))
+    def everything(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        before = state.get(rows)["rows"].fill_null(0)
+        within = rows.select(pl.int_range(1, pl.len() + 1).over(key)).to_series()
+        state.fold(rows, rows=agg.count())
+        return pl.DataFrame(
+            {"id": rows[key].cast(pl.String), "amount": rows[number], "nth": (before + within).cast(pl.Int64)}
+        )
+
+    return Pipeline("doors", (everything,), max_parallelism=8, delivery=config["delivery"])
+
+
+def mortal(at: int) -> None:
+    """Let the process die at its n-th request: half of them before, half after it was carried out."""
+    count = 0
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            mine = count
+            if mine == at and at % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*arguments, **named)
+            if mine == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapped
+
+    for owner, names in (
+        (Storage, ("put_bytes", "put_file", "delete")),
+        (Registry, ("commit",)),
+        (Ledger, ("publish",)),
+    ):
+        for name in names:
+            setattr(owner, name, dying(getattr(owner, name)))
+
+
+def main() -> None:
+    config, at = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    if at:
+        mortal(at)
+    loaded = settings.load(config["env"])
+    pipeline = pipeline_of(config)
+    for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor=InMemoryExecutor()):
+        pass
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # as `weir` ends: native libraries may abort while they are torn down

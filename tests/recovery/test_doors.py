@@ -1,0 +1,180 @@
+"""Each source with some sink, killed again and again at its requests: exactly once is once, at least once is at least
+once and somewhere more, and state is exact in both. What there should be is told by the input alone, without Weir."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.settings import PROJECT
+from tests.recovery import ledger
+from tests.replay.flights import read_delta
+from tests.runtime.sources.partitions import put, row
+from tests.tools.sampling import sampled
+
+ROWS, KEYS, KILLS = 600, 7, 4
+
+
+@dataclass
+class Door:
+    """One pipeline in a directory."""
+
+    root: Path
+    source: str
+    sink: str
+    delivery: str
+    place: dict[str, str]
+    connections: dict[str, Any]
+
+    @property
+    def landing(self) -> Path:
+        return self.root / "landing"
+
+    def run(self, dies_at: int) -> bool:
+        """Whether it came to its end."""
+        config = self.root / "config.json"
+        params = {"landing": str(self.landing)}
+        env = {
+            "WEIR_STORAGE__ROOT": str(self.root / "storage"),
+            "WEIR_LOCAL__WORK_DIR": str(self.root / "work"),
+            "WEIR_PIPELINES__DOORS__OBJECT": "tests.recovery.doors_child:pipeline",
+            "WEIR_PIPELINES__DOORS__PARAMS": json.dumps(params),
+            "WEIR_SPARK__PARALLELISM": "2",
+            "WEIR_EPOCH__MAX_ROWS": "50",
+            "WEIR_EPOCH__MAX_FILES": "2",
+            "WEIR_RUN__POLL_SECONDS": "0.05",
+            "WEIR_CONNECTIONS": json.dumps(self.connections),
+        }
+        config.write_text(
+            json.dumps(
+                {"source": self.source, "sink": self.sink, "delivery": self.delivery, "place": self.place, "env": env}
+            )
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.recovery.doors_child", str(config), str(dies_at)],
+            cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode in (0, -signal.SIGKILL), done.stdout[-4000:] + done.stderr[-4000:]
+        return done.returncode == 0
+
+    def given(self) -> Counter[tuple[str, int]]:
+        """What the sink has: key and number, as often as it has them."""
+        if self.sink == "ledger":
+            return Counter(ledger.rows_of(self.place["ledger"]))
+        rows = read_delta(self.root / "storage" / "doors" / "tables" / "out")
+        return Counter(zip(rows["id"].astype(str), rows["amount"].astype(int), strict=True))
+
+    def numbers(self) -> dict[str, list[int]]:
+        """By key, the running numbers of its rows, which the stage's state tells."""
+        rows = pl.from_pandas(read_delta(self.root / "storage" / "doors" / "tables" / "out"))
+        return {str(id): sorted(nth) for id, nth in rows.group_by("id").agg("nth").iter_rows()}
+
+
+def expected(door: Door) -> Counter[tuple[str, int]]:
+    """Write the input, and say what is in it."""
+    keys = np.random.default_rng(5).integers(0, KEYS, ROWS)
+    rows = [(int(key), seq) for seq, key in enumerate(keys)]
+    door.landing.mkdir(parents=True)
+    cut = [rows[at : at + 20] for at in range(0, ROWS, 20)]
+    if door.source == "generator":
+        from pipelines.runtime.connectors.generator import GeneratorSource
+        from pipelines.runtime.connectors.source import Limits, Opening
+
+        source = GeneratorSource(name="in", end=ROWS, keys=KEYS, seed=3)
+        connector = source.open(Opening("doors", str, {}))
+        (part,) = connector.plan(connector.begin("earliest"), Limits(9, 1 << 40, 1 << 40)).parts
+        table = pa.concat_tables(batch.rows for batch in connector.read(part))
+        return Counter(zip(map(str, table["key"].to_pylist()), table["seq"].to_pylist(), strict=True))
+    for number, some in enumerate(cut):
+        frame = pl.DataFrame(some, schema={"id": pl.Int64, "seq": pl.Int64}, orient="row")
+        file = door.landing / f"{number:03}.{door.source}"
+        match door.source:
+            case "parquet":
+                pq.write_table(frame.to_arrow(), file)
+            case "csv":
+                frame.write_csv(file)
+            case "json":
+                frame.write_ndjson(file)
+            case "avro":
+                frame.write_avro(file)
+            case _:
+                for key, seq in some:
+                    put(door.landing, f"p{seq % 3}", row(str(key), seq, seq))
+    return Counter((str(key), seq) for key, seq in rows)
+
+
+def killed(door: Door, seed: int) -> int:
+    """Kill it some times, then let it come to its end; how often it died."""
+    chance, deaths = random.Random(seed), 0
+    for _ in range(KILLS):
+        if door.run(chance.randint(1, 60)):
+            break
+        deaths += 1
+    assert door.run(0)
+    return deaths
+
+
+def door_at(root: Path, source: str, sink: str, delivery: str = "exactly_once") -> Door:
+    return Door(root, source, sink, delivery, {"rows": str(ROWS), "ledger": str(root / "ledger.db")}, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    sampled(
+        [
+            ("archived", "partitioned"),
+            ("csv", "upsert"),
+            ("generator", "ledger"),
+            ("json", "append"),
+            ("avro", "ledger"),
+            ("parquet", "partitioned"),
+            ("parquet", "upsert"),
+            ("partitions", "append"),
+            ("partitions", "ledger"),
+            ("archived", "upsert"),
+            ("csv", "ledger"),
+            ("generator", "upsert"),
+            ("json", "partitioned"),
+            ("avro", "append"),
+        ],
+        keep=3,
+    ),
+)
+def test_each_row_comes_once_whatever_dies(tmp_path, source, sink):
+    door = door_at(tmp_path, source, sink)
+    wanted = expected(door)
+    assert killed(door, seed=len(source) * 31 + len(sink)) > 0
+    assert door.given() == wanted
+    if sink != "ledger":
+        by_key = Counter(id for id, _ in wanted)
+        assert door.numbers() == {id: list(range(1, count + 1)) for id, count in by_key.items()}, "state is exact"
+    assert not list((tmp_path / "storage" / "doors" / "landed").rglob("*.parquet")) or source == "archived"
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"), sampled([("csv", "append"), ("partitions", "ledger"), ("generator", "append")])
+)
+def test_at_least_once_is_at_least_once_and_somewhere_more(tmp_path, source, sink):
+    door = door_at(tmp_path, source, sink, "at_least_once")
+    wanted = expected(door)
+    for at in (12, 25, 38, 51):  # some of them between a delivery and its commit
+        door.run(at)
+    killed(door, seed=7)
+    given = door.given()
+    assert given.keys() == wanted.keys() and given.total() > wanted.total()
+    if sink == "append":
+        for id, numbers in door.numbers().items():
+            assert set(numbers) == set(range(1, sum(key == id for key, _ in wanted) + 1)), "state is exact"
