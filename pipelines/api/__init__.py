@@ -204,7 +204,8 @@ class delta:
         """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
 
         Args:
-            table: The table's name.
+            table: The table's name; or the path or URI of a table, there already or not, whose last part is its name
+                here. {Placeholders} are params of the pipeline in the configuration.
             event_time: The timestamp or date column by which a row belongs to a day, for backfills that replace days.
                 By default `window_start`, or the source's event time, if the table has it.
             partition_by: Columns of which each file has one value: texts, integers, booleans or dates with few values
@@ -212,7 +213,7 @@ class delta:
             evolve: What becomes of rows with columns that the table has not: they are refused ("fix"), or the table
                 gets the columns ("add"), null in older rows. A column whose type changes is refused either way.
         """
-        return DeltaSink(name=table, event_time=event_time, partition_by=_names(partition_by), evolve=evolve)
+        return DeltaSink(**_table(table), event_time=event_time, partition_by=_names(partition_by), evolve=evolve)
 
     @staticmethod
     def upsert(
@@ -229,25 +230,32 @@ class delta:
         `insert` and `update_postimage` are the row that the key has from now on. The table has no such column.
 
         Args:
-            table: The table's name.
+            table: As of `append`.
             key: Its key columns. A row in which one is null holds the pipeline.
             order_by: By which the newest row of a key within an epoch is found. It must be said where the key does not
                 contain the stage's; else the row that was handed out last is the newest.
             event_time: As of `append`.
             evolve: As of `append`.
         """
-        return UpsertSink(name=table, key=_names(key), order_by=_names(order_by), event_time=event_time, evolve=evolve)
+        return UpsertSink(
+            **_table(table), key=_names(key), order_by=_names(order_by), event_time=event_time, evolve=evolve
+        )
 
     @staticmethod
     def replace(table: str, by: str | Sequence[str], *, event_time: str | None = None) -> ReplaceSink:
         """The rows that an epoch hands out replace the partitions of the Delta table that they have values of.
 
         Args:
-            table: The table's name.
+            table: As of `append`.
             by: The columns whose values are replaced as a whole, by which the table is partitioned: as of `append`.
             event_time: As of `append`.
         """
-        return ReplaceSink(name=table, partition_by=_names(by), event_time=event_time)
+        return ReplaceSink(**_table(table), partition_by=_names(by), event_time=event_time)
+
+
+def _table(table: str) -> dict[str, Any]:
+    """The name of a table, and where it is, if that is a path or a URI."""
+    return {"name": table.rstrip("/").rpartition("/")[2], "at": table} if "/" in table else {"name": table}
 
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.branches import BRANCHES, Branch
+from state_ops.storage.paths import data_directory
 
 PARQUET = "parquet"
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
@@ -499,7 +500,15 @@ class Pipeline:
     def staging(self, sink: Sink) -> str:
         """The directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of its log
         alone."""
-        return f"tables/{sink.name}/data" if self.appends(sink) else f"outputs/{sink.name}"
+        if not self.appends(sink):
+            return f"outputs/{sink.name}"
+        return data_directory(sink.name, self.app_id, sink.name in self.elsewhere)
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """By name, where tables lie that are not in the pipeline's storage. A branch has none."""
+        tables = [sink for sink in self.sinks if isinstance(sink, DeltaSink)]
+        return {table.name: table.at for table in tables if table.at is not None and self.branch is None}
 
     def appends(self, sink: Sink) -> bool:
         """Whether a sink is a table of the rows as they are handed out. On a branch each is one, but that a table whose

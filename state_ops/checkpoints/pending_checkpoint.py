@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -153,13 +154,21 @@ class Aborted:
     discard: tuple[StateFile, ...]
 
 
+def _staged_in(file: StateFile) -> tuple[str, ...]:
+    """The directory of its sink's table that a file lies in, which of a table elsewhere has the pipeline's mark."""
+    directory = "/".join(file.path.split("/")[:3])
+    return (
+        (directory,) if re.fullmatch(rf"tables/{re.escape(file.sink or '')}/data(?:-[0-9a-f]{{8}})?", directory) else ()
+    )
+
+
 def owns(ack: Ack, file: StateFile) -> bool:
     """Whether an object lies under the prefix of the attempt that acks, where nobody else ever writes."""
     place = f"{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}"
     below = {
         STATE: (f"state/{ack.operator}",),
         CHANNEL: (f"channels/{ack.operator}",),
-        OUTPUT: (f"tables/{file.sink}/data", f"outputs/{file.sink}"),
+        OUTPUT: (f"outputs/{file.sink}", *_staged_in(file)),
     }
     prefixes = tuple(f"{directory}/{place}{end}" for directory in below.get(file.kind, ()) for end in "/.")
     return file.path.startswith(prefixes) and ".." not in file.path.split("/")

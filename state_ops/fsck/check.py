@@ -119,7 +119,7 @@ def look(
     wanted = objects.expectations(seen, tables)
     compared = list(objects.compare(wanted, {**stored, **_inherited(storage, wanted)}))
     findings += compared
-    findings += objects.superfluous(storage, seen, tables, stored)
+    findings += objects.superfluous(storage, seen, tables, stored, app_id)
     findings += objects.unnamed_registry_files(storage, seen, stored)
     wrong = {finding.path for finding in compared}
     whole = tuple(expected for path, expected in wanted.items() if path not in wrong)

@@ -34,6 +34,7 @@ from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.storage.branches import branch_of
+from state_ops.storage.paths import data_directory
 from state_ops.storage.storage import Storage, StoredFile
 from state_ops.storage.store import UNFINISHED
 
@@ -42,7 +43,7 @@ _STAGED = re.compile(
     rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
     rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/(?:\d+|positions))?\.parquet"
     rf"|outputs/[^/]+/(?P<output>g\d+-e\d+)/{_ATTEMPT}\.parquet"
-    rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}(?:/\d+)?\.parquet)"
+    rf"|tables/(?P<table>[^/]+)/data(?:-(?P<whose>[0-9a-f]{{8}}))?/(?P<rows>g\d+-e\d+)/{_ATTEMPT}(?:/\d+)?\.parquet)"
 )
 _LANDED = re.compile(r"landed/[^/]+/[0-9a-f]{32}\.(?:parquet|json)")
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
@@ -118,15 +119,18 @@ def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterat
 
 
 def superfluous(
-    storage: Storage, seen: Survey, tables: Mapping[str, SinkTable], stored: Mapping[str, int]
+    storage: Storage, seen: Survey, tables: Mapping[str, SinkTable], stored: Mapping[str, int], app_id: str
 ) -> Iterator[Finding]:
     """What is there and nothing names. Nothing of what Weir writes is reported while it is not known in full what is
     named."""
     ours: dict[str, list[StoredFile]] = {}
+    whose = data_directory("", app_id, True).rpartition("-")[2]
     for path, size in stored.items():
         file = StoredFile(path, size)
         if path in seen.named or path in seen.held:
             continue
+        if (other := _STAGED.fullmatch(path)) is not None and other["whose"] not in (None, whose):
+            continue  # another pipeline writes to that table as well, and sweeps it
         if branch_of(path) is not None and seen.readable:
             yield Finding.of(Kind.ORPHAN_OBJECT, "It is of a branch that was dropped.", path, bytes=size)
         elif path.rpartition("/")[2].startswith(UNFINISHED):

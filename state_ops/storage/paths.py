@@ -6,18 +6,30 @@ docs/reference/storage.md draws the tree.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 _UNFINISHED = r"(?:\.tmp-[^/]*-)?"
 _EPOCH = r"g\d+-e\d+"
+_DATA = r"data(?:-[0-9a-f]{8})?"
 _ATTEMPT = r"\d+-[^/]+"
 _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
 _CHANNEL = re.compile(
     rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}(?:\d+|positions)|{_UNFINISHED}{_ATTEMPT})\.parquet"
 )
 _OUTPUT = re.compile(rf"outputs/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
-_ROWS = re.compile(rf"tables/[^/]+/data/{_EPOCH}/(?:{_UNFINISHED}{_ATTEMPT}|{_ATTEMPT}/{_UNFINISHED}\d+)\.parquet")
+_ROWS = re.compile(rf"tables/[^/]+/{_DATA}/{_EPOCH}/(?:{_UNFINISHED}{_ATTEMPT}|{_ATTEMPT}/{_UNFINISHED}\d+)\.parquet")
 _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
+
+
+def data_directory(table: str, app_id: str, elsewhere: bool) -> str:
+    """The directory of a sink's table in which Weir stages its rows.
+
+    elsewhere: the table lies outside of the pipeline's storage, where other pipelines may write to it too; each has a
+    directory of its own, in which it sweeps.
+    """
+    whose = f"-{hashlib.sha256(app_id.encode()).hexdigest()[:8]}" if elsewhere else ""
+    return f"tables/{table}/data{whose}"
 
 
 def is_staged(path: str) -> bool:

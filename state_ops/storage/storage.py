@@ -14,8 +14,10 @@ it survives the death of every process. Machines that may die want an object sto
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -23,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 
-from state_ops.errors import DamageError, MissingError, TransientError
+from state_ops.errors import ConfigurationError, DamageError, MissingError, TransientError
 from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
 from state_ops.storage.filesystem_store import FileSystemStore
 from state_ops.storage.instrumented_store import InstrumentedStore, RequestCounts
@@ -135,6 +137,9 @@ class Storage:
     storage.
     traffic: what this object has requested; a copy in another process begins at zero.
 
+    mounts: by directory below the root, what is in its place: the URI of a directory elsewhere in the same kind of
+    store, as a table that is there already. What lies there is listed with the rest.
+
     A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or
     delete them.
 
@@ -142,7 +147,13 @@ class Storage:
     leaves the root or content that is not what was recorded.
     """
 
-    def __init__(self, uri: str, s3: S3Settings | None = None, traffic: RequestCounts | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        s3: S3Settings | None = None,
+        traffic: RequestCounts | None = None,
+        mounts: Mapping[str, str] | None = None,
+    ) -> None:
         self.uri = uri.rstrip("/")
         store = open_store(self.uri, s3)
         self.traffic = RequestCounts() if traffic is None else traffic
@@ -153,9 +164,17 @@ class Storage:
             self.uri = store.root
         above = parent_uri(self.uri)
         self._parent = Storage(above, s3, self.traffic) if above is not None else None
+        self._mounts = {path: Storage(there, s3, self.traffic) for path, there in (mounts or {}).items()}
+        for mounted in self._mounts.values():
+            if mounted.is_local != self.is_local:
+                raise ConfigurationError(
+                    f"{mounted.uri} is in another kind of store than the pipeline's storage.",
+                    where=self.uri,
+                    next="Put both on disks, or both into a bucket.",
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Storage, (self.uri, self._s3)
+        return Storage, (self.uri, self._s3, None, {path: mounted.uri for path, mounted in self._mounts.items()})
 
     def __repr__(self) -> str:
         return f"Storage({self.uri!r})"
@@ -180,12 +199,26 @@ class Storage:
         """The path or URI by which other libraries (delta-rs, Spark) open `path`."""
         if self._parent is not None and is_inherited(path):
             return self._parent.full(path.removeprefix(PARENT))
+        mount = self._mount_of(path)
+        if mount is not None:
+            mounted, rest = self._mounts[mount], path.removeprefix(mount).lstrip("/")
+            return mounted.full(rest) if rest else mounted.uri
         return f"{self.uri}/{check_path(path)}"
+
+    def is_mounted(self, path: str) -> bool:
+        """Whether a path lies elsewhere."""
+        return self._mount_of(path) is not None
+
+    def _mount_of(self, path: str) -> str | None:
+        return next((mount for mount in self._mounts if path == mount or path.startswith(f"{mount}/")), None)
 
     def path_of(self, full: str) -> str | None:
         """The inverse of `full`; None if that is no path in this storage."""
         if full.startswith(f"{self.uri}/"):
             return full.removeprefix(f"{self.uri}/") or None
+        for mount, mounted in self._mounts.items():
+            if (rest := mounted.path_of(full)) is not None:
+                return f"{mount}/{rest}"
         above = self._parent.path_of(full) if self._parent is not None else None
         return inherited(above) if above is not None else None
 
@@ -193,17 +226,20 @@ class Storage:
         """The store in which a path is read, and the path there."""
         if self._parent is not None and is_inherited(path):
             return self._parent._there(path.removeprefix(PARENT))
+        mount = self._mount_of(path)
+        if mount is not None:
+            return self._mounts[mount]._there(path.removeprefix(mount).lstrip("/"))
         return self.store, check_path(path)
 
-    def _own(self, path: str) -> str:
-        """A path that is written or deleted."""
+    def _own(self, path: str) -> tuple[InstrumentedStore, str]:
+        """The store in which a path is written or deleted, and the path there."""
         if self._parent is not None and is_inherited(path):
             raise DamageError(
                 f"The path {path!r} leaves the branch: what it was forked from is only read.",
                 where=self.uri,
                 next="Weir never does that: report it, with what was running.",
             )
-        return check_path(path)
+        return self._there(path)
 
     # -- writing
 
@@ -229,17 +265,20 @@ class Storage:
                     sent += len(chunk)
                     yield chunk
 
-        self.store.write(self._own(path), chunks(), local.stat().st_size)
+        store, place = self._own(path)
+        store.write(place, chunks(), local.stat().st_size)
         return sent, digest.hexdigest()
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """Write `data` (bytes or a buffer) to `path`, whole or not at all, over what is there."""
-        self._retried(path, lambda: self.store.write(self._own(path), iter((data,)), len(data)))
+        store, place = self._own(path)
+        self._retried(path, lambda: store.write(place, iter((data,)), len(data)))
 
     def create(self, path: str, data: bytes) -> bool:
         """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may
         have put."""
-        return self._retried(path, lambda: self.store.create(self._own(path), data))
+        store, place = self._own(path)
+        return self._retried(path, lambda: store.create(place, data))
 
     # -- reading
 
@@ -379,28 +418,52 @@ class Storage:
 
         unfinished: also what a killed process left half-written on a local disk.
         """
+        mount = self._mount_of(path)
+        if mount is not None:
+            rest = path.removeprefix(mount).lstrip("/")
+            inside = self._mounts[mount].list(rest, unfinished=unfinished)
+            return (replace(file, path=f"{mount}/{file.path}") for file in inside)
         files = self._retried(path, lambda: list(self.store.list(_directory(path))))
+        for below, mounted in self._mounts.items():
+            if not path or below.startswith(f"{path}/"):
+                there = mounted.list(unfinished=unfinished)
+                files += [replace(file, path=f"{below}/{file.path}") for file in there]
         return (file for file in files if unfinished or not PurePosixPath(file.path).name.startswith(UNFINISHED))
 
     def list_dirs(self, path: str) -> _Names:
         """Names of the directories directly below `path`."""
-        return self._retried(path, lambda: list(self.store.list_dirs(_directory(path))))
+        mount = self._mount_of(path)
+        if mount is not None:
+            return self._mounts[mount].list_dirs(path.removeprefix(mount).lstrip("/"))
+        names = self._retried(path, lambda: list(self.store.list_dirs(_directory(path))))
+        above = f"{path}/" if path else ""
+        mounted = [mount.removeprefix(above).partition("/")[0] for mount in self._mounts if mount.startswith(above)]
+        return list(dict.fromkeys([*names, *mounted]))
 
     # -- deleting
 
     def delete(self, path: str) -> bool:
         """Delete one file; False if it is known that it was not there, which object stores do not tell."""
-        return self._retried(path, lambda: self.store.delete(self._own(path)))
+        store, place = self._own(path)
+        return self._retried(path, lambda: store.delete(place))
 
     def delete_files(self, paths: Sequence[str]) -> None:
         """Delete files, in no order, in as few requests as the store can; those that are not there are no error."""
-        if paths:
-            self._retried(paths[0], lambda: self.store.delete_files([self._own(path) for path in paths]))
+        by_store: dict[int, tuple[InstrumentedStore, _Names]] = {}
+        for path in paths:
+            store, place = self._own(path)
+            by_store.setdefault(id(store), (store, []))[1].append(place)
+        for store, places in by_store.values():
+            self._retried(places[0], partial(store.delete_files, places))
 
     def delete_tree(self, path: str) -> int:
         """Delete everything below `path`; returns how many files that were, half-written ones left out."""
-        files = list(self.list(self._own(path), unfinished=True))
-        self._retried(path, lambda: self.store.delete_all(path, files))
+        store, place = self._own(path)
+        files = list(self.list(path, unfinished=True))
+        if store is not self.store:
+            self.delete_files([file.path for file in files])
+        else:
+            self._retried(path, lambda: store.delete_all(place, files))
         return sum(1 for file in files if not PurePosixPath(file.path).name.startswith(UNFINISHED))
 
     def _retried(self, path: str, call: Callable[[], _T]) -> _T:

@@ -18,10 +18,13 @@ class DeltaSink(Sink):
             source's event time.
         partition_by: Columns of which each file has one value, and readers skip files by it.
         evolve: Columns that rows have and the table has not are refused ("fix") or added to it ("add").
+        at: Where it lies instead: a directory or a URI, with {placeholders} from the configuration. It may be there
+            already.
     """
 
     event_time: str | None = None
     partition_by: tuple[str, ...] = ()
+    at: str | None = None
     evolve: str = FIX
 
     @property

@@ -15,6 +15,7 @@ from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.connectors.source import Opening, Position
 from pipelines.runtime.definition import FileSource, Pipeline, Source
+from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.landed import LANDED, LandedFiles
 from pipelines.runtime.sources.parts import PartsReader
@@ -29,7 +30,8 @@ from state_ops.storage.storage import Storage
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
     """The pipeline's storage and registry; reading them needs no right and starts nothing."""
-    storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3)
+    mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
+    storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, mounts=mounts)
     return storage, Registry(storage, pipeline.app_id)
 
 

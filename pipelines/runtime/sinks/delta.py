@@ -31,6 +31,7 @@ from pipelines.runtime.sinks.table_commit import (
     file_path,
     interval,
     is_due,
+    mark,
     publication,
     table_path,
 )
@@ -379,7 +380,9 @@ def _put(
     if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
         return None
     try:
-        newest = log_entries.append(left.version, sink_app, checkpoint, adds, metadata={CHECKPOINT: str(checkpoint)})
+        said = mark(left.version.storage, left.version.path.rpartition("/")[2])
+        metadata = {CHECKPOINT: str(checkpoint), **said}
+        newest = log_entries.append(left.version, sink_app, checkpoint, adds, metadata=metadata)
     except CommitFailedError:
         return None
     # Only its columns and its transaction version are asked for.

@@ -29,6 +29,7 @@ from pipelines.runtime.sinks.table_commit import (
     data_files,
     file_path,
     publication,
+    staging_directory,
     table_path,
 )
 from pipelines.runtime.sources.footers import times
@@ -37,7 +38,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, from_micros,
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import DamageError, WeirError
-from state_ops.ids import epoch_dir, new_attempt_id
+from state_ops.ids import new_attempt_id
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
@@ -117,7 +118,7 @@ def overwrite(
 
     def change_of(handle: DeltaTable) -> Change:
         check_demands(handle, table, checkpoint.id, partitioned_by(adds) if adds else None)
-        goes, rests = _apart(storage, table, checkpoint, active_files(handle), column, wanted, scratch)
+        goes, rests = _apart(storage, app_id, table, checkpoint, active_files(handle), column, wanted, scratch)
         return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)})
 
     damaged = partial(_unreachable, storage, table)
@@ -125,7 +126,7 @@ def overwrite(
     change = committed.change
     if change is None:
         return publication(checkpoint, table, committed.version, len(adds), 0, started)
-    remove_unnamed(storage, table, checkpoint, change.adds)
+    remove_unnamed(storage, app_id, table, checkpoint, change.adds)
     rows = sum(file.rows for file in change.adds) - sum(file.rows for file in change.removes)
     return publication(checkpoint, table, committed.version, len(change.removes) + len(change.adds), rows, started)
 
@@ -146,6 +147,7 @@ def touched(storage: Storage, table: str, active: Sequence[DataFile], column: st
 
 def _apart(
     storage: Storage,
+    app_id: str,
     table: str,
     checkpoint: Checkpoint,
     active: Sequence[DataFile],
@@ -155,7 +157,7 @@ def _apart(
 ) -> tuple[list[DataFile], list[DataFile]]:
     """The files that go, and what comes instead of those that have rows outside of the range as well."""
     attempt = new_attempt_id()
-    directory = f"data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+    directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
 
     def part(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
         number, file = numbered
@@ -195,10 +197,10 @@ def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | N
     return True if whole else None
 
 
-def remove_unnamed(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
+def remove_unnamed(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
     """Remove what other tries have written and no log names. Only once the commit has landed: until then one of them
     may still land."""
-    directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+    directory = staging_directory(storage, app_id, table, checkpoint)
     named = {f"{table_path(table)}/{file.path}" for file in kept}
     storage.delete_files([file.path for file in storage.list(directory, unfinished=True) if file.path not in named])
 

@@ -34,6 +34,7 @@ from pipelines.runtime.sinks.table_commit import (
     data_files,
     file_path,
     publication,
+    seen_by,
     table_path,
 )
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
@@ -198,7 +199,8 @@ def version_of(storage: Storage, handle: DeltaTable, table: str, to: int | None)
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
     """The version that published a checkpoint, None for before all, and the entries after it that came before the
     handle's version."""
-    history = [entry for entry in handle.history() if entry["version"] <= handle.version()]
+    entries = seen_by(storage, table, handle.history())
+    history = [entry for entry in entries if entry["version"] <= handle.version()]
     published = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
     wanted = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
     if to is not None and not wanted:

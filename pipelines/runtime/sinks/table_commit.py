@@ -7,8 +7,9 @@ ranges and restored versions differ only in what they add and remove, which they
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -27,11 +28,14 @@ from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import DamageError, plainly
+from state_ops.ids import epoch_dir
+from state_ops.storage.paths import data_directory
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
 _MAX_RACES = 20
 CHECKPOINT = "weir.checkpoint"
+WHOSE = "weir.storage"  # of a table elsewhere: a mark of the pipeline's storage
 RANGE = "weir.range"  # of the promotion of one
 BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it brought
 
@@ -62,6 +66,30 @@ class Committed:
 
 def table_path(table: str) -> str:
     return f"tables/{table}"
+
+
+def mark(storage: Storage, table: str) -> dict[str, str]:
+    """What commits say of whose they are, to a table to which other pipelines may commit as well."""
+    if not storage.is_mounted(table_path(table)):
+        return {}
+    return {WHOSE: hashlib.sha256(storage.uri.encode()).hexdigest()[:16]}
+
+
+def seen_by(storage: Storage, table: str, history: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a table's log, in which those of other pipelines are like anybody's."""
+    ours = mark(storage, table).get(WHOSE)
+    return [
+        entry
+        if entry.get(WHOSE) == ours
+        else {name: value for name, value in entry.items() if not name.startswith("weir.")}
+        for entry in history
+    ]
+
+
+def staging_directory(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) -> str:
+    """Where files lie that are written for a checkpoint's publish."""
+    directory = data_directory(table, app_id, storage.is_mounted(table_path(table)))
+    return f"{directory}/{epoch_dir(checkpoint.generation, checkpoint.id)}"
 
 
 def file_path(table: str, file: DataFile) -> str:
@@ -136,11 +164,11 @@ def commit(
             raise damaged(f"checkpoint {checkpoint.id} has rows for it, but the table is gone") from error
         version = handle.transaction_version(sink_app)
         if version is not None and version >= checkpoint.id:
-            return Committed(_version_of(handle, checkpoint.id), handle, None)
+            return Committed(_version_of(storage, table, handle, checkpoint.id), handle, None)
         if version != previous:
             raise damaged(f"its last published checkpoint is {version}, but the registry says {previous}")
         change = change_of(handle)
-        metadata = {CHECKPOINT: str(checkpoint.id), **(change.metadata or {})}
+        metadata = {CHECKPOINT: str(checkpoint.id), **mark(storage, table), **(change.metadata or {})}
         before = handle.version()
         try:
             if change.removes:
@@ -153,7 +181,9 @@ def commit(
         handle.update_incremental()
         # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
         new = handle.version() - before
-        return Committed(handle.version() if new == 1 else _version_of(handle, checkpoint.id, new), handle, change)
+        return Committed(
+            handle.version() if new == 1 else _version_of(storage, table, handle, checkpoint.id, new), handle, change
+        )
     raise damaged(f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
 
 
@@ -211,10 +241,10 @@ def _log_cleanup(handle: DeltaTable) -> PostCommitHookProperties:
     return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=due)
 
 
-def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
+def _version_of(storage: Storage, table: str, handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
     """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is
     gone."""
-    for entry in handle.history(among):
+    for entry in seen_by(storage, table, handle.history(among)):
         if entry.get(CHECKPOINT) == str(checkpoint):
             return int(entry["version"])
     return handle.version()

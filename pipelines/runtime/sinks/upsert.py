@@ -33,14 +33,22 @@ from pipelines.runtime.sinks.replace_where import remove_unnamed
 from pipelines.runtime.sinks.restore_version import REWIND, described, files_at, version_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.statistics import statistics
-from pipelines.runtime.sinks.table_commit import Change, branch_of, commit, file_path, publication, table_path
+from pipelines.runtime.sinks.table_commit import (
+    Change,
+    branch_of,
+    commit,
+    file_path,
+    publication,
+    staging_directory,
+    table_path,
+)
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
-from state_ops.ids import epoch_dir, new_attempt_id
+from state_ops.ids import new_attempt_id
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
 from state_ops.storage.transfers import together
@@ -92,7 +100,7 @@ def publish(
         DamageError: The table is not where the registry says.
     """
     started = time.perf_counter()
-    directory = f"data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+    directory = staging_directory(storage, app_id, sink.name, checkpoint).removeprefix(f"{table_path(sink.name)}/")
     upsert = Upsert(storage, sink.name, sink.key, directory, scratch)
     ids = checkpoint.sinks.get(sink.name) or {}
     promoted = "branch" in ids
@@ -113,7 +121,7 @@ def publish(
     )
     if committed.change is None:
         return publication(checkpoint, sink.name, committed.version, 0, 0, started)
-    remove_unnamed(storage, sink.name, checkpoint, committed.change.adds)
+    remove_unnamed(storage, app_id, sink.name, checkpoint, committed.change.adds)
     touched = len(committed.change.adds) + len(committed.change.removes)
     return publication(checkpoint, sink.name, committed.version, touched, counted[0], started)
 
