@@ -123,7 +123,7 @@ def test_damage_is_told_by_row_and_what_is_before_it_is_read():
         for batch in decode("avro", {}, io.BytesIO(data[:-30]), pa.schema([("v", pa.int32())]), "f", 1):
             rows += batch.rows.column("v").to_pylist()
     assert rows and rows == list(range(len(rows)))
-    for broken in (b"", b"Obj", b"Obj\x02" + data[4:], data[:40]):
+    for broken in (b"", b"Obj", b"Obj\x02" + data[4:], data[:40], data[:-1] + bytes([data[-1] ^ 1])):
         with pytest.raises(InputError, match="damaged"):
             read(broken)
 

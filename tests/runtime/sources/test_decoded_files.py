@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -144,3 +146,15 @@ def test_columns_of_nested_directories_are_columns_like_others(tmp_path, format)
     assert totals(site) == {"07": (2, 3), "a b": (2, 3)} and landed(site) == []
     assert done[-1].checkpoint.offsets["files"]["seen"] == ["id=07/1." + format, "id=a b/1." + format]
     assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+
+def test_avro_is_read_with_the_columns_that_it_has(tmp_path):
+    site = site_of(tmp_path, files("{landing}/*.avro", format="avro", event_time="at"))
+    at = {"type": "long", "logicalType": "timestamp-micros"}
+    fields = [{"name": "id", "type": "string"}, {"name": "n", "type": ["null", "long"]}, {"name": "at", "type": at}]
+    schema = fastavro.parse_schema({"type": "record", "name": "Row", "fields": fields})
+    with (site.landing / "1.avro").open("wb") as file:
+        rows = [{"id": "a", "n": n, "at": datetime(2026, 5, 1, 12, tzinfo=UTC)} for n in (1, None, 3)]
+        fastavro.writer(file, schema, rows, codec="deflate")
+    assert len(epochs(site)) == 1
+    assert totals(site) == {"a": (3, 4)} and landed(site) == []

@@ -182,10 +182,15 @@ class CsvReader:
         twice = sorted({name for name in self.schema.names if self._names.count(name) > 1})
         absent = [name for name in self.schema.names if name not in self._names]
         extra = [name for name in self._names if name not in self.schema.names] if self._options.extra == "fail" else []
-        for names, what in ((twice, "twice"), (absent, "not"), (extra, "beside the schema")):
+        problems = (
+            (twice, "names columns twice"),
+            (absent, "lacks columns"),
+            (extra, "names columns that the schema lacks"),
+        )
+        for names, problem in problems:
             if names and self._names:
                 raise InputError(
-                    f"The header of an input file names {', '.join(map(repr, names))} {what}.",
+                    f"The header of an input file {problem}: {', '.join(map(repr, names))}.",
                     where=self._file.where,
                     next="Repair the file, move it away, or correct the source's schema; nothing of this epoch was "
                     "applied.",
