@@ -187,17 +187,24 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
     microseconds."""
     from pyspark.sql import functions as F
 
-    partitions = [name for name, _ in files[0].partitions if name in rows.schema.names]
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[SourceFile]] = {}
+    for file in files:
+        said = tuple(name for name, _ in file.partitions if name in rows.schema.names)
+        alike.setdefault((file.nanos, said), []).append(file)
+    partitions = sorted({name for _, said in alike for name in said})
     parts, numbered = [], rows.tracked or rows.left_out or partitions
-    columns = pa.schema([field for field in rows.schema if field.name != ROW and field.name not in partitions])
-    for nanos in sorted({file.nanos for file in files}):
+    types = spark_plan.spark_schema(rows.schema, rows.where)
+    for (nanos, said), group in sorted(alike.items()):
+        columns = pa.schema([field for field in rows.schema if field.name not in (ROW, *said)])
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
-        part = _read(session, stored, [rows.reader.spark_path(file) for file in files if file.nanos == nanos])
+        part = _read(session, stored, [rows.reader.spark_path(file) for file in group])
         if numbered:
             # The path comes as it stands in a URI; a plus sign stands for itself there.
             path = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
-            file = F.regexp_replace(path, _SCHEME, "/")
-            part = part.select("*", file.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
+            place = F.regexp_replace(path, _SCHEME, "/")
+            part = part.select("*", place.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
+        for name in said:  # the directory says it, and not the file
+            part = part.withColumn(name, F.lit(None).cast(types[name].dataType))
         for name in nanos:
             column = "`" + name.replace("`", "``") + "`"
             part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
@@ -226,7 +233,8 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions
     frame = frame.withColumn(ROW, F.coalesce(F.col(_FIRST), lost.cast("bigint")) + F.col(_INDEX))
     types = spark_plan.spark_schema(rows.schema, rows.where)
     for at, name in enumerate(partitions):
-        frame = frame.withColumn(name, F.col(f"{_PARTITION}{at}").cast(types[name].dataType))
+        text = F.col(f"{_PARTITION}{at}").cast(types[name].dataType)
+        frame = frame.withColumn(name, F.coalesce(text, F.col("`" + name.replace("`", "``") + "`")))
     if rows.left_out:
         gone = session.createDataFrame([(place,) for place in rows.left_out], f"{_FIRST}_gone bigint")
         frame = frame.join(F.broadcast(gone), F.col(ROW) == F.col(f"{_FIRST}_gone"), "left_anti")

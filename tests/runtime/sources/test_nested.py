@@ -111,6 +111,18 @@ def test_values_of_directories():
     }  # fmt: skip
 
 
+def test_a_column_is_said_by_directories_of_some_files_and_stands_in_others(tmp_path: Path, spark: Any):
+    put(tmp_path, "d=1/a.parquet", 1)
+    put(tmp_path, "e/a.parquet", 2, d=pa.array([5], pa.int64()))
+    put(tmp_path, "f/d=__HIVE_DEFAULT_PARTITION__/a.parquet", 3, d=pa.array([6], pa.int64()))
+    source = reader(tmp_path, "**/*.parquet")
+    slice = source.plan(None, LIMITS, None)
+    assert slice.schema is not None
+    rows = Landed(slice.schema, source, slice.files)
+    for table in (pa.concat_tables(direct_read.tables(rows, 7)), _read_source(spark, rows, 7).toArrow()):
+        assert table.sort_by("n").to_pydict() == {"n": [1, 2, 3], "d": [1, 5, None]}
+
+
 @pytest.mark.parametrize("tracked", [False, True])
 def test_spark_and_arrow_read_the_same_rows_of_nested_files(tmp_path: Path, spark: Any, tracked: bool):
     """Two files of one name in two directories, a null, and names that have to be escaped."""
