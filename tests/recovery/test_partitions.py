@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
 
 import duckdb
 import polars as pl
@@ -15,11 +15,16 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
+from pipelines.runtime.gates.restore_gates import newest_rows
 from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.sinks.replace_where import Range, touched
 from pipelines.runtime.sinks.statistics import statistics
+from state_ops.checkpoints.checkpoint import to_micros
+from state_ops.delta.log_entries import active_files
 from state_ops.errors import InputError, PipelineError, WeirError
+from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Account, Bank, InMemoryExecutor
 
@@ -223,3 +228,17 @@ def test_spark_reads_the_same_rows_and_skips_files(bank, spark, monkeypatch):
     assert len({row["file"] for row in plan.selectExpr("input_file_name() AS file").collect()}) < len(files)
     numbers = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava(read.collectLeaves().head().metrics())
     assert numbers["numFiles"].value() < len(files) // 3
+
+
+def test_a_range_is_replaced_by_partition_where_files_have_no_such_column(tmp_path):
+    """Others' files of a partitioned table have no partition columns, as after an OPTIMIZE."""
+    storage, handle = Storage(str(tmp_path / "p")), str(tmp_path / "p" / "tables" / "t")
+    days = [date(2026, 1, 1), date(2026, 1, 2), None]
+    write_deltalake(handle, pa.table({"n": [1, 2, 3], "day": days}), partition_by=["day"])
+    files = active_files(DeltaTable(handle))
+    wanted = Range(to_micros(datetime(2026, 1, 2, tzinfo=UTC)), to_micros(datetime(2026, 1, 3, tzinfo=UTC)))
+    assert touched(storage, "t", files, "day", wanted, tmp_path) == 1
+    rows = sorted(
+        (row["n"], row["day"]) for table in newest_rows(storage, "t") for row in table.select(["n", "day"]).to_pylist()
+    )
+    assert rows == list(zip([1, 2, 3], days, strict=True))

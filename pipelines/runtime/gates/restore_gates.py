@@ -14,7 +14,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.sinks.table_commit import file_path, table_path
+from pipelines.runtime.sinks.table_commit import file_path, table_path, with_partition
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.delta import fenced_table
@@ -84,7 +84,7 @@ def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
         if data is None:
             continue
         try:
-            rows = pq.read_table(pa.BufferReader(data), use_threads=False)
+            rows = with_partition(pq.read_table(pa.BufferReader(data), use_threads=False), file)
         except (pa.ArrowException, OSError) as error:  # going back to an earlier checkpoint would not mend it
             raise GateError(
                 f"A file of the table {name} cannot be read, so that nothing can be expected of its rows:"

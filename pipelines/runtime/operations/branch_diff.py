@@ -32,7 +32,7 @@ from pipelines.runtime.sinks.changes import Changes
 from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import files_at
-from pipelines.runtime.sinks.table_commit import file_path
+from pipelines.runtime.sinks.table_commit import file_path, with_partition
 from state_ops.arrow import frames
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
@@ -340,7 +340,7 @@ def _loaded(
     def read() -> Iterator[pa.Table]:
         for storage, file in ((storage, file) for storage, files in parts for file in files):
             with storage.fetched(file_path(table, file), scratch) as local:
-                rows = frames.canonical(pq.read_table(local, use_threads=False))
+                rows = frames.canonical(with_partition(pq.read_table(local, use_threads=False), file))
                 yield rows if within is None else rows.filter(within[0].of(rows, within[1]))
 
     tables = read()

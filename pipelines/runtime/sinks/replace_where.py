@@ -135,12 +135,12 @@ def touched(storage: Storage, table: str, active: Sequence[DataFile], column: st
     """How many rows of a table lie in a range; reads the files that have some. scratch: as `overwrite` takes it."""
 
     def count(file: DataFile, _: object) -> int:
-        path = file_path(table, file)
-        if _within(storage, path, column, wanted) is False:
-            return 0
-        with storage.fetched(path, scratch) as local:
-            within = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
-            return int(pc.sum(within).as_py() or 0)
+        within = _within(storage, table, file, column, wanted)
+        if within is not None:
+            return file.rows if within else 0
+        with storage.fetched(file_path(table, file), scratch) as local:
+            rows = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
+            return int(pc.sum(rows).as_py() or 0)
 
     return sum(together(count, list(active), at_once=storage.transfers))
 
@@ -161,7 +161,7 @@ def _apart(
 
     def part(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
         number, file = numbered
-        within = _within(storage, file_path(table, file), column, wanted)
+        within = _within(storage, table, file, column, wanted)
         if within is not None:
             return (file if within else None), None
         with storage.fetched(file_path(table, file), scratch) as local:
@@ -182,10 +182,15 @@ def _apart(
     return [goes for goes, _ in parts if goes is not None], [rest for _, rest in parts if rest is not None]
 
 
-def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | None:
-    """Whether all rows of a file lie in a range (True) or none does (False), by its statistics; None: its rows have to
-    be looked at."""
-    footer = storage.parquet_footer(path)
+def _within(storage: Storage, table: str, file: DataFile, column: str, wanted: Range) -> bool | None:
+    """Whether all rows of a file lie in a range (True) or none does (False), by its partition or its statistics; None:
+    its rows have to be looked at."""
+    partition = dict(file.partition)
+    if column in partition:  # a day, which the file itself may not have
+        day = partition[column]
+        start = to_micros(datetime.fromisoformat(day).replace(tzinfo=UTC)) if day is not None else None
+        return start is not None and wanted.start <= start < wanted.end
+    footer = storage.parquet_footer(file_path(table, file))
     if footer.num_rows == 0:
         return False
     span = times(footer, column)

@@ -97,6 +97,15 @@ def file_path(table: str, file: DataFile) -> str:
     return f"{table_path(table)}/{unquote(file.path)}"
 
 
+def with_partition(rows: pa.Table, file: DataFile) -> pa.Table:
+    """A file's rows with its partition's values, as texts, where the file has not got these columns itself: what others
+    have written, an OPTIMIZE for instance, has none."""
+    for name, value in file.partition:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
+    return rows
+
+
 def data_files(
     storage: Storage, table: str, files: Sequence[StateFile], footers: Mapping[str, pq.FileMetaData] | None = None
 ) -> list[DataFile]:
