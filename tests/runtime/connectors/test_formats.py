@@ -189,6 +189,18 @@ def test_one_bad_line_among_many_costs_no_other():
     assert bad == [(3334, "the field 'a' is no int64", '{"a": "3333"}')]
 
 
+@pytest.mark.parametrize("deep", [100, 1_000_000])
+def test_values_that_are_nested_without_an_end_end_no_process(deep: int):
+    lines = b'{"a":1}\n{"z":' + b"[" * deep + b"]" * deep + b'}\n{"a":2,"b":"x"}\n'
+    schema = infer("json", {}, io.BytesIO(lines), "f")
+    assert schema.names == ["a", "b"]
+    rows, bad = read("json", lines, schema)
+    assert [row["a"] for row in rows] == [1, None, 2] and not bad
+    nested = b'{"a":1}\n{"a":' + b'{"a":' * deep + b"1" + b"}" * deep + b"}\n"
+    rows, bad = read("json", nested, TWO)
+    assert [row["a"] for row in rows] == [1] and [number for number, *_ in bad] == [2]
+
+
 def test_extra_fields_of_json_go_by_policy():
     data = b'{"a":1,"b":"x","c":1}\n{"a":2}\n'
     assert read("json", data, TWO)[0] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats import texts
@@ -14,6 +15,10 @@ from pipelines.runtime.connectors.formats.stream import Block, Bytes, last_line
 from state_ops.arrow import frames
 from state_ops.arrow.types import mapped
 
+_DEEPEST = 64
+_STEPS = np.zeros(256, np.int8)  # brackets inside texts count too: then Python looks at the lines
+_STEPS[[ord("{"), ord("[")]] = 1
+_STEPS[[ord("}"), ord("]")]] = -1
 _TEXTS = (pa.date32(), pa.timestamp("us", tz="UTC"))
 
 
@@ -35,6 +40,8 @@ def inferred(file: Bytes, block_bytes: int) -> pa.Schema:
 def _tables(block: Block) -> Iterator[pa.Table]:
     """The lines with texts as texts, as far as they are JSON objects."""
     try:
+        if _is_deep(block.data):
+            raise UnfitError("too deep")
         schema = parsed(block.data, None).schema
         yield parsed(block.data, pa.schema([field.with_type(_as_text(field.type)) for field in schema]), "ignore")
         return
@@ -54,14 +61,23 @@ def _as_text(type: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_temporal(type) else type
 
 
-def _type_of(raw: Any) -> pa.DataType:
-    """The type of a value as `loaded` gives it."""
+def _is_deep(data: bytes) -> bool:
+    """Whether values may be nested deeper than a type should be, for which Arrow has no end."""
+    array = np.frombuffer(data, np.uint8)
+    steps = _STEPS[array]
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0)) > _DEEPEST
+
+
+def _type_of(raw: Any, depth: int = 0) -> pa.DataType:
+    """The type of a value as `loaded` gives it. Raises UnfitError if it is nested too deep."""
+    if depth > _DEEPEST:
+        raise UnfitError("it is nested too deep")
     if isinstance(raw, dict):
-        return pa.struct([(name, _type_of(value)) for name, value in raw.items()])
+        return pa.struct([(name, _type_of(value, depth + 1)) for name, value in raw.items()])
     if isinstance(raw, list):
         type = pa.null()
         for value in raw:
-            type = _merged(type, _type_of(value))
+            type = _merged(type, _type_of(value, depth + 1))
         return pa.list_(type)
     kinds = ((bool, pa.bool_()), (int, pa.int64()), (str, pa.string()), ((float, Decimal), pa.float64()))
     return next((type for kind, type in kinds if isinstance(raw, kind)), pa.null())
