@@ -70,8 +70,10 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "restoring", escape(f"{whose} {restoring['host']}: {progress} at {restoring['at']}")
     for name, number in facts["lag"].items():
         place = short(facts["sources"][name])
-        missing = name in facts["missing"]
-        yield "waiting", escape(no_directory(place) if missing else f"{counted(number, 'file')} in {place}")
+        missing, problem = name in facts["missing"], facts.get("unreachable", {}).get(name)
+        unit = facts["units"].get(name, "file")
+        seen = no_directory(place) if missing else f"{counted(number, unit)} in {place}"
+        yield "waiting", escape(f"not known in {place}: {problem}" if problem else seen)
     for name, files in facts["delivered_again"].items():
         place = short(facts["sources"][name])
         again = f"{counted(len(files), 'file')} in {place}, delivered again after being read: {_listed(files)}"
@@ -86,8 +88,6 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "watermark", f"{uid}: {moment}"
     for table in facts["tables"]:
         yield "table", f"{table['name']}: {short(table['path'])}"
-    for sink in facts["sinks"]:
-        yield "sink", f"{sink['name']}: {sink['kind']}, {sink['last_published'] or 'nothing'} published last"
     for sink in facts["sinks"]:
         yield "sink", f"{sink['name']}: {sink['kind']}, {sink['last_published'] or 'nothing'} published last"
 
@@ -116,7 +116,8 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     sources = readers(pipeline, settings)
     holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
     arrived = backlog.arrivals(pipeline, settings, head)
-    waiting = {name: len(arrivals.fresh) for name, arrivals in arrived.items()}
+    waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
+    unreachable = {name: arrivals.problem for name, arrivals in arrived.items() if arrivals.problem is not None}
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,
@@ -133,6 +134,8 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "restoring": [fetch.to_dict() for fetch in _restoring(storage, head)],
         "held": None if holds is None else holds.to_dict(),
         "lag": waiting,
+        "units": {name: arrivals.unit for name, arrivals in arrived.items() if arrivals.unit != "file"},
+        "unreachable": unreachable,
         "missing": backlog.missing(sources, waiting),
         "delivered_again": {
             name: [file.name for file in arrivals.again] for name, arrivals in arrived.items() if arrivals.again

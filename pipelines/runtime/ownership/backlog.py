@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.connectors.source import Position
+from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.errors import WeirError
+from state_ops.storage.transfers import at_once
 
 
 def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
@@ -19,25 +23,40 @@ def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
 
 
 def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:
-    """What has arrived beside the newest checkpoint, by source; one listing each."""
+    """What has arrived beside the newest checkpoint, by source; one listing each. A server that is away, or refuses, is
+    no reason to show nothing else."""
     offsets = head.offsets if head else {}
-    return {name: reader.look(offsets.get(name)) for name, reader in readers(pipeline, settings).items()}
+    sources = readers(pipeline, settings)
+    looks = [partial(_looked, reader, offsets.get(name)) for name, reader in sources.items()]
+    return dict(zip(sources, at_once(looks), strict=True))
+
+
+def _looked(reader: SourceReader, position: Position | None) -> Arrivals:
+    try:
+        return reader.look(position)
+    except WeirError as error:
+        return Arrivals(problem=error.what)
 
 
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:
-    """Files that wait, by source."""
-    return {name: len(arrived.fresh) for name, arrived in arrivals(pipeline, settings, head).items()}
+    """Files, or rows of a connector, that wait, by source."""
+    return {name: arrived.waiting for name, arrived in arrivals(pipeline, settings, head).items()}
 
 
 def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[str, dict[str, Any]]:
     """What people are shown of each source beside a checkpoint: what waits, and how far it is read."""
-    shown = {}
+    shown: dict[str, dict[str, Any]] = {}
     for name, reader in readers(pipeline, settings).items():
-        position, lag = head.offsets.get(name), reader.lag(head.offsets.get(name))
+        position = head.offsets.get(name)
+        try:
+            waiting, lag = reader.look(position).waiting, reader.lag(position)
+        except WeirError as error:  # what is committed is shown, whatever its source does now
+            shown[name] = {"not known": error.what}
+            continue
         estimate = " (estimated)" if lag.is_estimate else ""
         figures = {"rows waiting": lag.rows, "bytes waiting": lag.bytes}
         shown[name] = {
-            "files waiting": len(reader.backlog(position)),
+            **({"files waiting": waiting} if isinstance(reader.source, FileSource) else {}),
             **{title + estimate: number for title, number in figures.items() if number is not None},
             **(reader.described(position) if position else {}),
         }

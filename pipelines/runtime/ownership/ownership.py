@@ -19,7 +19,7 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
-from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
+from pipelines.runtime.ownership.pipeline_storage import RUNNING, open_storage, readers, storage_errors
 from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.checkpoint import INPUT, TABLES, Checkpoint, is_abandoned
@@ -72,7 +72,7 @@ def claimed(
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing
     else."""
     storage, registry = open_storage(pipeline, settings)
-    sources = readers(pipeline, settings)
+    sources = readers(pipeline, settings, RUNNING)
     with storage_errors(pipeline, settings, storage):
         before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):

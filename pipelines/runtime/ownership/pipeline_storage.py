@@ -27,6 +27,8 @@ from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
 from state_ops.storage import disks
 from state_ops.storage.storage import Storage
 
+RUNNING, _LOOKING = 30, 5  # seconds in which a server has to answer
+
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
     """The pipeline's storage and registry; reading them needs no right and starts nothing."""
@@ -35,9 +37,12 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
     return storage, Registry(storage, pipeline.app_id)
 
 
-def readers(pipeline: Pipeline, settings: Settings) -> dict[str, SourceReader]:
+def readers(pipeline: Pipeline, settings: Settings, patience: float = _LOOKING) -> dict[str, SourceReader]:
     """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
-    read, and no more."""
+    read, and no more. Nothing is connected to before it is asked for.
+
+    patience: seconds after which a server that does not answer is away.
+    """
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
 
     root, s3 = settings.storage_uri(pipeline.directory), settings.storage.s3
@@ -48,12 +53,17 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, SourceReader]:
             pattern = settings.resolve(pipeline.name, source.pattern)
             only = partial(_read_by, trunk, source.name) if trunk is not None else None
             return FilesReader(source, pattern, s3, only, landed)
-        resolve = partial(settings.filled, pipeline.name)
-        opening = Opening(pipeline.title, resolve, settings.connection(source.connection), s3, settings.connection)
+        opening = partial(_opening, pipeline, settings, source, patience)
         upto = partial(_at, trunk, source.name) if trunk is not None else None
         return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, settings))
 
     return {source.name: reader(source) for source in pipeline.sources}
+
+
+def _opening(pipeline: Pipeline, settings: Settings, source: Source, patience: float) -> Opening:
+    options = settings.connection(source.connection)
+    resolve = partial(settings.filled, pipeline.name)
+    return Opening(pipeline.title, resolve, options, settings.storage.s3, patience, settings.connection)
 
 
 def _archives(pipeline: Pipeline, settings: Settings) -> list[tuple[Storage, list[StateFile]]]:

@@ -63,6 +63,7 @@ class Sight:
     held_since: bool = False
     starting: bool = False
     missing: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
     suspended: Suspension | None = None
 
     @property
@@ -129,7 +130,8 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     alive, head = lease.alive(holder), registry.head()
     sources = readers(pipeline, settings)
     noted = hold_causes.standing(storage, head, sources)
-    waiting = backlog.lag(pipeline, settings, head)
+    arrived = backlog.arrivals(pipeline, settings, head)
+    waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
     return Sight(
         holder=holder,
         alive=alive,
@@ -142,6 +144,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         held_since=noted is not None and hold_causes.is_since(noted, holder),
         starting=holder is not None and (head is None or head.generation < holder.generation),
         missing=tuple(backlog.missing(sources, waiting).values()),
+        unreachable=tuple(arrivals.problem for arrivals in arrived.values() if arrivals.problem is not None),
         suspended=suspension.read(storage),
     )
 
@@ -299,4 +302,6 @@ def _files(count: int) -> str:
 def _idle(sight: Sight) -> str:
     if sight.waiting:
         return f"{_files(sight.waiting)} waiting, as many as may"
+    if sight.unreachable:
+        return f"nobody knows what waits: {'; '.join(sight.unreachable)}"
     return f"{' and '.join(sight.missing)} does not exist" if sight.missing else "no file is waiting"

@@ -81,7 +81,7 @@ class PartsReader(SourceReader):
     def __init__(
         self,
         source: Source,
-        opening: Opening | None,
+        opening: Callable[[], Opening] | None,
         landed: LandedFiles,
         upto: Callable[[], Position | None] | None = None,
         archives: Archives | None = None,
@@ -102,7 +102,7 @@ class PartsReader(SourceReader):
         """Opened by the first who asks."""
         if self._connector is None:
             assert self._opening is not None, "it is opened where slices are planned"
-            self._connector = self.source.open(self._opening)
+            self._connector = self.source.open(self._opening())
         return self._connector
 
     @property
@@ -132,7 +132,7 @@ class PartsReader(SourceReader):
         fresh = [_waiting(part) for part in self._ahead(at, upto, _IN_SIGHT)[0]]
         if not fresh and position is not None and self._would_move(position):
             fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
-        return Arrivals(tuple(fresh), (), ())
+        return Arrivals(tuple(fresh), unit="row")
 
     def lag(self, position: Position | None) -> Lag:
         return self.connector.lag(self._at(position))

@@ -40,11 +40,21 @@ class Arrivals:
         fresh: The files that have not been read.
         below: The files that sort at or below the floor.
         again: The files that were delivered again after they were read, so that what they have now is not read.
+        unit: What is counted: "file", or "row" of a connector.
+        problem: Why nobody could look, in words; None: somebody has.
     """
 
-    fresh: tuple[SourceFile, ...]
-    below: tuple[SourceFile, ...]
-    again: tuple[SourceFile, ...]
+    fresh: tuple[SourceFile, ...] = ()
+    below: tuple[SourceFile, ...] = ()
+    again: tuple[SourceFile, ...] = ()
+    unit: str = "file"
+    problem: str | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many units wait; of rows that nobody has counted, how many parts."""
+        rows = sum(file.rows for file in self.fresh) if self.unit == "row" else 0
+        return rows or len(self.fresh)
 
 
 @dataclass(frozen=True, slots=True)

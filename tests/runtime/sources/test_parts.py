@@ -13,10 +13,12 @@ import polars as pl
 import pytest
 
 from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
+from pipelines.cli import status
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks, plan
-from pipelines.runtime.ownership.pipeline_storage import readers
-from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.ownership import backlog
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.run import fsck, maintenance, sensor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import (
     ConfigurationError,
@@ -28,7 +30,7 @@ from state_ops.errors import (
     WeirError,
 )
 from tests.recovery.harness import Site
-from tests.runtime.sources.partitions import NOON, PartitionsSource, put, row
+from tests.runtime.sources.partitions import NOON, Partitions, PartitionsSource, put, row
 
 MINUTE = 60_000_000
 SOURCE = PartitionsSource(name="clicks", event_time="at", idle_after=None)
@@ -382,3 +384,35 @@ def test_a_source_that_is_added_to_a_running_pipeline_is_read_whole_beside_the_o
     wider = replace(site, pipeline=replace(site.pipeline, stages=(*site.pipeline.stages, sums), added=("more",)))
     epochs(wider)
     assert wider.table("more_sums")["n"].tolist() == [1] and totals(wider) == {"a": (3, 3)}
+
+
+# -- away
+
+
+@pytest.mark.parametrize("why", ["away", "no password"])
+def test_status_and_sensors_say_that_a_source_cannot_be_looked_at_and_show_the_rest(tmp_path, monkeypatch, why):
+    site = site_of(tmp_path)
+    put(site.landing, "p", row("a", 1, 0))
+    epochs(site)
+    if why == "away":
+
+        def plan(*_: object, **__: object) -> None:
+            raise TransientError("The server is away.")
+
+        monkeypatch.setattr(Partitions, "plan", plan)
+        there, said = site, "The server is away."
+    else:
+        there = replace(site, pipeline=of(replace(SOURCE, connection="clicks_db")))
+        there.options["WEIR_CONNECTIONS__CLICKS_DB"] = "{options: {password: {env: NOT_THERE_AT_ALL}}}"
+        said = "The environment variable NOT_THERE_AT_ALL is not set in this process."
+    facts = status.status_of(there.pipeline, there.settings)
+    assert facts["unreachable"] == {"clicks": said} and facts["last_checkpoint"]["id"] == 1
+    assert f"not known in partitions clicks: {said}" in dict(status._lines("clicks", facts))["waiting"]
+    assert sensor.observe(there.pipeline, there.settings).unreachable == (said,)
+    assert backlog.observed(there.pipeline, there.settings, head(there)) == {"clicks": {"not known": said}}
+
+
+def head(site: Site) -> Any:
+    newest = open_storage(site.pipeline, site.settings)[1].head()
+    assert newest is not None
+    return newest

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _TIMEOUT_OPTION = "socket.timeout.ms"
-_TIMEOUT_S = 30.0
 _STEP_S = 0.05
 _SILENT = logging.Logger("weir.kafka", logging.CRITICAL + 1)
 _SECRET = ("password", "secret", "token", "jaas", "ssl.key", "ssl.certificate.pem", "oauthbearer.config")
@@ -38,12 +37,13 @@ class Client:
         who: The source or sink, for errors: "source clicks".
         servers: Addresses of brokers, with commas between them.
         options: Options of librdkafka, with secrets.
+        patience: Seconds that a call may take, unless the options say `socket.timeout.ms`.
 
     Attributes:
         timeout_s: How long a call may take, and a broker be silent: the option `socket.timeout.ms`.
     """
 
-    def __init__(self, who: str, servers: str, options: Mapping[str, str]) -> None:
+    def __init__(self, who: str, servers: str, options: Mapping[str, str], patience: float = 30) -> None:
         try:
             import confluent_kafka
         except ImportError as error:
@@ -52,7 +52,7 @@ class Client:
             ) from error
         self.kafka = confluent_kafka
         self.who, self.servers = who, servers
-        self.timeout_s = _seconds(options.get(_TIMEOUT_OPTION), who)
+        self.timeout_s = _seconds(options.get(_TIMEOUT_OPTION), who, patience)
         self._options = dict(options)
         self._secrets = sorted(
             (value for name, value in options.items() if value and any(part in name for part in _SECRET)),
@@ -192,9 +192,9 @@ class Client:
             self._trouble = error
 
 
-def _seconds(milliseconds: str | None, who: str) -> float:
+def _seconds(milliseconds: str | None, who: str, otherwise: float) -> float:
     try:
-        return _TIMEOUT_S if milliseconds is None else max(0.1, int(milliseconds) / 1000)
+        return otherwise if milliseconds is None else max(0.1, int(milliseconds) / 1000)
     except ValueError as error:
         raise ConfigurationError(
             f"{_TIMEOUT_OPTION} is no number.", where=who, next="Correct connections.<name>.options."

@@ -137,7 +137,9 @@ class KafkaConnector:
 
     def __init__(self, source: KafkaSource, opening: Opening) -> None:
         self._source = source
-        self._client = Client(f"source {source.name}", opening.resolve(source.servers), opening.options)
+        self._client = Client(
+            f"source {source.name}", opening.resolve(source.servers), opening.options, opening.patience
+        )
         self._names = tuple(map(opening.resolve, source.topics))
         self._cluster = Cluster(self._client, self._names, source.pattern)
         default = f"weir.{opening.pipeline}.{source.name}"
