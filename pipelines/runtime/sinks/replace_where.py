@@ -32,7 +32,7 @@ from pipelines.runtime.sinks.table_commit import (
     staging_directory,
     table_path,
 )
-from pipelines.runtime.sources.footers import times
+from pipelines.runtime.sources.parquet.footers import times
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, from_micros, to_micros
 from state_ops.checkpoints.registry import Publication

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from pipelines.runtime.connectors.formats import hive
 from pipelines.runtime.connectors.source import ADD, Source
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
 from pipelines.runtime.sources.landing import LandingDirectory
-from pipelines.runtime.sources.parquet_files import retyped
+from pipelines.runtime.sources.parquet.footers import alone, by_arrow, enums, nanos, times, too_large
+from pipelines.runtime.sources.parquet.parquet_files import retyped
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
 from state_ops.arrow.frames import wider_type

@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 
 from configs.settings import S3Settings
 from pipelines.runtime.connectors.formats.hive import partitions_of
-from pipelines.runtime.sources.parquet_files import ParquetFiles
+from pipelines.runtime.sources.parquet.parquet_files import ParquetFiles
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.errors import ConfigurationError, InputError
 from state_ops.storage.s3 import arrow_filesystem, is_s3, refuse_secrets

@@ -35,7 +35,7 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.gates import evaluation, quarantine
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.sources.footers import Times, times
+from pipelines.runtime.sources.parquet.footers import Times, times
 from pipelines.runtime.sources.slices import LeftOut
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import from_micros

@@ -17,9 +17,10 @@ from structlog.testing import capture_logs
 from configs.settings import EpochSettings
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import landing as landing_directory
-from pipelines.runtime.sources import parquet_files, positions
+from pipelines.runtime.sources import positions
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.parquet import parquet_files
 from pipelines.runtime.sources.slices import Slice
 from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError

@@ -11,8 +11,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.hive import with_columns
-from pipelines.runtime.sources.footers import enums, leaf_count, unknown
-from pipelines.runtime.sources.old_calendar import Shift, old_calendar
+from pipelines.runtime.sources.parquet.footers import enums, leaf_count, unknown
+from pipelines.runtime.sources.parquet.old_calendar import Shift, old_calendar
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
 from state_ops.errors import InputError, TransientError, VanishedError, first_line

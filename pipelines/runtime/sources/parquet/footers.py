@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.runtime.sources.old_calendar import OldCalendar, old_calendar
+from pipelines.runtime.sources.parquet.old_calendar import OldCalendar, old_calendar
 
 _MICROS = {"days": 86_400_000_000, "milliseconds": 1000, "microseconds": 1}
 _MOST = (1 << 63) - 1
