@@ -1,4 +1,4 @@
-"""`weir state`: a pipeline's keyed state at any retained checkpoint or savepoint. Starts no JVM, and only `import` changes anything."""
+"""`weir state`: a pipeline's keyed state at any retained checkpoint or savepoint. Starts no JVM, and only `import` and `delete` change anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,20 @@ from deltalake.exceptions import DeltaError
 from rich.markup import escape
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, answer, err, moment, out, print_json, print_table, waiting
+from pipelines.cli.console import (
+    Json,
+    Name,
+    Yes,
+    answer,
+    counted,
+    err,
+    moment,
+    out,
+    print_json,
+    print_table,
+    proceeds,
+    waiting,
+)
 from pipelines.cli.rendering import history_facts, show, show_difference, show_history, summary
 from pipelines.loading import find
 from pipelines.runtime.inspection import state_reader
@@ -24,6 +37,8 @@ from pipelines.runtime.inspection.diff import compared
 from pipelines.runtime.inspection.export import STDOUT, Format, check_output, limited, to_delta, write
 from pipelines.runtime.inspection.sql import answered
 from pipelines.runtime.inspection.state_reader import At
+from pipelines.runtime.operations import state_delete as deleting
+from pipelines.runtime.operations.state_delete import Deletion
 from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.arrow import frames
@@ -298,6 +313,72 @@ def state_import(
             )
         ),
     )
+
+
+@app.command("delete")
+def state_delete(
+    pipeline: Name,
+    stage: Stage,
+    key: Key,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what has the key, and where it would remain.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints. Do not name the key.")] = "",
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Forget one key: gone from a stage's state, in the newest checkpoint, all retained ones and savepoints. There is no way back.
+
+    State files that may have it are written anew without it, and the old ones deleted. Tables, archived input, branches and whatever else may have the key still are named. No coordinator may be running.
+    """
+    found, settings = find(pipeline)
+    with waiting("looking for the key"):
+        planned = deleting.plan(found, settings, stage, key)
+    if not proceeds(
+        lambda: _show_deletion(planned),
+        planned.to_dict(),
+        dry_run=dry_run,
+        json=json,
+        ask=f"forget this key of {stage}",
+        yes=yes,
+    ):
+        return
+    with waiting("rewriting state"):
+        done = deleting.delete(found, settings, stage, key, reason=reason)
+    rewritten = sum(1 for holding in done.holdings if holding.stays is None)
+    answer(
+        json,
+        done.to_dict(),
+        f"The key is forgotten in {escape(stage)}: {counted(rewritten, 'checkpoint')} rewritten, checkpoint"
+        f" {done.checkpoint} is without it. {done.bytes_written:,} bytes were written. `weir run {pipeline}` goes on"
+        " from there.",
+        *(
+            f"It may remain in: {escape(place.kind)} {escape(place.name)} ({escape(place.why)})."
+            for place in done.remains
+        ),
+    )
+
+
+def _show_deletion(planned: Deletion) -> None:
+    titles = ("checkpoint", "savepoint", "entries", "bytes to rewrite", "")
+    print_table(
+        (
+            (
+                str(holding.checkpoint),
+                escape(", ".join(holding.savepoints)),
+                f"{holding.entries:,}",
+                f"{holding.bytes:,}" if holding.stays is None else "0",
+                "" if holding.stays is None else f"stays: the branch {escape(holding.stays)} reads it",
+            )
+            for holding in planned.holdings
+        ),
+        titles,
+        right=("checkpoint", "entries", "bytes to rewrite"),
+    )
+    if not any(holding.entries for holding in planned.holdings):
+        out.print("No checkpoint has state of this key. Files may have what was deleted from them, and are rewritten.")
+    for place in planned.remains:
+        out.print(f"[yellow]remains[/]  {escape(place.kind)} {escape(place.name)}: {escape(place.why)}")
 
 
 def _rows(source: str, settings: Settings) -> pa.Table:

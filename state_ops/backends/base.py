@@ -171,6 +171,15 @@ class Clipping(Protocol):
         ...
 
 
+@runtime_checkable
+class Tracing(Protocol):
+    """What a backend may offer besides: without it, any file of its snapshots may have traces of any key."""
+
+    def has_traces(self, start: bytes, end: bytes) -> bool:
+        """Whether files of the state may still have bytes of keys with start <= key < end, deleted or not."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """What the settings give every backend; each takes what concerns it.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping
+from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping, Tracing
 from state_ops.backends.key_ranges import by_range
 from state_ops.errors import DamageError
 
@@ -125,6 +125,9 @@ class Joined:
         for at, part in enumerate(self._parts):
             clip(part, start if at == 0 else b"", end if at == last else BEYOND)
 
+    def has_traces(self, start: bytes, end: bytes) -> bool:
+        return any(has_traces(part, start, end) for part in self._parts)
+
     def fold(self, sizes: Sequence[int]) -> None:
         """Copy databases that are small, or too many, into the one beside them. sizes: of each, in bytes."""
         left = list(sizes)
@@ -160,6 +163,11 @@ class Joined:
         self._starts = []
         if failed is not None:
             raise failed
+
+
+def has_traces(backend: Backend, start: bytes, end: bytes) -> bool:
+    """Whether files of the state may have bytes of keys with start <= key < end. A backend that cannot tell may."""
+    return not isinstance(backend, Tracing) or backend.has_traces(start, end)
 
 
 def clip(backend: Backend, start: bytes, end: bytes) -> None:

@@ -86,6 +86,9 @@ class MemoryBackend:
         self._bytes = _size(self._entries) if self._limit is not None else 0
         self.written = True
 
+    def has_traces(self, start: bytes, end: bytes) -> bool:
+        return any(start <= key < end for key in self._entries)
+
     def snapshot(self, target: Path) -> list[Path]:
         return _write(target, self._entries)
 

@@ -218,6 +218,10 @@ class RocksDBBackend:
             raise _failed(self.path, "clip its key groups", error) from error
         self.written = self._in_memtables = self._clipped = True
 
+    def has_traces(self, start: bytes, end: bytes) -> bool:
+        """By the first and last key of each file: what was deleted or clipped stays in a file until it is merged."""
+        return any(file["start_key"] < end and start <= file["end_key"] for file in self._db.live_files())
+
     def _drop(self, index: int) -> None:
         name = compaction.name_of(self._starts[index])
         del self._starts[index], self._handles[index]

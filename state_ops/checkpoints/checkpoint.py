@@ -27,6 +27,7 @@ FORK, PROMOTION, SEEK = "fork", "promotion", "seek"
 STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
 RANGE_START, RANGE_END = "range_start", "range_end"
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
+REWRITTEN = "rewritten"  # in totals: the edit that has rewritten this checkpoint; its sums are those of before
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -17,7 +17,8 @@ import dataclasses
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -318,7 +319,12 @@ class Registry:
 
     def pins(self, *, as_owner: bool = False) -> list[Pin]:
         """Savepoints and branches, oldest first."""
-        return sorted(self._named.all(as_owner), key=lambda pin: (pin.created_at, pin.name))
+        pins = sorted(self._named.all(as_owner), key=lambda pin: (pin.created_at, pin.name))
+        counts = Counter((pin.kind, pin.name) for pin in pins)
+        if len(counts) < len(pins):  # checkpoints are being rewritten, or that was cut off
+            retained = {row.commit_id for row in self.checkpoints(as_owner=as_owner)}
+            pins = [pin for pin in pins if pin.commit_id in retained or counts[pin.kind, pin.name] == 1]
+        return pins
 
     def pinned(self, kind: str, name: str) -> Pin | None:
         """The pin of that name; None if there is none."""
@@ -389,23 +395,67 @@ class Registry:
                 next="Nothing to do: that one runs the pipeline.",
             ) from error
 
-    def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile], *, newest: CheckpointId | None = None) -> None:
+    def commit(
+        self,
+        checkpoint: Checkpoint,
+        files: Sequence[StateFile],
+        *,
+        newest: CheckpointId | None = None,
+        rewritten: Sequence[tuple[Checkpoint, Sequence[StateFile]]] = (),
+    ) -> None:
         """Make the checkpoint exist: its listing first, then its row, which is the commit point.
 
         The row goes in only while the table's head is the checkpoint's parent and we own the generation.
 
         Args:
             newest: For a rewind, the head that it leaves behind.
+            rewritten: Rows that take the place of retained ones with the same ids, in the same commit, each with its
+                listing and a commit id of its own. Savepoints go over to them. The listings of the rows that they
+                replace are then what the listings of pruned checkpoints are.
         """
         head = checkpoint.parent_id if newest is None else newest
-        # Write both files at once, since they count for nothing yet; then the entries that name them, one by one.
-        writes = [lambda: self._write_row(checkpoint), lambda: self._write_listing(checkpoint, files)]
-        data, *listing = at_once(writes if files else writes[:1])
-        if listing:
-            self._files.commit(checkpoint.generation, listing)
+        rows = [(checkpoint, files), *rewritten]
+        # Write all files at once, since they count for nothing yet; then the entries that name them, one by one.
+        writes = [partial(self._write_row, row) for row, _ in rows]
+        writes += [partial(self._write_listing, row, listing) for row, listing in rows if listing]
+        written = at_once(writes)
+        data, listings = written[: len(rows)], written[len(rows) :]
+        if listings:
+            self._files.commit(checkpoint.generation, listings)
+        removes = self._carried_names(checkpoint.generation, [row for row, _ in rewritten]) if rewritten else []
         with suppress(_Landed):  # an earlier try of this very commit is there, although it was reported as a conflict
-            self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(head, data.path))
-        self._listings[checkpoint.commit_id] = tuple(files)
+            self._checkpoints.commit(checkpoint.generation, data, removes, _head_is(head, data[0].path, removes))
+        self._listings |= {row.commit_id: tuple(listing) for row, listing in rows}
+        if rewritten:
+            self._checkpoints.storage.delete_files([f"{self._checkpoints.path}/{file.path}" for file in removes])
+            self.drop_lost_names(checkpoint.generation)
+
+    def _carried_names(self, generation: Generation, rewritten: Sequence[Checkpoint]) -> list[DataFile]:
+        """Give the names of checkpoints to the rows that are about to replace theirs; returns the files of the latter.
+
+        From here until `drop_lost_names` there are two of each name. One of them names no row, and `pins` passes it
+        over: so a name is never without its checkpoint, wherever this is cut off.
+        """
+        commit_ids = {row.id: row.commit_id for row in rewritten}
+        carried = [
+            self._write_pin(dataclasses.replace(pin, commit_id=commit_ids[pin.checkpoint_id]))
+            for pin in self.pins(as_owner=True)
+            if pin.checkpoint_id in commit_ids
+        ]
+        if carried:
+            self._pins.commit(generation, carried)
+        return self._checkpoints.read(
+            lambda files: [file for file in files if _bound(file, "id") in commit_ids], as_owner=True
+        )
+
+    def drop_lost_names(self, generation: Generation) -> None:
+        """Remove those of two equal names that name no row: see `_carried_names`."""
+        names = {(pin.kind, pin.name, pin.commit_id) for pin in self.pins(as_owner=True)}
+
+        def is_lost(file: DataFile) -> bool:
+            return all((pin.kind, pin.name, pin.commit_id) not in names for pin in self._named.of(file))
+
+        self._pins.storage.delete_files(_removed(self._pins, generation, is_lost))
 
     def _write_listing(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> DataFile:
         rows = _to_table(files, self._files.file_schema, checkpoint.commit_id)
@@ -456,12 +506,11 @@ class Registry:
             raise PrunedError(
                 f"Checkpoint {pin.checkpoint_id} is not retained.", next="`weir checkpoints` lists what is."
             )
-        data = self._named.write(
-            [dataclasses.asdict(pin)],
-            f"data/{pin.checkpoint_id:020d}-{uuid.uuid4().hex}.parquet",
-            [("checkpoint_id", pin.checkpoint_id)],
-        )
-        self._pins.commit(generation, [data])
+        self._pins.commit(generation, [self._write_pin(pin)])
+
+    def _write_pin(self, pin: Pin) -> DataFile:
+        path = f"data/{pin.checkpoint_id:020d}-{uuid.uuid4().hex}.parquet"
+        return self._named.write([dataclasses.asdict(pin)], path, [("checkpoint_id", pin.checkpoint_id)])
 
     def unpin(self, generation: Generation, kind: str, name: str) -> bool:
         """Take a name away; False if there is none. From then on the checkpoint is retained like any other."""
@@ -616,10 +665,15 @@ class _Landed(Exception):
     """Raised when the row that is to be committed is in the table already."""
 
 
-def _head_is(parent: CheckpointId | None, row: str) -> Callable[[Known], None]:
+def _head_is(parent: CheckpointId | None, row: str, replaced: Collection[DataFile] = ()) -> Callable[[Known], None]:
     def check(version: Known) -> None:
         if row in version.files:
             raise _Landed
+        if any(file.path not in version.files for file in replaced):
+            raise FencedError(
+                "A checkpoint that was to be rewritten was pruned meanwhile.",
+                next="Nothing was changed: look again, and repeat the command.",
+            )
         ids = [_bound(file, "id") for file in version.files.values()]
         head = max((number for number in ids if number is not None), default=None)
         if head != parent:

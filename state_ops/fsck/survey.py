@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, OUTPUT, REWRITTEN, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
 from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Registry
 from state_ops.delta.fenced_table import open_table
@@ -267,7 +267,10 @@ def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[F
 
 def _totals(parent: Checkpoint, row: Checkpoint) -> Iterator[Finding]:
     was, now = parent.totals.get("bytes_new"), row.totals.get("bytes_new")
-    if was is not None and now is not None and row.kind == "checkpoint" and now != was + row.bytes_new:
+    rewritten = REWRITTEN in {**parent.totals, **row.totals}
+    if was is None or now is None or rewritten:
+        return
+    if row.kind == "checkpoint" and now != was + row.bytes_new:
         what = (
             f"Checkpoint {row.id} records a total of {now:,} new bytes; {parent.id} and its own make "
             f"{was + row.bytes_new:,}."

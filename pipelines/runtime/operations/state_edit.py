@@ -118,9 +118,10 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
             context.storage.delete_tree(place)
         raise
     others = [file for file in listing if file.kind != STATE or file.operator != target.uid]
+    stats = target.stats.updated(swept={} if replaces else target.stats.swept)
     row = commit(
         context,
-        _edited(target, before, others, state, id, replaces),
+        edited(before, target.uid, stats, others, state, id, target.inputs),
         id,
         others + state,
         kind=EDIT,
@@ -194,33 +195,36 @@ def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tup
     return keys, fields, np.ones(len(keys), bool)
 
 
-def _edited(
-    target: Target,
+def edited(
     before: Checkpoint,
+    uid: str,
+    stats: OperatorStats,
     others: Sequence[StateFile],
     state: Sequence[StateFile],
     id: CheckpointId,
-    replaces: bool,
+    inputs: dict[str, Any],
 ) -> Checkpoint:
     """The parts of the edit's checkpoint: those of the newest one, with the edited stage's state and all other stages
     idle.
 
     Args:
+        before: The newest checkpoint.
+        uid: Of the edited stage.
+        stats: What is recorded of it.
         others: The files of other stages, and of rows that wait.
         state: All files of the edited stage.
+        inputs: The columns of sources that the newest checkpoint does not know.
     """
     new = [file for file in state if file.new]
     added = {"files_new": len(new), "bytes_new": sum(file.bytes for file in new)}
     bytes_total = sum(file.bytes for file in state)
-    operators = {uid: _idle(stats) for uid, stats in before.operators.items()}
-    operators[target.uid] = _idle(target.stats).updated(
-        swept={} if replaces else target.stats.swept, files_total=len(state), bytes_total=bytes_total, **added
-    )
+    operators = {other: _idle(recorded) for other, recorded in before.operators.items()}
+    operators[uid] = _idle(stats).updated(files_total=len(state), bytes_total=bytes_total, **added)
     sums = {name: before.totals.get(name, 0) + count for name, count in added.items()}
     return replace(
         before,
         operators=operators,
-        inputs={**target.inputs, **before.inputs},
+        inputs={**inputs, **before.inputs},
         totals={**before.totals, **sums, EDITED: int(id)},
         bytes_total=bytes_total + sum(file.bytes for file in others if file.kind == STATE),
     )

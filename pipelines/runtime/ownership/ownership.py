@@ -119,6 +119,7 @@ def remove_leftovers(context: RunContext) -> int:
     for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
         context.storage.delete_tree(f"{BRANCHES}/{left}")
     context.registry.drop_listings(context.generation, [stray for stray in strays if stray.commit_id not in held])
+    context.registry.drop_lost_names(context.generation)
     context.registry.remove_unnamed(context.generation)  # with what those listings were in
     archived = {file.path for listing in listings for file in listing if file.kind == INPUT}
     landed = [file.path for file in context.storage.list(LANDED, unfinished=True) if file.path not in archived]

@@ -73,6 +73,7 @@ def commit(
     head: Checkpoint | None = None,
     parent: CheckpointId | None = None,
     beginning: Mapping[str, int] | None = None,
+    rewritten: Sequence[tuple[Checkpoint, Sequence[StateFile]]] = (),
 ) -> Checkpoint:
     """Commit a checkpoint with the state, positions, watermarks and tables of another one.
 
@@ -84,6 +85,7 @@ def commit(
         head: The newest checkpoint here, which it follows. None: it is the first one.
         parent: The checkpoint that it continues. None: it is the first one.
         beginning: How the chain begins, as `checkpoint.began` has it, of a first checkpoint.
+        rewritten: What takes the place of retained checkpoints in the same commit, as `Registry.commit` has it.
 
     Raises:
         FencedError: A newer owner took over.
@@ -115,7 +117,7 @@ def commit(
         lineage=spans_with(head, context.generation, id),
         format_version=format_with(base.format_version, base.sinks),
     )
-    context.registry.commit(row, files, newest=head.id if head is not None else None)
+    context.registry.commit(row, files, newest=head.id if head is not None else None, rewritten=rewritten)
     context.head = row
     return row
 

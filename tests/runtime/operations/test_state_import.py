@@ -185,7 +185,7 @@ def test_values_are_cast_where_each_fits():
     assert "the column 'texts' has a null in texts.item, which cannot be null" in str(refused.value)
 
 
-@pytest.mark.parametrize("at", ["_edited", "upload", "commit"])
+@pytest.mark.parametrize("at", ["edited", "upload", "commit"])
 def test_a_crash_before_the_commit_leaves_nothing(tmp_path, weir, monkeypatch, at):
     bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="3")
     bank.epochs(1)
@@ -196,8 +196,8 @@ def test_a_crash_before_the_commit_leaves_nothing(tmp_path, weir, monkeypatch, a
     with monkeypatch.context() as patched:
         if at == "commit":
             patched.setattr(Registry, "commit", die)
-        elif at == "_edited":
-            patched.setattr(state_edit, "_edited", die)
+        elif at == "edited":
+            patched.setattr(state_edit, "edited", die)
         else:
             calls: list[int] = []
             upload = state_edit.snapshot.upload
