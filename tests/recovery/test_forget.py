@@ -53,6 +53,7 @@ from state_ops.delta.fenced_table import FencedTable
 from state_ops.errors import BusyError, DamageError, PrunedError, TransientError, WeirError
 from state_ops.keyed.forget import ForgottenKey
 from state_ops.storage.storage import Storage
+from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, until
@@ -557,6 +558,32 @@ def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, u
         assert state_reader.get(pipeline, site.settings, uid, [SECRET, "8"]) and not state_reader.get(
             pipeline, site.settings, uid, [SECRET, "7"]
         )
+
+
+def test_rows_that_wait_are_named_and_are_applied_by_the_next_run(tmp_path, weir):
+    untouched, site = (unaligned.site_at(tmp_path / name, 0.0, unaligned.short) for name in ("untouched", "site"))
+    for one in (untouched, site):
+        unaligned.land(one, 3)
+    unaligned.epochs(untouched)
+    reports = run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
+    for report in reports:
+        if report.checkpoint.operators["timed"].files_total and unaligned.waiting(report.checkpoint):
+            break
+    reports.close()
+    head = open_storage(site.pipeline, site.settings)[1].head()
+    assert unaligned.waiting(head)
+
+    done = state_delete.delete(site.pipeline, site.settings, "timed", ["k1"], executor=InMemoryExecutor(4))
+
+    (place,) = [place for place in done.remains if place.kind == "waiting rows"]
+    assert place.name == "timed" and str(head.id) in place.why
+    assert not state_reader.get(site.pipeline, site.settings, "timed", ["k1"])
+    after = open_storage(site.pipeline, site.settings)[1].head()
+    assert unaligned.waiting(after) == unaligned.waiting(head)
+    unaligned.epochs(site)
+    expected, state = (one.state("timed").set_index("k").drop(index="k1").sort_index() for one in (untouched, site))
+    assert state.equals(expected), "of all other keys every row was applied once"
+    assert weir(site, "fsck", "unaligned").code == 0
 
 
 def test_an_entry_of_a_kind_that_is_not_known_stops_it():

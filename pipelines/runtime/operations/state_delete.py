@@ -440,6 +440,10 @@ def _remaining(
     return tuple(_places(pipeline, registry, head, uid, holdings, read))
 
 
+def _listed(ids: Sequence[CheckpointId]) -> str:
+    return f"checkpoint{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+
+
 def _places(
     pipeline: Pipeline,
     registry: Registry,
@@ -463,13 +467,15 @@ def _places(
     for other, stats in head.operators.items():
         if other != uid and stats.has_state and {name for name, _ in stats.keys} & {name for name, _ in keys}:
             yield Remaining("state", other, f"its key has a column of that name: weir state delete {other} --key ...")
-    for other, stats in head.operators.items():
-        if stats.waiting:
-            why = "rows wait in front of it in retained checkpoints, and are applied by the next run"
+    completed = registry.checkpoints()
+    for other in dict.fromkeys(other for row in completed for other in row.operators):
+        having = [row.id for row in completed if any(batch["layers"] for batch in stats_of(row, other).waiting)]
+        if having:
+            why = f"rows wait in front of it in {_listed(having)}; a run that continues one of these applies them"
             yield Remaining("waiting rows", other, why)
     for sink in pipeline.sinks:
         yield Remaining("sink", sink.name, "rows that are published belong to whoever reads them")
-    archived = {file.operator for row in registry.checkpoints() for file in registry.files(row) if file.kind == INPUT}
+    archived = {file.operator for row in completed for file in registry.files(row) if file.kind == INPUT}
     for name in sorted(archived):
         yield Remaining("archive", name, "input that a rewind may read again, until no retained checkpoint needs it")
     for source in pipeline.sources:
