@@ -78,10 +78,10 @@ def test_the_outcome_of_a_commit_stays_unknown(kafka, monkeypatch, which):
         setattr(proxy, which, 1_000)
         began = one._begun  # type: ignore[attr-defined]
 
-        def begun() -> Any:
+        def begun(previous: int | None) -> Any:
             if one._producer is None:  # type: ignore[attr-defined]
                 setattr(proxy, which, 0)  # the network is mended before the next producer comes
-            return began()
+            return began(previous)
 
         monkeypatch.setattr(one, "_begun", begun)
         assert one.publish(1, 2, given(2, 3)).rows in (0, 2)
@@ -158,7 +158,10 @@ def test_a_topic_that_was_made_anew_is_damage(kafka):
     topic = kafka.create()
     with publisher(kafka, topic) as one:
         one.publish(None, 3, given(1))
-    kafka.make_anew(topic)
+    kafka.delete(topic)
+    with publisher(kafka, topic) as one, pytest.raises(DamageError, match="is gone"):
+        one.publish(3, 4, given(2))
+    kafka.create(1, topic)
     with (
         publisher(kafka, topic) as one,
         pytest.raises(DamageError, match="neither the marker nor any message") as caught,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class Cluster:
     def __init__(self, client: Client, names: Sequence[str], pattern: str | None) -> None:
         self._client, self._names, self._pattern = client, tuple(names), pattern
         self._is_checked: set[str] = set()
+        self._has_failed = False
 
     def described(self, names: Sequence[str] | None = None) -> dict[str, Topic]:
         """Topics by their names. names: None: those of the source."""
@@ -91,15 +92,29 @@ class Cluster:
         """What those partitions have that can be reached."""
         from confluent_kafka.admin import OffsetSpec
 
-        low = self._asked(keys, OffsetSpec.earliest(), False)
-        stable = self._asked(keys, OffsetSpec.latest(), True)
-        high = self._asked(keys, OffsetSpec.latest(), False)
-        lows, stables, highs = self._answers(low), self._answers(stable), self._answers(high)
+        asked = (
+            self._asked(keys, OffsetSpec.earliest(), False),
+            self._asked(keys, OffsetSpec.latest(), True),
+            self._asked(keys, OffsetSpec.latest(), False),
+        )
+        with self._fresh_after_failures():
+            lows, stables, highs = map(self._answers, asked)
         return {
             key: Offsets(lows[key], stables[key], highs[key])
             for key in keys
             if key in lows and key in stables and key in highs
         }
+
+    @contextmanager
+    def _fresh_after_failures(self) -> Iterator[None]:
+        """If a partition does not answer, the next call is by a new connection: an old one may go on to ask as if a
+        partition's leader were what it was, for minutes."""
+        self._has_failed = False
+        try:
+            yield
+        finally:
+            if self._has_failed:
+                self._client.close()
 
     def listed_whole(self, keys: Sequence[Key], spec: Any) -> dict[Key, int]:
         """An offset of each partition, among what is committed. Raises TransientError if one cannot be reached."""
@@ -118,7 +133,9 @@ class Cluster:
             time.sleep(0.05)  # of a topic that was created just now the broker may not have heard yet
 
     def listed(self, keys: Sequence[Key], spec: Any, is_stable: bool, what: str = "offset") -> dict[Key, int]:
-        return self._answers(self._asked(keys, spec, is_stable), what)
+        asked = self._asked(keys, spec, is_stable)
+        with self._fresh_after_failures():
+            return self._answers(asked, what)
 
     def _asked(self, keys: Sequence[Key], spec: Any, is_stable: bool) -> Mapping[Any, Any]:
         from confluent_kafka import IsolationLevel, TopicPartition
@@ -138,7 +155,7 @@ class Cluster:
             try:
                 answer = self._client.result(future, "its offsets cannot be read")
             except (TransientError, InputError) as error:
-                failure = error
+                failure, self._has_failed = error, True
                 continue
             answers[partition.topic, partition.partition] = int(getattr(answer, what))
         if failure is not None and not answers:

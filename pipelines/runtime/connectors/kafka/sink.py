@@ -191,7 +191,7 @@ class KafkaPublisher:
         return partition.offset, partition.error
 
     def _publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
-        producer = self._begun()
+        producer = self._begun(previous)
         if self._newest is not None and self._newest >= checkpoint:
             if not self._is_written:  # so that brokers remember it for another week
                 self._commit(producer, self._newest, None)
@@ -211,11 +211,17 @@ class KafkaPublisher:
         self._commit(producer, checkpoint, rows)
         return Published(rows.count)
 
-    def _begun(self) -> Producer:
+    def _begun(self, previous: int | None) -> Producer:
         """The producer of this process, which no other one has fenced so far as it knows."""
         if self._producer is None:
             self._opening.prove()
             if not self._exists():
+                if previous is not None:
+                    raise DamageError(
+                        f"The topic {self._topic} is gone, to which checkpoint {previous} was published.",
+                        where=self._where,
+                        next=f"Bring it back; or accept that its messages are lost: {_PAGE}.",
+                    )
                 self.prepare()
             from confluent_kafka import Producer
 
