@@ -192,6 +192,11 @@ class Connector(Protocol):
         ...
 
 
+def _without_options(_: str | None) -> Mapping[str, str]:
+    """What `Opening.connect` says if nothing is configured; a function with a name, so that it can be pickled."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What a definition is opened with.
@@ -211,7 +216,7 @@ class Opening:
     options: Mapping[str, str]
     s3: Any = None
     patience: float = 30
-    connect: Callable[[str | None], Mapping[str, str]] = lambda _: {}
+    connect: Callable[[str | None], Mapping[str, str]] = _without_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
