@@ -43,6 +43,7 @@ from pipelines.api.connectors import (
 )
 from pipelines.api.kafka_topics import kafka
 from pipelines.api.operators import aggregate, deduplicate, window
+from pipelines.api.systems import foreach, generator, postgres
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
@@ -99,10 +100,13 @@ __all__ = [
     "delta",
     "expect",
     "files",
+    "foreach",
+    "generator",
     "kafka",
     "no_rows",
     "on_state",
     "on_table",
+    "postgres",
     "renamed_from",
     "sink",
     "source",

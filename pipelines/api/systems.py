@@ -1,0 +1,90 @@
+"""Generated rows, tables of Postgres, and functions as sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from pipelines.runtime.connectors.foreach import ForeachSink, Function
+from pipelines.runtime.connectors.generator import FIRST, GeneratorSource
+from pipelines.runtime.connectors.postgres.sink import PostgresSink
+from state_ops.durations import micros
+
+
+def generator(
+    *,
+    name: str = "generator",
+    rate: float = 1000,
+    keys: int = 1000,
+    skew: float = 0,
+    late: float = 0,
+    lateness: str | timedelta = "1m",
+    end: int | None = None,
+    first: datetime = FIRST,
+    paced: bool = False,
+    seed: int = 0,
+    event_time: str = "event_time",
+    start: str | datetime = "earliest",
+) -> GeneratorSource:
+    """Rows out of nothing, the same ones for everybody. docs/how-to/source-generator.md says more.
+
+    Args:
+        name: By which checkpoints record how far the source has been read.
+        rate: Rows in a second of event time.
+        keys: How many keys there are.
+        skew: 0: all keys come alike often. Above, key k comes in proportion to (k + 1) ** -skew.
+        late: The share of rows that come late.
+        lateness: By how much such a row is late at most.
+        end: How many rows there are; None: without end.
+        first: The event time of row 0.
+        paced: A row is there when the clock reaches its event time. Else all rows are there at once.
+        seed: Other seeds give other keys, values and late rows.
+        event_time: The name of the column with the event time.
+        start: Where a pipeline begins: "earliest", or a time.
+    """
+    return GeneratorSource(
+        name=name,
+        rate=rate,
+        keys=keys,
+        skew=skew,
+        late=late,
+        lateness=micros(lateness, f"source {name}", "lateness"),
+        end=end,
+        first=first,
+        paced=paced,
+        seed=seed,
+        event_time=event_time,
+        start=start,
+    )
+
+
+class postgres:
+    """Tables of Postgres."""
+
+    @staticmethod
+    def sink(
+        table: str, *, key: str | Sequence[str] = (), name: str | None = None, connection: str | None = None
+    ) -> PostgresSink:
+        """Each row is in a table of Postgres exactly once. docs/how-to/sink-postgres.md says more.
+
+        Args:
+            table: Its name, or schema.name, exactly as it is spelled. It is created if it is absent.
+            key: The columns by which rows replace each other: the last one of a key stays. Without it rows are added.
+            name: The sink's name; by default that of the table, with `_` for the dot.
+            connection: The name below `connections` of the configuration that has libpq's options.
+        """
+        columns = (key,) if isinstance(key, str) else tuple(key)
+        return PostgresSink(name=name or table.replace(".", "_"), table=table, key=columns, connection=connection)
+
+
+def foreach(function: Function, *, name: str | None = None) -> ForeachSink:
+    """Call a function with the rows of each checkpoint (a pyarrow.Table) and its id, in order, at least once.
+
+    It has no transactions, so a pipeline with it says `delivery="at_least_once"`: after a crash the function is called
+    again. What it does must then be the same, or go by the id.
+
+    Args:
+        function: Called as `function(rows, checkpoint)` in the coordinator's process; epochs without rows call nothing.
+        name: The sink's name; by default that of the function.
+    """
+    return ForeachSink(name=name or getattr(function, "__name__", "foreach").strip("_<>"), function=function)

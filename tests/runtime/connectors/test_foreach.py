@@ -1,0 +1,67 @@
+"""A function as a sink, in whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipelines.api import Pipeline, agg, aggregate, foreach, generator
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.restore import rewind
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import PipelineError, StageError
+from tests.recovery.harness import Site
+
+calls: list[tuple[int, list[dict[str, Any]]]] = []
+failing: list[int] = []
+
+
+def told(rows: pa.Table, checkpoint: int) -> None:
+    if checkpoint in failing:
+        failing.remove(checkpoint)
+        raise ValueError("the hook is away")
+    calls.append((checkpoint, rows.to_pylist()))
+
+
+def site_of(root: Path, delivery: str = "at_least_once") -> Site:
+    source = generator(end=60, keys=3, seed=1)
+    sums = aggregate("sums", source, key="key", n=agg.count(), sink=foreach(told))
+    pipeline = Pipeline("hooked", (sums,), max_parallelism=4, delivery=delivery)
+    return Site(root, {"WEIR_EPOCH__MAX_ROWS": "20", "WEIR_CHECKPOINTS__NUM_RETAINED": "5"}, pipeline, __name__)
+
+
+def epochs(site: Site) -> list[Any]:
+    return list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor()))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    calls.clear()
+    failing.clear()
+
+
+def test_it_gets_each_epochs_rows_in_order(tmp_path):
+    site = site_of(tmp_path)
+    assert len(epochs(site)) == 3
+    assert [id for id, _ in calls] == [1, 2, 3]
+    assert sum(row["n"] for row in calls[-1][1]) == 60
+    obstacles = rewind.plan(site.pipeline, site.settings, 1).obstacles
+    assert any("what told has done with them cannot be taken back" in obstacle for obstacle in obstacles)
+
+
+def test_what_it_raises_ends_the_run_and_the_next_one_calls_it_again(tmp_path):
+    site = site_of(tmp_path)
+    failing.append(2)
+    with pytest.raises(StageError, match="The function of the sink told failed: ValueError: the hook is away"):
+        epochs(site)
+    epochs(site)
+    newest = {row["key"]: row["n"] for _, rows in calls for row in rows}
+    assert sum(newest.values()) == 60, "state has each row once"
+
+
+def test_exactly_once_is_refused(tmp_path):
+    with pytest.raises(PipelineError, match=r"told \(foreach\) has no transactions"):
+        site_of(tmp_path, "exactly_once")
