@@ -383,7 +383,8 @@ def _archived(context: RunContext, epoch: InFlightEpoch, channels: Mapping[str, 
         for file in archive.named(planned.archived, name, planned.begin, id)
     ]
     retained = context.registry.checkpoints(as_owner=True)
-    before = archive.needed(channels.values(), min((row.id for row in retained), default=id))
+    oldest = min((row.id for row in retained), default=id)
+    before = archive.needed(channels.values(), oldest, epoch.source_offsets.offsets)
     again = {file.path for file in now}
     return (*now, *(replace(file, new=False) for file in before if file.path not in again))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -91,9 +91,28 @@ def named(files: Iterable[ArchivedFile], source: str, begin: Position, epoch: Ch
     )
 
 
-def needed(listing: Iterable[StateFile], oldest: CheckpointId) -> list[StateFile]:
-    """The archived files that somebody may read again. oldest: the id of the oldest checkpoint that is retained."""
-    return [file for file in listing if file.kind == INPUT and int(file.name.split("/")[0]) > oldest]
+def needed(
+    listing: Iterable[StateFile], oldest: CheckpointId, offsets: Mapping[str, Mapping[str, Any]]
+) -> list[StateFile]:
+    """The archived files that somebody may read again.
+
+    Args:
+        oldest: The id of the oldest checkpoint that is retained.
+        offsets: By source, how far it is read. What was archived from there on is about to be read again after a
+            rewind, even where no retained checkpoint lies before it any more.
+    """
+    archived = [file for file in listing if file.kind == INPUT]
+    ahead = {
+        source: _epoch(files[0]) - 1
+        for source, position in offsets.items()
+        if "at" in position and (files := found(archived, source, position["at"]))
+    }
+    return [file for file in archived if _epoch(file) > min(oldest, ahead.get(file.operator, oldest))]
+
+
+def _epoch(file: StateFile) -> int:
+    """The id of the checkpoint that has read it."""
+    return int(file.name.split("/")[0])
 
 
 def found(listing: Iterable[StateFile], source: str, begin: Position) -> tuple[StateFile, ...]:

@@ -165,7 +165,7 @@ class PartsReader(SourceReader):
             for lost in planned.lost:
                 log.warning("a part of the source is lost", source=self.source.name, where=lost.where, what=lost.what)
             gathered, archived = self._landed(planned.parts, expected, now)
-            if self.source.archive:
+            if self.source.archive and planned.position != begin:  # else there is nothing to go on from under it
                 archived = (self._noted(planned, gathered.files, gathered.bad_rows), *archived)
         return self._with_times(
             Slice(
@@ -190,7 +190,7 @@ class PartsReader(SourceReader):
             Part(file["name"], file["part"]["partition"], file["part"]["place"], file["rows"])
             for file in recorded["files"]
         ]
-        gathered, _ = self._landed(parts, expected, None)
+        gathered, _ = self._landed(parts, expected, recorded.get("now"))
         for file, was in zip(gathered.files, recorded["files"], strict=True):
             if file.rows != was["rows"]:
                 raise InputError(
@@ -260,8 +260,10 @@ class PartsReader(SourceReader):
             self._kept = self._archives() if self._archives is not None else []
         for number, (storage, listing) in enumerate(self._kept):
             files = archive.found(listing, self.source.name, begin)
-            if files:
-                planned, landed = archive.noted(archive.read(storage, files[0]))
+            if not files:
+                continue
+            planned, landed = archive.noted(archive.read(storage, files[0]))
+            if planned.position != begin:  # earlier releases kept slices without a row too, which lead nowhere
                 return Archived(planned, landed, storage, files, is_here=number == 0)
         return None
 

@@ -239,7 +239,7 @@ class SourceReader(ABC):
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
         files."""
         left_out, column = (*planned.left_out, *more), self.source.event_time
-        if planned.newest is None or column is None:
+        if (planned.newest is None and not planned.seen) or column is None:
             return replace(planned, left_out=left_out)
         by_partition: dict[str, int] = {}
         for file in planned.files:

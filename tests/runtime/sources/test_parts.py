@@ -16,10 +16,13 @@ from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
 from pipelines.cli import status
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks, plan
-from pipelines.runtime.ownership import backlog
+from pipelines.runtime.ownership import backlog, savepoints
+from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.run import fsck, maintenance, sensor
 from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.sources.slices import LeftOut
+from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -204,6 +207,26 @@ def test_a_drill_reads_the_recorded_parts_again(tmp_path):
     assert done.replay is not None and not done.problems, done
 
 
+def test_a_drill_finds_the_same_rows_too_far_in_the_future(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, max_future="1d", on_bad="quarantine"))
+    for far in (1, 60 * 24 * 365 * 100):
+        put(site.landing, "p", row("a", 1, 0), row("a", 2, far))
+        epochs(site)
+    done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+    assert done.replay is not None and not done.problems, done
+
+
+def test_a_row_that_a_gate_sets_aside_moves_no_partition_while_another_holds_event_time_back(tmp_path):
+    site = site_of(tmp_path)
+    put(site.landing, "p", row("a", 1, 0), row("a", 2, 60 * 24))
+    put(site.landing, "q")
+    reader = readers(site.pipeline, site.settings)["clicks"]
+    planned = reader.plan(None, site.settings.epoch, None)
+    assert planned.newest is None and planned.seen == {"p": micros(60 * 24)}
+    left = reader.without(planned, [LeftOut("sums", "gate", planned.files[0].name, 1, "")])
+    assert left.seen == {"p": micros(0)} and reader.advance(None, left)["partitions"]["p"][0] == micros(0)
+
+
 def test_weir_plan_looks_at_the_columns_and_leaves_nothing(tmp_path):
     site = site_of(tmp_path)
     put(site.landing, "p", row("a", 1, 0))
@@ -281,6 +304,48 @@ def test_archived_input_goes_with_the_oldest_checkpoint_that_could_need_it(tmp_p
     kept = sorted(file.suffix for file in (site.storage / "landed").rglob("*") if file.is_file())
     assert kept == [".json"] * 3 + [".parquet"] * 3, "of epochs 3 to 5: what checkpoint 4 lists goes with it"
     assert fsck.examine(site.pipeline, site.settings).findings == ()
+
+
+def test_what_a_rewind_has_yet_to_read_again_is_kept_however_few_checkpoints_are(tmp_path):
+    site = retaining(tmp_path, 2)
+    first: Any = None
+    for n in range(8):
+        put(site.landing, "p", row("a", 10**n, n))
+        (done,) = epochs(site)
+        if first is None:
+            first = done.checkpoint
+            with claimed(site.pipeline, site.settings, InMemoryExecutor()) as owner:
+                savepoints.save(owner.context, first, "first", "")
+    before = totals(site)
+    maintenance.rewind(site.pipeline, site.settings, int(first.id))
+    lose(site, "p", 8)
+    with claimed(site.pipeline, site.settings, InMemoryExecutor()) as owner:
+        savepoints.unname(owner.context, SAVEPOINT, "first")
+    epochs(site)
+    assert totals(site) == before
+    for n in range(3):
+        put(site.landing, "p", row("b", n, n))
+        epochs(site)
+    assert len(landed(site)) == 3, "what nobody reads again has gone"
+
+
+def test_an_archived_source_without_new_rows_beside_another_one_is_read_on(tmp_path):
+    quiet = replace(ARCHIVED, name="views", root="{landing}/views")
+    sums, views = (
+        aggregate(name, source, key="id", sink=delta.append(name), n=agg.count(), total=agg.sum("n"))
+        for name, source in (("sums", ARCHIVED), ("views", quiet))
+    )
+    stages = Pipeline("clicks", (sums, views), max_parallelism=4)
+    site = Site(tmp_path, {"WEIR_SPARK__PARALLELISM": "2"}, stages, __name__)
+    put(site.landing, "p", row("a", 1, 1))
+    put(site.landing / "views", "q", row("a", 1, 1))
+    epochs(site)
+    put(site.landing, "p", row("a", 2, 2))
+    epochs(site)
+    assert backlog.lag(site.pipeline, site.settings, head(site)) == {"clicks": 0, "views": 0}
+    put(site.landing / "views", "q", row("a", 2, 2))
+    epochs(site)
+    assert sorted(table(site, "views")["n"]) == [1, 2]
 
 
 def test_a_fork_reads_from_the_pipelines_archive(tmp_path):
