@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -44,6 +45,7 @@ from pipelines.runtime.run.next_action import (
     next_action,
 )
 from pipelines.runtime.run.next_action import RunOptions as RunOptions
+from pipelines.runtime.sources.slices import Slice
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
 from state_ops.checkpoints.pending_checkpoint import Trigger
@@ -332,10 +334,16 @@ def _plan(
         why = f"{max(behind, key=lambda uid: behind[uid])} has not applied all rows yet"
         unnamed = tuple(request for request in barriers if request.kind != requests.NAME)
         return EpochPlan(options.trigger, why, {}, requests=unnamed)
-    slices = {
-        name: reader.plan(offsets.offsets.get(name), context.settings.epoch, offsets.expected.get(name))
-        for name, reader in context.readers.items()
-    }
+    slices: dict[str, Slice] = {}
+    try:
+        for name, reader in context.readers.items():
+            expected = offsets.expected.get(name)
+            slices[name] = reader.plan(offsets.offsets.get(name), context.settings.epoch, expected)
+    except Exception:  # one source is away: what the others have landed is landed anew with the next plan
+        for name, planned in slices.items():
+            with suppress(Exception):
+                context.readers[name].release(planned)
+        raise
     full = [name for name, planned in slices.items() if planned.limited]
     if named is not None:
         trigger, why = Trigger.SAVEPOINT, f"savepoint {named.savepoint!r}: {named.reason}"

@@ -8,6 +8,7 @@ the event time of each stands; and how much has been read so far.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -91,6 +92,7 @@ class PartsReader(SourceReader):
         self._idle_after = source.length("idle_after")
         self._kept: list[tuple[Storage, list[StateFile]]] | None = None
         self._connector: Connector | None = None
+        self._opens = threading.Lock()
         self._begin: Position | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,11 +101,12 @@ class PartsReader(SourceReader):
 
     @property
     def connector(self) -> Connector:
-        """Opened by the first who asks."""
-        if self._connector is None:
-            assert self._opening is not None, "it is opened where slices are planned"
-            self._connector = self.source.open(self._opening())
-        return self._connector
+        """Opened by the first who asks, in whatever thread."""
+        with self._opens:
+            if self._connector is None:
+                assert self._opening is not None, "it is opened where slices are planned"
+                self._connector = self.source.open(self._opening())
+            return self._connector
 
     @property
     def location(self) -> str:

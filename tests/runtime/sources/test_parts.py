@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -36,6 +37,7 @@ from tests.recovery.harness import Site
 from tests.runtime.sources.partitions import NOON, Partitions, PartitionsSource, put, row
 
 MINUTE = 60_000_000
+READ = Partitions.read
 SOURCE = PartitionsSource(name="clicks", event_time="at", idle_after=None)
 
 
@@ -107,6 +109,45 @@ def test_an_epoch_that_fails_is_read_again_and_its_landed_rows_are_swept(tmp_pat
     assert orphan.path.startswith("landed/clicks/") and "an epoch that has ended" in orphan.what
     epochs(site)
     assert totals(site) == {"a": (5, 10)} and landed(site) == []
+
+
+def test_what_one_source_has_landed_goes_where_another_one_cannot_be_planned(tmp_path, monkeypatch):
+    broken = replace(SOURCE, name="views", root="{landing}/views")
+    stages = tuple(
+        aggregate(name, source, key="id", sink=delta.append(name), n=agg.count())
+        for name, source in (("sums", SOURCE), ("views", broken))
+    )
+    options = {"WEIR_SPARK__PARALLELISM": "2", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0"}
+    site = Site(tmp_path, options, Pipeline("clicks", stages, max_parallelism=4), __name__)
+    put(site.landing, "p", row("a", 1, 1))
+    put(site.landing / "views", "q", row("a", 1, 1))
+
+    def away(*_: Any) -> Any:
+        raise TransientError("The server is away.")
+
+    monkeypatch.setattr(Partitions, "read", lambda self, part: READ(self, part) if part.partition == "p" else away())
+    with pytest.raises(TransientError):
+        epochs(site)
+    assert landed(site) == []
+
+
+def test_threads_that_read_parts_share_one_connector(tmp_path, monkeypatch):
+    site = site_of(tmp_path, options={"WEIR_CHECKPOINTS__NUM_RETAINED": "2"})
+    opened: list[object] = []
+    open_ = PartitionsSource.open
+
+    def slowly(self: PartitionsSource, opening: Any) -> Any:
+        opened.append(opening)
+        time.sleep(0.05)
+        return open_(self, opening)
+
+    monkeypatch.setattr(PartitionsSource, "open", slowly)
+    for name in "pqrs":
+        put(site.landing, name, row("a", 1, 1))
+    planned = readers(site.pipeline, site.settings)["clicks"].plan(None, site.settings.epoch, None)
+    opened.clear()
+    readers(site.pipeline, site.settings)["clicks"].plan_again(planned.to_dict(), None)
+    assert len(opened) == 1
 
 
 def test_the_watermark_is_the_least_of_the_partitions(tmp_path):
