@@ -206,11 +206,25 @@ class Failover:
         if failure is not None:
             self._coordinator.count(time.monotonic(), epochs.failures_before + (failure.again is None))
             raise_if_fenced(self._context, failure.error)
-        if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
+        is_discarded = failure is None or not (failure.keep or isinstance(failure.error, FencedError))
+        if is_discarded:
             self._discard(reversed(fallen))
         self.build_on_head()
         if failure is not None:
             self._go_on_after(failure, fallen)
+        if is_discarded:
+            self._release(fallen)
+
+    def _release(self, fallen: Sequence[InFlightEpoch]) -> None:
+        """What was landed for epochs that fell goes, except what the epoch that begins again reads: all else is landed
+        anew. A failure is no news: the next take-over removes what is left."""
+        again = self._epochs.again.slices if self._epochs.again is not None else {}
+        kept = {file.landed for planned in again.values() for file in planned.files}
+        for epoch in fallen:
+            for name, planned in epoch.plan.slices.items() if not epoch.may_stand else ():
+                files = tuple(file for file in planned.files if file.landed not in kept)
+                with suppress(Exception):
+                    self._context.readers[name].release(replace(planned, files=files))
 
     def _go_on_after(self, failure: Failure, fallen: Sequence[InFlightEpoch]) -> None:
         """Begin the epoch again in another way, or raise its error, unless that is tolerated."""

@@ -111,6 +111,21 @@ def test_an_epoch_that_fails_is_read_again_and_its_landed_rows_are_swept(tmp_pat
     assert totals(site) == {"a": (5, 10)} and landed(site) == []
 
 
+def test_what_epochs_that_fell_have_landed_goes_while_the_run_goes_on(tmp_path):
+    site = site_of(tmp_path, options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(5)))
+    failures = [TransientError("The cluster is away."), TransientError("The cluster is away.")]
+
+    class Failing(InMemoryExecutor):
+        def run(self, *what: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return super().run(*what)
+
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=Failing()))
+    assert totals(site) == {"a": (5, 10)} and landed(site) == []
+
+
 def test_what_one_source_has_landed_goes_where_another_one_cannot_be_planned(tmp_path, monkeypatch):
     broken = replace(SOURCE, name="views", root="{landing}/views")
     stages = tuple(
