@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pipelines.runtime.connectors.foreach import ForeachSink, Function
 from pipelines.runtime.connectors.generator import FIRST, GeneratorSource
 from pipelines.runtime.connectors.postgres.sink import PostgresSink
+from pipelines.runtime.connectors.postgres.source import PostgresSource
 from state_ops.durations import micros
 
 
@@ -58,8 +59,46 @@ def generator(
     )
 
 
-class postgres:
-    """Tables of Postgres."""
+class _Postgres:
+    def __call__(
+        self,
+        query: str,
+        *,
+        cursor: str,
+        name: str = "postgres",
+        event_time: str | None = None,
+        may_miss: bool = False,
+        start: str | datetime = "earliest",
+        on_bad: str = "fail",
+        max_future: str | timedelta | None = None,
+        connection: str | None = None,
+    ) -> PostgresSource:
+        """The rows of a query over tables to which rows are only added, each exactly once; what is read is archived.
+        docs/how-to/source-postgres.md says more.
+
+        Args:
+            query: A SELECT without ORDER BY and LIMIT.
+            cursor: Its column that only rises, of type xid8 (`DEFAULT pg_current_xact_id()`).
+            name: By which checkpoints record how far the source has been read.
+            event_time: The timestamp column that drives the watermark.
+            may_miss: A cursor of another type will do; rows that are committed late, below what was read, are never
+                read.
+            start: Where a pipeline begins: "earliest", "latest", or a time of a cursor that is one.
+            on_bad: What becomes of a row with a value that Arrow does not have: "fail" or "quarantine".
+            max_future: How far an event time may lie ahead of processing time.
+            connection: The name below `connections` of the configuration that has libpq's options.
+        """
+        return PostgresSource(
+            name=name,
+            query=query,
+            cursor=cursor,
+            event_time=event_time,
+            may_miss=may_miss,
+            start=start,
+            on_bad=on_bad,
+            max_future=max_future,
+            connection=connection,
+        )
 
     @staticmethod
     def sink(
@@ -75,6 +114,9 @@ class postgres:
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
         return PostgresSink(name=name or table.replace(".", "_"), table=table, key=columns, connection=connection)
+
+
+postgres = _Postgres()
 
 
 def foreach(function: Function, *, name: str | None = None) -> ForeachSink:

@@ -8,6 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from pipelines import api
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from tests.recovery.harness import Site
 from tests.recovery.test_doors import KEYS, ROWS, Door, expected, killed
 
 
@@ -38,3 +43,29 @@ def test_from_files_to_postgres_each_row_is_there_once(postgres, tmp_path, monke
     wanted = expected(door)
     assert killed(door, seed=3) > 0
     assert Counter(map(tuple, postgres.query("SELECT id, amount FROM killed", "rows"))) == wanted
+
+
+def test_rows_of_a_query_come_once_and_a_rewind_reads_them_from_the_archive(postgres, tmp_path, monkeypatch):
+    monkeypatch.setenv("WEIR_TEST_PASSWORD", postgres.options["password"])
+    postgres.query("DROP TABLE IF EXISTS orders", "rows")
+    postgres.query("CREATE TABLE orders (id int8, amount int8, tx xid8 DEFAULT pg_current_xact_id())", "rows")
+    options = {name: value for name, value in postgres.options.items() if name != "password"}
+    source = api.postgres("SELECT * FROM orders", cursor="tx", connection="rows")
+    sums = api.aggregate("sums", source, key="id", sink=api.delta.append("sums"), total=api.agg.sum("amount"))
+    env = {
+        "WEIR_CONNECTIONS": json.dumps({"rows": {"options": {**options, "password": {"env": "WEIR_TEST_PASSWORD"}}}}),
+        "WEIR_CHECKPOINTS__NUM_RETAINED": "9",
+    }
+    site = Site(tmp_path, env, api.Pipeline("orders", (sums,), max_parallelism=4), __name__)
+
+    def totals() -> dict[int, int]:
+        list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor()))
+        newest = site.table("sums").sort_values("epoch").groupby("id")["total"].last()
+        return {int(id): int(total) for id, total in newest.items()}
+
+    for day in range(3):
+        postgres.query(f"INSERT INTO orders (id, amount) SELECT i % 3, {day} FROM generate_series(0, 8) AS i", "rows")
+        assert totals() == {id: 3 * sum(range(day + 1)) for id in range(3)}
+    postgres.query("DELETE FROM orders", "rows")
+    maintenance.rewind(site.pipeline, site.settings, 1)
+    assert totals() == {0: 9, 1: 9, 2: 9}

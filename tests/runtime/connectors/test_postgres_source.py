@@ -1,0 +1,344 @@
+"""The Postgres source on a real server: the contract, and transactions that commit late."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import psycopg2
+import pytest
+
+from pipelines.runtime.connectors.postgres.source import PostgresSource
+from pipelines.runtime.connectors.source import Connector, Limits, Opening
+from pipelines.testing import SourceContract, SourceSystem
+from pipelines.testing.source_contract import LARGE, begin, plan, read
+from state_ops.errors import InputError, PipelineError, TransientError, VanishedError
+from tests.tools.postgres_server import PASSWORD, Postgres
+
+NUMBERS = itertools.count()
+
+
+class PostgresSystem(SourceSystem):
+    secrets = (PASSWORD, "another secret")
+
+    def __init__(self, server: Postgres, cursor: str = "tx") -> None:
+        self.server, self._count, self._cursor = server, 0, cursor
+        self.starts_at_times = cursor == "at"
+        self.table = f"source_{next(NUMBERS)}"
+        server.rows(
+            f"CREATE TABLE {self.table} (id int8, price numeric(8, 2), "
+            "at timestamptz DEFAULT clock_timestamp(), tx xid8 DEFAULT pg_current_xact_id())"
+        )
+        server.rows(f"CREATE INDEX ON {self.table} (tx)")
+
+    @property
+    def source(self) -> PostgresSource:
+        query = f"SELECT * FROM {self.table} -- as it is"
+        return PostgresSource(
+            query=query,
+            cursor=self._cursor,
+            event_time="at",
+            may_miss=self._cursor != "tx",
+            on_bad="quarantine",
+            connection="db",
+        )
+
+    @property
+    def opening(self) -> Opening:
+        return Opening("contract", str, self.server.options)
+
+    def append(self, count: int) -> None:
+        first, self._count = self._count, self._count + count
+        insert = f"INSERT INTO {self.table} (id, price) VALUES (i, i / 3.0)"
+        self.server.rows(f"DO $$ BEGIN FOR i IN {first}..{first + count - 1} LOOP {insert}; COMMIT; END LOOP; END $$")
+
+    def append_bad(self) -> None:
+        self.server.rows(f"INSERT INTO {self.table} (id, price) VALUES (-1, 'NaN')")
+
+    def alter(self) -> None:
+        self.server.rows(f"UPDATE {self.table} SET price = 7 WHERE id = 3")
+
+    def unreachable(self) -> Opening:
+        return replace(self.opening, options={**self.server.options, "port": "1"})
+
+    def refused(self) -> Opening:
+        return replace(self.opening, options={**self.server.options, "password": "another secret"})
+
+
+@pytest.fixture(params=["tx", pytest.param("at", marks=pytest.mark.long), pytest.param("id", marks=pytest.mark.long)])
+def system(request: pytest.FixtureRequest, postgres: Postgres) -> PostgresSystem:
+    return PostgresSystem(postgres, request.param)
+
+
+@pytest.fixture
+def by_transaction(postgres: Postgres) -> PostgresSystem:
+    return PostgresSystem(postgres)
+
+
+class TestPostgres(SourceContract):
+    pass
+
+
+@contextmanager
+def transaction(system: PostgresSystem, *ids: int) -> Iterator[Any]:
+    """One that has inserted rows and is not yet committed."""
+    connection = psycopg2.connect(**{**system.server.options, "port": system.server.port})
+    try:
+        with connection.cursor() as cursor:
+            for id in ids:
+                cursor.execute(f"SAVEPOINT s; INSERT INTO {system.table} (id) VALUES ({id})")
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def opened(source: PostgresSource, system: PostgresSystem) -> Iterator[Connector]:
+    connector = source.open(system.opening)
+    yield connector
+    connector.close()
+
+
+def ids(system: PostgresSystem, planned: Any) -> list[int]:
+    with opened(system.source, system) as connector:
+        return [row["id"] for part in planned.parts for row in read(connector, part)[0]]
+
+
+def test_rows_that_commit_late_come_once(by_transaction: PostgresSystem):
+    system = by_transaction
+    system.append(2)
+    with transaction(system, 100, 101) as early:
+        system.append(3)
+        first = plan(system, begin(system), LARGE)
+        assert ids(system, first) == [0, 1]
+        assert first.ends == {"rows": False} and not first.limited, (
+            "what is committed and not yet readable is not the end"
+        )
+        with opened(system.source, system) as connector:
+            assert connector.lag(first.position).rows == 3
+            assert connector.begin("latest") == first.position | {"after": connector.begin("latest")["after"]}
+        early.commit()
+        second = plan(system, first.position, LARGE)
+        assert sorted(ids(system, second)) == [2, 3, 4, 100, 101] and second.ends == {"rows": True}
+    with transaction(system, 102) as undone:
+        system.append(1)
+        assert ids(system, plan(system, second.position, LARGE)) == []
+        undone.rollback()
+    assert ids(system, plan(system, second.position, LARGE)) == [5]
+
+
+def test_another_cursor_misses_them_so_it_has_to_be_said(postgres: Postgres):
+    system = PostgresSystem(postgres, "id")
+    system.append(1)
+    with opened(replace(system.source, may_miss=False), system) as connector:
+        for call in (lambda: connector.begin("earliest"), lambda: connector.plan({"after": None}, LARGE)):
+            with pytest.raises(PipelineError, match="would be missed") as refused:
+                call()
+        assert "xid8" in refused.value.next
+    with transaction(system, 5) as late:
+        postgres.rows(f"INSERT INTO {system.table} (id) VALUES (6)")
+        planned = plan(system, begin(system), LARGE)
+        late.commit()
+    assert plan(system, planned.position, LARGE).parts == (), "5 is missed"
+    with opened(system.source, system) as connector, pytest.raises(VanishedError):
+        connector.verify(planned.parts)  # which saves those that have come before the epoch's commit
+
+
+def test_one_transaction_is_one_part(by_transaction: PostgresSystem):
+    system = by_transaction
+    system.append(3)
+    system.server.rows(f"INSERT INTO {system.table} (id) SELECT 3 + i FROM generate_series(0, 9) AS i")
+    system.append(1)
+    position, sizes = begin(system), []
+    while (planned := plan(system, position, Limits(10, 4, 1 << 30))).parts:
+        sizes.append([part.rows for part in planned.parts])
+        position = planned.position
+    assert sizes == [[3], [10], [1]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM {0} WHERE id = 2",
+        "UPDATE {0} SET price = NULL WHERE id = 2",
+        "INSERT INTO {0} SELECT * FROM {0} WHERE id = 2",
+        "TRUNCATE {0}",
+    ],
+)
+def test_rows_that_change_below_the_cursor_are_noticed(by_transaction: PostgresSystem, change: str):
+    system = by_transaction
+    system.append(5)
+    planned = plan(system, begin(system), LARGE)
+    system.server.rows(change.format(system.table))
+    with opened(system.source, system) as connector:
+        with pytest.raises(InputError, match="not what they were") as changed:
+            connector.verify(planned.parts)
+        assert not isinstance(changed.value, VanishedError)
+        if "UPDATE" not in change:
+            with pytest.raises(InputError, match="not what they were"):
+                read(connector, planned.parts[0])
+
+
+def test_types(by_transaction: PostgresSystem):
+    system = by_transaction
+    server, table = system.server, f"{by_transaction.table}_types"
+    server.rows(
+        f"""CREATE TABLE {table} (tx xid8 DEFAULT pg_current_xact_id(), b bool, i2 int2, i4 int4, i8 int8, f4 float4, f8 float8, t text,
+        v varchar(5), c char(3), y bytea, d date, tm time, ts timestamp, tz timestamptz, n numeric(20, 4), j json, jb jsonb, u uuid, a4 int[], at text[], o oid)"""
+    )
+    stamp = datetime(2026, 3, 1, 12, 0, 0, 123456)
+    values = {
+        "b": True, "i2": -5, "i4": 1 << 30, "i8": -(1 << 62), "f4": 1.5, "f8": 0.1, "t": "ä\n\\", "v": "ab", "c": "ab ",
+        "y": b"\0\1", "d": date(1, 1, 1), "tm": time(23, 59, 59), "ts": stamp, "tz": stamp.replace(tzinfo=UTC),
+        "n": Decimal("-1234567890123456.7891"), "j": '{"a":  1}', "jb": '{"a": 1}', "u": "00000000-0000-0000-0000-00000000000a",
+        "a4": [1, None], "at": ["x", None], "o": 4000000000,
+    }  # fmt: skip
+    connection = psycopg2.connect(**{**server.options, "port": server.port})
+    with connection, connection.cursor() as cursor:
+        names = ", ".join(values)
+        cursor.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({', '.join(['%s'] * len(values))})", list(values.values())
+        )
+        cursor.execute(f"INSERT INTO {table} DEFAULT VALUES")
+    connection.close()
+    with opened(PostgresSource(query=f"SELECT * FROM {table}", cursor="tx"), system) as connector:
+        (part,) = connector.plan({"after": None}, LARGE).parts
+        first, second = sorted(read(connector, part)[0], key=lambda row: row["b"] is None)
+    assert {name: first[name] for name in values} == values
+    assert {second[name] for name in values} == {None} and first["tx"] == second["tx"] > 0
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ("'NaN'::numeric(5, 2)", "is NaN"),
+        ("'infinity'::timestamptz", "is infinite"),
+        ("'-infinity'::timestamp", "is infinite"),
+        ("'294276-12-31'::timestamp", "beyond"),
+        ("'infinity'::date", "is infinite"),
+        ("'24:00'::time", "is 24:00"),
+        ("'{{1,2},{3,4}}'::int[]", "several dimensions"),
+    ],
+)
+def test_values_without_a_like_are_rejected_alone(by_transaction: PostgresSystem, column: str, reason: str):
+    system = by_transaction
+    system.append(3)
+    query = f"SELECT id, tx, CASE WHEN id = 1 THEN {column} END AS strange FROM {system.table}"
+    query = query.replace(
+        "CASE WHEN id = 1 THEN 'NaN'::numeric(5, 2) END", "(CASE WHEN id = 1 THEN 'NaN'::numeric END)::numeric(5, 2)"
+    )
+    with opened(PostgresSource(query=query, cursor="tx"), system) as connector:
+        (part,) = connector.plan({"after": None}, LARGE).parts
+        rows, (rejected,) = read(connector, part)
+    assert [row["id"] for row in rows] == [0, 2] and rejected.number == 2
+    assert rejected.reason.startswith("strange is") and reason in rejected.reason and rejected.raw.startswith("(1,")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ("tx, 1.5::numeric AS n", "n is a numeric"),
+        ("tx, 1.5::numeric(50, 2) AS n", "n is a numeric"),
+        ("tx, now() - now() AS since", r"since is of a type .*interval"),
+        ("tx, '1.1.1.1'::inet AS ip", "ip is of a type"),
+        ("tx, '[1,2]'::int4range AS r", "r is of a type"),
+        ("tx, ARRAY[now()] AS times", "times is of a type"),
+        ("tx, id AS tx", "no single column tx"),
+        ("id", "cursor tx is no column"),
+        ("id::text AS tx", "cursor tx is of type text"),
+        ("nope, tx", 'column "nope" does not exist'),
+        ("tx FROM nowhere --", 'relation "nowhere" does not exist'),
+        ("tx, FROM", "syntax error"),
+        ("nullif(tx, tx) AS tx", "tx is null"),
+        ("tx, 1 / (id - 3) AS x", "division by zero"),
+    ],
+)
+def test_queries_that_do_not_fit_are_refused_by_column(by_transaction: PostgresSystem, columns: str, reason: str):
+    system = by_transaction
+    system.append(5)
+    source = PostgresSource(query=f"SELECT {columns} FROM {system.table}", cursor="tx")
+    with opened(source, system) as connector, pytest.raises(InputError, match=reason) as refused:
+        for part in connector.plan({"after": None}, LARGE).parts:
+            read(connector, part)
+    assert refused.value.where.startswith("source postgres")
+
+
+def test_an_event_time_that_is_none_is_named(by_transaction: PostgresSystem):
+    with (
+        opened(replace(by_transaction.source, event_time="id"), by_transaction) as connector,
+        pytest.raises(InputError, match="event time id"),
+    ):
+        connector.begin("earliest")
+
+
+def test_a_table_that_is_gone_or_altered_is_named(by_transaction: PostgresSystem):
+    system = by_transaction
+    system.append(5)
+    planned = plan(system, begin(system), LARGE)
+    with opened(system.source, system) as connector:
+        system.server.rows(f"ALTER TABLE {system.table} ALTER price TYPE numeric(8, 1)")
+        with pytest.raises(InputError):
+            connector.verify(planned.parts)
+        system.server.rows(f"ALTER TABLE {system.table} RENAME price TO cost")
+        with pytest.raises(InputError, match="does not exist"):
+            read(connector, planned.parts[0])
+        system.server.rows(f"DROP TABLE {system.table}")
+        for call in (lambda: connector.plan(planned.position, LARGE), lambda: connector.lag(planned.position)):
+            with pytest.raises(InputError, match="does not exist"):
+                call()
+
+
+def test_a_server_that_has_gone_back_is_noticed(by_transaction: PostgresSystem):
+    by_transaction.append(1)
+    with (
+        opened(by_transaction.source, by_transaction) as connector,
+        pytest.raises(InputError, match="has not come that far"),
+    ):
+        connector.plan({"after": str(1 << 60)}, LARGE)
+
+
+def test_it_begins_at_a_time_of_its_cursor(postgres: Postgres):
+    table = f"source_{next(NUMBERS)}"
+    for kind, step in (("timestamptz", "1 minute"), ("timestamp", "1 minute"), ("date", "1 day")):
+        postgres.rows(
+            f"CREATE TABLE {table}_{kind} AS SELECT i AS id, ('2026-01-01'::{kind} + i * interval '{step}')::{kind} AS at FROM generate_series(0, 9) AS i"
+        )
+        source = PostgresSource(query=f"SELECT * FROM {table}_{kind}", cursor="at", may_miss=True)
+        connector = source.open(Opening("p", str, postgres.options))
+        start = datetime(2026, 1, 1, tzinfo=UTC) + 3 * (timedelta(days=1) if kind == "date" else timedelta(minutes=1))
+        (part,) = connector.plan(connector.begin(start), LARGE).parts
+        assert [row["id"] for row in read(connector, part)[0]] == list(range(3, 10)), kind
+        assert connector.plan(connector.begin("latest"), LARGE).parts == ()
+        connector.close()
+
+
+def test_a_session_that_is_killed_while_it_reads(by_transaction: PostgresSystem):
+    system = by_transaction
+    system.server.rows(f"INSERT INTO {system.table} (id, price) SELECT i, 1 FROM generate_series(1, 800000) AS i")
+    with opened(system.source, system) as connector:
+        planned = connector.plan({"after": None}, LARGE)
+        (part,) = planned.parts
+        batches = connector.read(part)
+        next(batches)
+        system.server.rows(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'weir' AND state <> 'idle'"
+        )
+        with pytest.raises(TransientError):
+            for _ in batches:
+                pass
+        assert sum(batch.rows.num_rows for batch in connector.read(part)) == 800_000
+        half = connector.read(part)
+        next(half)
+        half.close()  # nobody reads on
+        connector.verify(planned.parts)
+
+
+@pytest.mark.parametrize("wrong", [{"query": " "}, {"cursor": ""}, {"archive": False}])
+def test_definitions_that_do_not_fit_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(PipelineError, match=r"empty|cursor|archived"):
+        PostgresSource(**{"query": "SELECT 1", "cursor": "tx", **wrong})
