@@ -1,5 +1,6 @@
 """A run of one source, one stage and one sink in a process of its own, which dies at its n-th request of storage or of
-a sink: `python -m tests.recovery.doors_child CONFIG N`. CONFIG is a JSON file; N 0: it lives."""
+a sink: `python -m tests.recovery.doors_child CONFIG N [commit]`. CONFIG is a JSON file; N 0: it lives; commit: only the
+commits of checkpoints count."""
 
 from __future__ import annotations
 
@@ -87,7 +88,15 @@ def pipeline_of(config: dict[str, Any]) -> Pipeline:
     return Pipeline("doors", (everything,), max_parallelism=8, delivery=config["delivery"])
 
 
-def mortal(at: int) -> None:
+REQUESTS = (
+    (Storage, ("put_bytes", "put_file", "delete")),
+    (Registry, ("commit",)),
+    (Ledger, ("publish",)),
+)
+COMMITS = ((Registry, ("commit",)),)
+
+
+def mortal(at: int, requests: tuple[tuple[type, tuple[str, ...]], ...]) -> None:
     """Let the process die at its n-th request: half of them before, half after it was carried out."""
     count = 0
 
@@ -105,11 +114,7 @@ def mortal(at: int) -> None:
 
         return wrapped
 
-    for owner, names in (
-        (Storage, ("put_bytes", "put_file", "delete")),
-        (Registry, ("commit",)),
-        (Ledger, ("publish",)),
-    ):
+    for owner, names in requests:
         for name in names:
             setattr(owner, name, dying(getattr(owner, name)))
 
@@ -117,7 +122,7 @@ def mortal(at: int) -> None:
 def main() -> None:
     config, at = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     if at:
-        mortal(at)
+        mortal(at, COMMITS if "commit" in sys.argv[3:] else REQUESTS)
     loaded = settings.load(config["env"])
     pipeline = pipeline_of(config)
     for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor=InMemoryExecutor()):
