@@ -12,7 +12,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 # Dozens of Python processes start here; where this is set, each compiles all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ schedules: $(STAMP) ## Play 1,000 random orders of overlapping epochs' steps, wi
 soak: $(STAMP) ## Run 3,000 epochs while coordinators are killed and frozen; SEED=N repeats one (25 minutes)
 	@$(PY) -m tests.soak
 	@$(PY) -m tests.soak --unaligned --epochs 1000 --long 300
+
+soak-doors: $(STAMP) ## Kill each source and each sink on Spark at random, 20 runs each, and compare with the input (an hour)
+	@$(PY) -m tests.soak.doors
 
 memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budget, RocksDB's alone and a keyed task's (2 minutes)
 	@$(PY) -m tests.tools.memory

@@ -125,7 +125,8 @@ def main() -> None:
         mortal(at, COMMITS if "commit" in sys.argv[3:] else REQUESTS)
     loaded = settings.load(config["env"])
     pipeline = pipeline_of(config)
-    for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor=InMemoryExecutor()):
+    executor = None if config["spark"] else InMemoryExecutor()
+    for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor=executor):
         pass
 
 

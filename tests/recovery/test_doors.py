@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,15 @@ from tests.runtime.sources.partitions import put, row
 from tests.tools.sampling import sampled
 
 ROWS, KEYS, KILLS = 600, 7, 4
+ON_SPARK = [  # each source and each sink
+    ("parquet", "append"),
+    ("csv", "upsert"),
+    ("json", "partitioned"),
+    ("avro", "ledger"),
+    ("generator", "append"),
+    ("partitions", "ledger"),
+    ("archived", "upsert"),
+]
 
 
 @dataclass
@@ -38,6 +47,8 @@ class Door:
     delivery: str
     place: dict[str, str]
     connections: dict[str, Any]
+    spark: bool = False
+    epoch_rows: int = 50
 
     @property
     def landing(self) -> Path:
@@ -53,14 +64,21 @@ class Door:
             "WEIR_PIPELINES__DOORS__OBJECT": "tests.recovery.doors_child:pipeline",
             "WEIR_PIPELINES__DOORS__PARAMS": json.dumps(params),
             "WEIR_SPARK__PARALLELISM": "2",
-            "WEIR_EPOCH__MAX_ROWS": "50",
-            "WEIR_EPOCH__MAX_FILES": "2",
+            "WEIR_EPOCH__MAX_ROWS": str(self.epoch_rows),
+            "WEIR_EPOCH__MAX_FILES": str(self.epoch_rows // 20),
             "WEIR_RUN__POLL_SECONDS": "0.05",
             "WEIR_CONNECTIONS": json.dumps(self.connections),
         }
         config.write_text(
             json.dumps(
-                {"source": self.source, "sink": self.sink, "delivery": self.delivery, "place": self.place, "env": env}
+                {
+                    "source": self.source,
+                    "sink": self.sink,
+                    "delivery": self.delivery,
+                    "place": self.place,
+                    "env": env,
+                    "spark": self.spark,
+                }
             )
         )
         done = subprocess.run(
@@ -157,11 +175,25 @@ def test_each_row_comes_once_whatever_dies(tmp_path, source, sink):
     door = door_at(tmp_path, source, sink)
     wanted = expected(door)
     assert killed(door, seed=len(source) * 31 + len(sink)) > 0
+    assert_exactly_once(door, wanted)
+
+
+def assert_exactly_once(door: Door, wanted: Counter[tuple[str, int]]) -> None:
     assert door.given() == wanted
-    if sink != "ledger":
+    if door.sink != "ledger":
         by_key = Counter(id for id, _ in wanted)
         assert door.numbers() == {id: list(range(1, count + 1)) for id, count in by_key.items()}, "state is exact"
-    assert not list((tmp_path / "storage" / "doors" / "landed").rglob("*.parquet")) or source == "archived"
+    assert not list((door.root / "storage" / "doors" / "landed").rglob("*.parquet")) or door.source == "archived"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "sink"), ON_SPARK)
+def test_each_row_comes_once_on_spark_too(tmp_path, source, sink):
+    door = replace(door_at(tmp_path, source, sink), spark=True, epoch_rows=200)
+    wanted = expected(door)
+    assert not door.run(random.Random(source).randint(8, 30)), "it was killed"
+    assert door.run(0)
+    assert_exactly_once(door, wanted)
 
 
 @pytest.mark.parametrize(

@@ -407,7 +407,9 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
     "a restore that died": (Kind.DEAD_HOLD, plant_dead_hold),
     "killed before the commit's row": (
         Kind.STRAY_LISTING,
-        killed_in(FencedTable, "commit", lambda table, _, *rows: table.path == "registry/checkpoints" and any(rows[:1])),
+        killed_in(
+            FencedTable, "commit", lambda table, _, *rows: table.path == "registry/checkpoints" and any(rows[:1])
+        ),
     ),
     "killed before the publication": (Kind.UNPUBLISHED_ROWS, killed_in(publish.delta, "publish")),
     "killed before the record of the publication": (
