@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.source import RUNNING
+
 
 class Rows(Protocol):
     """What a checkpoint hands to one sink: committed, and the same each time. No rows: the marker alone moves."""
@@ -95,12 +97,14 @@ class SinkOpening:
         prove: Raises FencedError unless this process still owns the pipeline; always in one that only looks, as
             `weir plan` and `weir fsck` do, which ask for `check` and `marker`. Call it before a transaction that could
             fence the owner's, and again when one's own was fenced.
+        patience: Seconds after which a server that does not answer is away: few for who only looks.
     """
 
     app_id: str
     resolve: Callable[[str], str]
     options: Mapping[str, str]
     prove: Callable[[], None]
+    patience: float = RUNNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

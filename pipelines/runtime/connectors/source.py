@@ -27,6 +27,7 @@ Position = Mapping[str, Any]
 FAIL, QUARANTINE, SKIP = "fail", "quarantine", "skip"
 FIX, ADD = "fix", "add"
 EARLIEST, LATEST = "earliest", "latest"
+RUNNING, LOOKING = 30.0, 5.0  # `patience` of a process that runs the pipeline, and of one that only looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class Opening:
     resolve: Callable[[str], str]
     options: Mapping[str, str]
     s3: Any = None
-    patience: float = 30
+    patience: float = RUNNING
     connect: Callable[[str | None], Mapping[str, str]] = _without_options
 
 

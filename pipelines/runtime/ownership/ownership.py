@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import structlog
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.source import RUNNING
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
-from pipelines.runtime.ownership.pipeline_storage import RUNNING, open_storage, readers, storage_errors
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.checkpoint import INPUT, TABLES, Checkpoint, is_abandoned

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from configs.redaction import scrubbing
 from configs.settings import Settings
-from pipelines.runtime.connectors.source import Opening, Position
+from pipelines.runtime.connectors.source import LOOKING, Opening, Position
 from pipelines.runtime.definition import FileSource, Pipeline, Source
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.files import FilesReader
@@ -27,8 +27,6 @@ from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
 from state_ops.storage import disks
 from state_ops.storage.storage import Storage
 
-RUNNING, _LOOKING = 30, 5  # seconds in which a server has to answer
-
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
     """The pipeline's storage and registry; reading them needs no right and starts nothing."""
@@ -37,7 +35,7 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
     return storage, Registry(storage, pipeline.app_id)
 
 
-def readers(pipeline: Pipeline, settings: Settings, patience: float = _LOOKING) -> dict[str, SourceReader]:
+def readers(pipeline: Pipeline, settings: Settings, patience: float = LOOKING) -> dict[str, SourceReader]:
     """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
     read, and no more. Nothing is connected to before it is asked for.
 

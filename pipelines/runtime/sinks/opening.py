@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Publisher, Sink, SinkOpening
-from pipelines.runtime.connectors.source import ADD
+from pipelines.runtime.connectors.source import ADD, LOOKING, RUNNING
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
@@ -37,14 +37,14 @@ class Sinks:
     """A pipeline's sinks, as one process reaches them. Used as a context manager, it closes what it has opened.
 
     Args:
-        prove: Raises FencedError unless this process owns the pipeline. None: it does not.
+        prove: Raises FencedError unless this process owns the pipeline. None: it does not, and only looks.
     """
 
     def __init__(
         self, pipeline: Pipeline, settings: Settings, storage: Storage, prove: Callable[[], None] | None = None
     ) -> None:
         self._pipeline, self._settings, self._storage = pipeline, settings, storage
-        self._prove = prove or _not_owned
+        self._prove, self._patience = prove or _not_owned, RUNNING if prove is not None else LOOKING
         self._publishers: dict[str, Publisher] = {}
         self._lock = RLock()
         self.footers: dict[str, pq.FileMetaData] = {}  # of staged files, until they are published
@@ -87,6 +87,7 @@ class Sinks:
             resolve=partial(self._settings.filled, self._pipeline.name),
             options=self._settings.connection(sink.connection),
             prove=self._prove,
+            patience=self._patience,
         )
 
     def keep(self, footers: Mapping[str, pq.FileMetaData]) -> None:

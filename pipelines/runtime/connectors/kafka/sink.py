@@ -96,7 +96,8 @@ class KafkaPublisher:
     def __init__(self, sink: KafkaSink, opening: SinkOpening) -> None:
         self._sink, self._opening = sink, opening
         self._topic = opening.resolve(sink.topic)
-        self._client = Client(f"sink {sink.name}", opening.resolve(sink.servers), opening.options)
+        servers = opening.resolve(sink.servers)
+        self._client = Client(f"sink {sink.name}", servers, opening.options, opening.patience)
         self._kafka = self._client.kafka
         self._id = f"weir/{opening.app_id}"
         self._encode = encoding.encoder(sink.values, sink.schema, sink.schema_id, sink.key)

@@ -5,17 +5,18 @@ ADBC's driver is loaded when the first connection is made, so that definitions c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.source import RUNNING
 from state_ops.errors import ConfigurationError, TransientError, WeirError
 
 _DEFAULTS = {
     "application_name": "weir",
-    "connect_timeout": "10",
     "tcp_user_timeout": "60000",  # milliseconds in which a server that is gone is noticed
 }
 # What texts of values look like, and so digests of rows, must not depend on how the role or the database is set up.
@@ -26,6 +27,7 @@ _SETTINGS = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
 }
+_CONNECT_SECONDS = 10
 _SECRETS = ("password", "sslpassword")
 _TRANSIENT = ("08", "53", "55", "57", "58", "XX")
 _CONFLICTS = ("40",)
@@ -95,10 +97,13 @@ class Server:
         options: Keywords of libpq: host, port, dbname, user, password, sslmode, ...
         where: What errors say of the place.
         refused: As for `Connection`.
+        patience: Seconds after which a server that does not answer, or somebody's lock, is waited for no longer.
     """
 
-    def __init__(self, options: Mapping[str, str], where: str, refused: type[WeirError]) -> None:
-        self._options, self._where, self._refused = options, where, refused
+    def __init__(
+        self, options: Mapping[str, str], where: str, refused: type[WeirError], patience: float = RUNNING
+    ) -> None:
+        self._options, self._where, self._refused, self._patience = options, where, refused, patience
         self._idle: list[Connection] = []
 
     @contextmanager
@@ -130,8 +135,10 @@ class Server:
             ) from error
         secrets = [value for name, value in self._options.items() if name in _SECRETS]
         with translated(self._where, self._refused, secrets):
-            connection = Connection(dbapi.connect(_info(self._options), autocommit=True), self._where, self._refused)
-        calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items())
+            connected = dbapi.connect(_info(self._options, self._patience), autocommit=True)
+            connection = Connection(connected, self._where, self._refused)
+        settings = {**_SETTINGS, "lock_timeout": f"{math.ceil(self._patience)}s"}
+        calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
         connection.execute(f"SELECT {calls}")
         return connection
 
@@ -180,9 +187,10 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
     )
 
 
-def _info(options: Mapping[str, str]) -> str:
+def _info(options: Mapping[str, str], patience: float) -> str:
     """The options as libpq takes them in one text."""
-    quoted = {name: value.replace("\\", r"\\").replace("'", r"\'") for name, value in {**_DEFAULTS, **options}.items()}
+    options = {**_DEFAULTS, "connect_timeout": str(math.ceil(min(patience, _CONNECT_SECONDS))), **options}
+    quoted = {name: value.replace("\\", r"\\").replace("'", r"\'") for name, value in options.items()}
     return " ".join(f"{name}='{value}'" for name, value in quoted.items())
 
 

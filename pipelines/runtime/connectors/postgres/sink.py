@@ -110,7 +110,7 @@ class _Publisher:
         parts = name.split(".")
         self._table = ".".join(map(quoted, parts))
         self._markers = ".".join(map(quoted, [*parts[:-1], MARKERS]))
-        self._server = Server(opening.options, self._where, PipelineError)
+        self._server = Server(opening.options, self._where, PipelineError, opening.patience)
 
     def check(self, schema: pa.Schema) -> None:
         columns = self._columns(schema)

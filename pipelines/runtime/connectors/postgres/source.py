@@ -128,7 +128,7 @@ class _Connector:
     def __init__(self, source: PostgresSource, opening: Opening) -> None:
         self._source = source
         self._where = f"source {source.name}" + (f" of connection {source.connection}" if source.connection else "")
-        self._server = Server(opening.options, self._where, InputError)
+        self._server = Server(opening.options, self._where, InputError, opening.patience)
         self._query = f"(\n{source.query.strip().rstrip(';')}\n) AS {_Q}"
         self._cursor = f"{_Q}.{quoted(source.cursor)}"
         self._known: list[_Column] | None = None

@@ -1,0 +1,68 @@
+"""How long a sink that is away is waited for."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from configs import settings
+from pipelines.api import Pipeline, kafka, postgres
+from pipelines.runtime.connectors.sink import Sink, SinkOpening
+from pipelines.runtime.connectors.source import LOOKING, RUNNING
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck
+from pipelines.runtime.sinks import opening
+from pipelines.runtime.sinks.opening import Sinks
+from state_ops.errors import TransientError
+from tests.recovery import ledger, small
+from tests.recovery.ledger import LedgerSink
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The port of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield str(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["kafka", "postgres"])
+def test_who_only_looks_waits_a_few_seconds_for_a_server_that_does_not_answer(kind, silent, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "LOOKING", 2)
+    sink: Sink = (
+        kafka.sink("topic", servers=f"127.0.0.1:{silent}")
+        if kind == "kafka"
+        else postgres.sink("rows", key="id", connection="db")
+    )
+    options = {"host": "127.0.0.1", "port": silent, "dbname": "rows"}
+    environment = {"WEIR_CONNECTIONS": json.dumps({"db": {"options": options}}), "WEIR_STORAGE__ROOT": str(tmp_path)}
+    pipeline = Pipeline("small", (replace(small.accounts, sink=sink),), max_parallelism=8)
+    configured = settings.load(environment)
+    storage, _ = open_storage(pipeline, configured)
+    started = time.monotonic()
+    with Sinks(pipeline, configured, storage) as sinks, pytest.raises(TransientError):
+        sinks.publisher(sink.name).marker()
+    assert time.monotonic() - started < 8
+
+
+def test_the_owner_waits_longer(tmp_path, monkeypatch):
+    opened: list[float] = []
+    make = LedgerSink.open
+
+    def noted(sink: LedgerSink, given: SinkOpening) -> ledger.Ledger:
+        opened.append(given.patience)
+        return make(sink, given)
+
+    monkeypatch.setattr(LedgerSink, "open", noted)
+    bank = small.Bank.at(tmp_path / "site")
+    sink = LedgerSink(name="ledger", path=str(tmp_path / "ledger.db"))
+    bank.site = replace(
+        bank.site, pipeline=Pipeline("small", (replace(small.accounts, sink=sink),), max_parallelism=8)
+    )
+    bank.epochs(1)
+    fsck.examine(bank.site.pipeline, bank.site.settings)
+    assert opened == [RUNNING, LOOKING]
