@@ -60,9 +60,7 @@ def test_the_owner_waits_longer(tmp_path, monkeypatch):
     monkeypatch.setattr(LedgerSink, "open", noted)
     bank = small.Bank.at(tmp_path / "site")
     sink = LedgerSink(name="ledger", path=str(tmp_path / "ledger.db"))
-    bank.site = replace(
-        bank.site, pipeline=Pipeline("small", (replace(small.accounts, sink=sink),), max_parallelism=8)
-    )
+    bank.site = replace(bank.site, pipeline=Pipeline("small", (replace(small.accounts, sink=sink),), max_parallelism=8))
     bank.epochs(1)
     fsck.examine(bank.site.pipeline, bank.site.settings)
     assert opened == [RUNNING, LOOKING]
