@@ -32,6 +32,7 @@ from pipelines.runtime.ownership import hold_causes
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.fencing import discard, raise_if_fenced
+from pipelines.runtime.ownership.leftovers import discard_slices
 from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, StateFile
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import FailureReason
@@ -210,21 +211,19 @@ class Failover:
         if is_discarded:
             self._discard(reversed(fallen))
         self.build_on_head()
-        if failure is not None:
-            self._go_on_after(failure, fallen)
-        if is_discarded:
-            self._release(fallen)
+        try:
+            if failure is not None:
+                self._go_on_after(failure, fallen)
+        finally:
+            if is_discarded:
+                self._discard_landed(fallen)
 
-    def _release(self, fallen: Sequence[InFlightEpoch]) -> None:
-        """What was landed for epochs that fell goes, except what the epoch that begins again reads: all else is landed
-        anew. A failure is no news: the next take-over removes what is left."""
+    def _discard_landed(self, fallen: Sequence[InFlightEpoch]) -> None:
+        """What was landed for epochs that fell goes, except what the epoch that begins again reads."""
         again = self._epochs.again.slices if self._epochs.again is not None else {}
-        kept = {file.landed for planned in again.values() for file in planned.files}
         for epoch in fallen:
-            for name, planned in epoch.plan.slices.items() if not epoch.may_stand else ():
-                files = tuple(file for file in planned.files if file.landed not in kept)
-                with suppress(Exception):
-                    self._context.readers[name].release(replace(planned, files=files))
+            if not epoch.may_stand:
+                discard_slices(self._context, epoch.plan.slices, again)
 
     def _go_on_after(self, failure: Failure, fallen: Sequence[InFlightEpoch]) -> None:
         """Begin the epoch again in another way, or raise its error, unless that is tolerated."""
@@ -264,6 +263,9 @@ class Failover:
         with suppress(FencedError):
             raise_if_fenced(self._context, RuntimeError("the run ended"))
             self._discard([*epochs.fallen, *epochs.epochs])
+            self._discard_landed([*epochs.fallen, *epochs.epochs])
+            if epochs.again is not None:  # nobody begins it any more
+                discard_slices(self._context, epochs.again.slices)
 
     def _discard(self, epochs: Iterable[InFlightEpoch]) -> None:
         """Delete what epochs have staged, except one whose commit may have landed."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 
 from pipelines.runtime.ownership.context import RunContext
-from state_ops.checkpoints.checkpoint import (
-    StateFile,
-)
+from pipelines.runtime.sources.slices import Slice
+from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import plainly
 
 log = structlog.get_logger("weir.epoch")
@@ -27,6 +27,18 @@ def remove(context: RunContext, files: Sequence[StateFile]) -> None:
             context.storage.delete(file.path)
         except Exception as error:
             log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=plainly(error))
+
+
+def discard_slices(context: RunContext, slices: Mapping[str, Slice], again: Mapping[str, Slice] | None = None) -> None:
+    """Delete what was landed for slices that no checkpoint names. A failure is no news: the next take-over removes what
+    is left.
+
+    Args:
+        again: By source, the slices that are read instead. What they name stays.
+    """
+    for name, planned in slices.items():
+        with suppress(Exception):
+            context.readers[name].discard(planned, (again or {}).get(name))
 
 
 def delete_staged(context: RunContext, name: str) -> None:

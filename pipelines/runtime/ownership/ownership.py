@@ -73,7 +73,7 @@ def claimed(
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing
     else."""
     storage, registry = open_storage(pipeline, settings)
-    sources = readers(pipeline, settings, RUNNING)
+    sources = readers(pipeline, settings, RUNNING, storage.traffic)
     with storage_errors(pipeline, settings, storage):
         before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):

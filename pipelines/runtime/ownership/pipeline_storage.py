@@ -25,6 +25,7 @@ from state_ops.checkpoints.checkpoint import INPUT, StateFile
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
 from state_ops.storage import disks
+from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 
 
@@ -35,18 +36,21 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
     return storage, Registry(storage, pipeline.app_id)
 
 
-def readers(pipeline: Pipeline, settings: Settings, patience: float = LOOKING) -> dict[str, SourceReader]:
+def readers(
+    pipeline: Pipeline, settings: Settings, patience: float = LOOKING, traffic: RequestCounts | None = None
+) -> dict[str, SourceReader]:
     """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
     read, and no more. Nothing is connected to before it is asked for.
 
-    patience: seconds after which a server that does not answer is away.
+    patience: seconds after which a server that does not answer is away. traffic: where requests for what is landed are
+    counted.
     """
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
 
     root, s3 = settings.storage_uri(pipeline.directory), settings.storage.s3
 
     def reader(source: Source) -> SourceReader:
-        landed = LandedFiles(root, source.name, s3, settings.work_dir / LANDED)
+        landed = LandedFiles(root, source.name, s3, settings.work_dir / LANDED, traffic)
         if isinstance(source, FileSource):
             pattern = settings.resolve(pipeline.name, source.pattern)
             only = partial(_read_by, trunk, source.name) if trunk is not None else None

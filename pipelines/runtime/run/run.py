@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from pipelines.runtime.operators.compatibility import advice, structure
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.ownership.leftovers import discard_slices
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage as open_storage
 from pipelines.runtime.restore.recovery import owning
@@ -272,8 +272,8 @@ def _begin_epoch(
             _not_planned(loop, error)
         yield from _finish_all(context, scheduler)  # then it is planned anew, from where they have come to
     else:
-        if scheduler.offsets is offsets and scheduler.has_room:
-            scheduler.begin(plan)
+        if not (scheduler.offsets is offsets and scheduler.has_room and scheduler.begin(plan)):
+            discard_slices(context, plan.slices)
 
 
 def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
@@ -340,9 +340,7 @@ def _plan(
             expected = offsets.expected.get(name)
             slices[name] = reader.plan(offsets.offsets.get(name), context.settings.epoch, expected)
     except Exception:  # one source is away: what the others have landed is landed anew with the next plan
-        for name, planned in slices.items():
-            with suppress(Exception):
-                context.readers[name].release(planned)
+        discard_slices(context, slices)
         raise
     full = [name for name, planned in slices.items() if planned.limited]
     if named is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
 from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
-from pipelines.runtime.sources.landed import LandedFiles
+from pipelines.runtime.sources.landed import LandedFiles, LandingAttempt
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader
@@ -49,6 +49,17 @@ def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | N
     return schema and pa.schema([field for field in schema if field.name not in partitions])
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A file that was landed, and for which the slice had no room. bad_rows: those of it that could not be decoded."""
+
+    rows: SourceFile
+    bad_rows: tuple[BadRow, ...]
+
+    def is_of(self, file: SourceFile) -> bool:
+        return (self.rows.name, self.rows.size, self.rows.mtime_ns) == (file.name, file.size, file.mtime_ns)
+
+
 class FilesReader(SourceReader):
     """One `FileSource` with its pattern resolved.
 
@@ -71,7 +82,7 @@ class FilesReader(SourceReader):
     ) -> None:
         super().__init__(source, landed)
         self.pattern, self._s3, self._only = pattern, s3, only
-        self._decoded: dict[str, tuple[SourceFile, tuple[BadRow, ...]]] = {}
+        self._left: _Left | None = None
         self.landing = LandingDirectory(pattern, f"source {source.name}", s3)
         self.directory = self.landing.directory
 
@@ -141,6 +152,13 @@ class FilesReader(SourceReader):
             self.check(position).fresh, limits, expected, time.time_ns() // 1000 if now is None else now
         )
 
+    def preview(self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
+        if not self.source.decodes:
+            return self.plan(position, limits, expected)
+        assert self.landed is not None, "files that are decoded are landed"
+        with self.landed.elsewhere() as landed:
+            return FilesReader(self.source, self.pattern, self._s3, self._only, landed).plan(position, limits, expected)
+
     def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
         """The slice of an epoch that was, as `Slice.to_dict` recorded it. Of rows that gates had set aside it knows
         which, and no more why. Raises InputError if a file is not what it was."""
@@ -173,6 +191,25 @@ class FilesReader(SourceReader):
             limits: None takes all.
             now: By which event times are too far ahead; None: by nothing.
         """
+        if not self.source.decodes:
+            return self._gathered(fresh, limits, expected, now)
+        assert self.landed is not None, "files that are decoded are landed"
+        left, self._left = self._left, None
+        with self.landed.attempt(*([left.rows.stored] if left is not None else [])) as attempt:
+            planned = self._gathered(fresh, limits, expected, now, attempt, left)
+            files = [*planned.files, *([self._left.rows] if self._left is not None else [])]
+            attempt.kept.update(file.stored for file in files)
+            return planned
+
+    def _gathered(
+        self,
+        fresh: Sequence[SourceFile],
+        limits: EpochSettings | None,
+        expected: pa.Schema | None,
+        now: int | None,
+        attempt: LandingAttempt | None = None,
+        left: _Left | None = None,
+    ) -> Slice:
         future = self.source.length("max_future")
         gathered = Gathered(self.source, expected, None if now is None or future is None else now + future)
         set_aside: list[SetAside] = []
@@ -185,10 +222,10 @@ class FilesReader(SourceReader):
                 break
             try:
                 with self._about(file):
-                    rows, bad_rows = self._as_parquet(file, gathered)
+                    rows, bad_rows = self._as_parquet(file, gathered, attempt, left)
                     opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
                     if gathered.opened and limits is not None and gathered.rows + opened.rows > limits.max_rows:
-                        self._decoded[file.name] = rows, bad_rows
+                        self._left = _Left(rows, bad_rows) if rows.landed is not None else None
                         limited = True
                         break
                     gathered.add(opened, file.size, bad_rows)
@@ -215,15 +252,16 @@ class FilesReader(SourceReader):
         )
         return self._with_times(planned, gathered.newest)
 
-    def _as_parquet(self, file: SourceFile, gathered: Gathered) -> tuple[SourceFile, tuple[BadRow, ...]]:
+    def _as_parquet(
+        self, file: SourceFile, gathered: Gathered, attempt: LandingAttempt | None, left: _Left | None
+    ) -> tuple[SourceFile, tuple[BadRow, ...]]:
         """A file with its rows as Parquet, and the rows that could not be decoded. Raises InputError, also for such
         rows where the source does not set them aside."""
-        if not self.source.decodes or file.landed is not None:
+        if attempt is None or file.landed is not None:
             return file, ()
-        decoded = self._decoded.pop(file.name, None)  # the slice before had no room for it
-        if decoded is not None and (decoded[0].size, decoded[0].mtime_ns) == (file.size, file.mtime_ns):
-            return decoded
-        assert self.landed is not None, "files that are decoded are landed"
+        landed_files = attempt.files
+        if left is not None and left.is_of(file) and landed_files.storage.size(landed_files.path(left.rows.stored)):
+            return left.rows, left.bad_rows
         from pipelines.runtime.connectors.formats.decoding import decode, infer
 
         source, where = self.source, self.uri(file)
@@ -234,14 +272,10 @@ class FilesReader(SourceReader):
             schema = there if schema is None else _with_new(schema, there)
         with self.landing.opened(file) as stream:
             batches = decode(source.format, options, stream, schema, where)
-            landed = self.landed.land(batches, source.event_time, gathered.latest, where)
+            landed = attempt.land(batches, source.event_time, gathered.latest, where)
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
-        try:
-            bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
-            return rows, self._accepted(bad_rows, where)
-        except InputError:
-            self.landed.delete([rows])
-            raise
+        bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
+        return rows, self._accepted(bad_rows, where)
 
     def sets_aside(self, file: SourceFile) -> bool:
         """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen.

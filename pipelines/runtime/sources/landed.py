@@ -10,8 +10,8 @@ import hashlib
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
 from state_ops.errors import InputError
+from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 
 LANDED = "landed"
@@ -58,12 +59,14 @@ class LandedFiles:
         source: The source's name.
         s3: How s3:// is reached.
         scratch: A local directory for files that are being written.
+        traffic: Where requests are counted; elsewhere nowhere.
     """
 
     root: str
     source: str
     s3: S3Settings | None
     scratch: Path
+    traffic: RequestCounts | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def directory(self) -> LandingDirectory:
@@ -72,10 +75,54 @@ class LandedFiles:
 
     @cached_property
     def storage(self) -> Storage:
-        return Storage(self.root, self.s3 or S3Settings())
+        return Storage(self.root, self.s3 or S3Settings(), self.traffic)
 
     def __reduce__(self) -> tuple[object, ...]:
         return LandedFiles, (self.root, self.source, self.s3, self.scratch)
+
+    def path(self, stored: str) -> str:
+        """Below the pipeline's storage."""
+        return f"{LANDED}/{self.source}/{stored}"
+
+    @contextmanager
+    def attempt(self, *earlier: str) -> Iterator[LandingAttempt]:
+        """One try to plan a slice. What is written within goes again unless it is kept in the end; all of it where the
+        try fails. A failure to delete is no news: the next take-over removes what is left.
+
+        Args:
+            earlier: Names of files that an earlier try has left to this one.
+        """
+        attempt = LandingAttempt(self, list(earlier))
+        try:
+            yield attempt
+        except BaseException:
+            attempt.kept.clear()
+            raise
+        finally:
+            for stored in {*attempt.written} - attempt.kept:
+                with suppress(Exception):
+                    self.storage.delete(self.path(stored))
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[LandedFiles]:
+        """The same source in a directory of this host, which is removed: for who looks at rows, and owns nothing."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.scratch) as root:
+            yield LandedFiles(root, self.source, None, self.scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class LandingAttempt:
+    """Files that are written for one slice; threads may share it.
+
+    Attributes:
+        written: Their names.
+        kept: The names of those that stay.
+    """
+
+    files: LandedFiles
+    written: list[str]
+    kept: set[str] = field(default_factory=set)
 
     def land(self, batches: Iterable[Batch], event_time: str | None, latest: int | None, where: str) -> LandedPart:
         """Write the rows of one part.
@@ -88,9 +135,9 @@ class LandedFiles:
         Raises:
             InputError: More than 10,000 rows are bad, or the part has no columns.
         """
-        stored, rejected = f"{uuid.uuid4().hex}.parquet", list[Rejected]()
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.scratch, suffix=".parquet") as local:
+        stored, rejected = self._named("parquet"), list[Rejected]()
+        self.files.scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.files.scratch, suffix=".parquet") as local:
             writer: pq.ParquetWriter | None = None
             count = 0
             try:
@@ -112,31 +159,18 @@ class LandedFiles:
                     where=where,
                     next="Let it have a row or a header, or declare the source's schema=.",
                 )
-            size, digest = self.storage.put_file(Path(local.name), self.path(stored))
+            size, digest = self.files.storage.put_file(Path(local.name), self.files.path(stored))
         return LandedPart(stored, size, digest, tuple(rejected))
-
-    def path(self, stored: str) -> str:
-        """Below the pipeline's storage."""
-        return f"{LANDED}/{self.source}/{stored}"
 
     def put(self, data: bytes, ending: str) -> tuple[str, str]:
         """Write a file as it is; returns its name, and its sha256."""
-        stored = f"{uuid.uuid4().hex}.{ending}"
-        self.storage.put_bytes(self.path(stored), data)
+        stored = self._named(ending)
+        self.files.storage.put_bytes(self.files.path(stored), data)
         return stored, hashlib.sha256(data).hexdigest()
 
-    def delete(self, files: Iterable[SourceFile]) -> None:
-        """Remove the files of an epoch that has ended."""
-        for file in files:
-            if file.landed is not None:
-                self.storage.delete(self.path(file.landed))
-
-    @contextmanager
-    def elsewhere(self) -> Iterator[LandedFiles]:
-        """The same source in a directory of this host, which is removed: for who looks at rows, and owns nothing."""
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.scratch) as root:
-            yield LandedFiles(root, self.source, None, self.scratch)
+    def _named(self, ending: str) -> str:
+        self.written.append(stored := f"{uuid.uuid4().hex}.{ending}")
+        return stored
 
 
 def _not_later(

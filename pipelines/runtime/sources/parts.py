@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ import structlog
 
 from configs.settings import EpochSettings
 from pipelines.runtime.connectors.source import (
+    Batch,
     Connector,
     Lag,
     Limits,
@@ -34,12 +36,12 @@ from pipelines.runtime.sources import archive
 from pipelines.runtime.sources.archive import Archives
 from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
-from pipelines.runtime.sources.landed import LandedFiles
+from pipelines.runtime.sources.landed import LandedFiles, LandingAttempt
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
 from state_ops.checkpoints.checkpoint import StateFile
-from state_ops.errors import InputError, LostError
+from state_ops.errors import InputError, LostError, TransientError
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
@@ -155,21 +157,30 @@ class PartsReader(SourceReader):
             return reader._slice(position, _PREVIEWED, expected, time.time_ns() // 1000)
 
     def _slice(self, position: Position | None, limits: Limits, expected: pa.Schema | None, now: int) -> Slice:
+        assert self.landed is not None, "a connector's rows are landed"
+        with self.landed.attempt() as attempt:
+            planned = self._planned(attempt, position, limits, expected, now)
+            attempt.kept.update(attempt.written)
+            return planned
+
+    def _planned(
+        self, attempt: LandingAttempt, position: Position | None, limits: Limits, expected: pa.Schema | None, now: int
+    ) -> Slice:
         upto = self._upto() if self._upto is not None else None
         before = _times(position)
         begin = self._at(position)
         kept = self._slice_at(begin)
         if kept is not None:
             planned = kept.planned
-            landed, archived = self._taken(kept)
+            landed, archived = self._taken(attempt, kept)
             gathered = self._gathered(landed, expected)
         else:
             planned = self.connector.plan(begin, limits, upto, self._too_far_ahead(before, now))
             for lost in planned.lost:
                 log.warning("a part of the source is lost", source=self.source.name, where=lost.where, what=lost.what)
-            gathered, archived = self._landed(planned.parts, expected, now)
+            gathered, archived = self._landed(attempt, planned.parts, expected, now)
             if self.source.archive and planned.position != begin:  # else there is nothing to go on from under it
-                archived = (self._noted(planned, gathered.files, gathered.bad_rows), *archived)
+                archived = (_noted(attempt, planned, gathered.files, gathered.bad_rows), *archived)
         return self._with_times(
             Slice(
                 tuple(gathered.files),
@@ -193,7 +204,10 @@ class PartsReader(SourceReader):
             Part(file["name"], file["part"]["partition"], file["part"]["place"], file["rows"])
             for file in recorded["files"]
         ]
-        gathered, _ = self._landed(parts, expected, recorded.get("now"))
+        assert self.landed is not None, "a connector's rows are landed"
+        with self.landed.attempt() as attempt:
+            gathered, _ = self._landed(attempt, parts, expected, recorded.get("now"))
+            attempt.kept.update(attempt.written)
         for file, was in zip(gathered.files, recorded["files"], strict=True):
             if file.rows != was["rows"]:
                 raise InputError(
@@ -210,23 +224,18 @@ class PartsReader(SourceReader):
         )  # fmt: skip
 
     def _landed(
-        self, parts: Sequence[Part], expected: pa.Schema | None, now: int | None
+        self, attempt: LandingAttempt, parts: Sequence[Part], expected: pa.Schema | None, now: int | None
     ) -> tuple[Gathered, tuple[ArchivedFile, ...]]:
         """Parts as Parquet files, and these as a checkpoint of an archived source names them. now: by which event times
         are too far ahead."""
         future = self.source.length("max_future")
         latest = now + future if future is not None and now is not None else None
-        assert self.landed is not None, "a connector's rows are landed"
-        landed = together(partial(self._land, latest), parts, at_once=_THREADS)
-        try:
-            gathered = self._gathered([(file, bad_rows) for file, bad_rows, _ in landed], expected)
-        except BaseException:
-            self.landed.delete(file for file, _, _ in landed)
-            raise
+        landed = together(partial(self._land, attempt, latest), parts, at_once=_THREADS)
+        gathered = self._gathered([(file, bad_rows) for file, bad_rows, _ in landed], expected)
         if not self.source.archive:
             return gathered, ()
         return gathered, tuple(
-            ArchivedFile(self.landed.path(file.stored), file.size, digest, gathered.opened[number].rows)
+            ArchivedFile(attempt.files.path(file.stored), file.size, digest, gathered.opened[number].rows)
             for number, (file, _, digest) in enumerate(landed)
         )
 
@@ -239,21 +248,17 @@ class PartsReader(SourceReader):
                 gathered.add(opened, file.size, accepted)
         return gathered
 
-    def _land(self, latest: int | None, part: Part, _: object) -> tuple[SourceFile, list[BadRow], str]:
-        assert self.landed is not None, "a connector's rows are landed"
+    def _land(
+        self, attempt: LandingAttempt, latest: int | None, part: Part, cancelled: Event
+    ) -> tuple[SourceFile, list[BadRow], str]:
         connector, where = self.connector, self.connector.where(part)
-        landed = self.landed.land(connector.read(part), self.source.event_time, latest, where)
+        batches = _until(cancelled, connector.read(part), where)
+        landed = attempt.land(batches, self.source.event_time, latest, where)
         bad_rows = [BadRow(part.name, row.number, row.reason, row.raw) for row in landed.rejected]
         file = SourceFile(part.name, landed.size, 0, landed=landed.stored, landed_bytes=landed.size, part=part)
         return file, bad_rows, landed.digest
 
     # -- what is archived
-
-    def _noted(self, planned: Planned, files: Sequence[SourceFile], bad_rows: Sequence[BadRow]) -> ArchivedFile:
-        assert self.landed is not None, "a connector's rows are landed"
-        data = archive.note(planned, files, bad_rows)
-        stored, digest = self.landed.put(data, "json")
-        return ArchivedFile(self.landed.path(stored), len(data), digest, None)
 
     def _slice_at(self, begin: Position) -> Archived | None:
         """The archived slice that begins at a position; None: there is none."""
@@ -279,25 +284,31 @@ class PartsReader(SourceReader):
         planned = self.connector.plan(at, limits, end) if at != end else Planned((), at)
         return [*parts, *planned.parts], planned
 
-    def _taken(self, kept: Archived) -> tuple[list[tuple[SourceFile, list[BadRow]]], tuple[ArchivedFile, ...]]:
+    def _taken(
+        self, attempt: LandingAttempt, kept: Archived
+    ) -> tuple[list[tuple[SourceFile, list[BadRow]]], tuple[ArchivedFile, ...]]:
         """An archived slice's files in this storage, and as the checkpoint is to name them. A branch copies those of
         its pipeline."""
         if kept.is_here:
             return kept.landed, tuple(
                 ArchivedFile(file.path, file.bytes, file.digest, file.rows, new=False) for file in kept.files
             )
-        assert self.landed is not None, "a connector's rows are landed"
         landed, named = [], []
         for (file, bad_rows), stored in zip(kept.landed, kept.files[1:], strict=True):
-            name, digest = self.landed.put(archive.read(kept.storage, stored), "parquet")
+            name, digest = attempt.put(archive.read(kept.storage, stored), "parquet")
             landed.append((replace(file, landed=name), bad_rows))
-            named.append(ArchivedFile(self.landed.path(name), stored.bytes, digest, stored.rows))
+            named.append(ArchivedFile(attempt.files.path(name), stored.bytes, digest, stored.rows))
         bad = [row for _, bad_rows in landed for row in bad_rows]
-        return landed, (self._noted(kept.planned, [file for file, _ in landed], bad), *named)
+        return landed, (_noted(attempt, kept.planned, [file for file, _ in landed], bad), *named)
 
     def release(self, planned: Slice) -> None:
         if not self.source.archive:  # else the checkpoint names them
             super().release(planned)
+
+    def _written(self, planned: Slice) -> set[str]:
+        if self.source.archive:  # what was archived before is named by another checkpoint
+            return {file.path for file in planned.archived if file.new}
+        return super()._written(planned)
 
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
         old: Position = position or {"rows": 0, "parts": 0}
@@ -387,6 +398,23 @@ class PartsReader(SourceReader):
             return frozenset(times)
         most = min(times.values()) + max_ahead
         return frozenset(name for name, of in partitions.items() if of.newest is not None and of.newest > most)
+
+
+def _noted(
+    attempt: LandingAttempt, planned: Planned, files: Sequence[SourceFile], bad_rows: Sequence[BadRow]
+) -> ArchivedFile:
+    """The note of what an archived slice is."""
+    data = archive.note(planned, files, bad_rows)
+    stored, digest = attempt.put(data, "json")
+    return ArchivedFile(attempt.files.path(stored), len(data), digest, None)
+
+
+def _until(cancelled: Event, batches: Iterator[Batch], where: str) -> Iterator[Batch]:
+    """Batches as long as no other part of the slice has failed."""
+    for batch in batches:
+        yield batch
+        if cancelled.is_set():
+            raise TransientError("Another part of the slice could not be read.", where=where, next="Run again.")
 
 
 def _waiting(part: Part) -> SourceFile:

@@ -86,9 +86,9 @@ class SourceReader(ABC):
             TransientError: The source or the storage fails in a way that may pass.
         """
 
+    @abstractmethod
     def preview(self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
         """The same for who only looks at columns: nothing stays of it."""
-        return self.plan(position, limits, expected)
 
     @abstractmethod
     def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
@@ -136,9 +136,24 @@ class SourceReader(ABC):
         )
 
     def release(self, planned: Slice) -> None:
-        """The epoch of this slice has ended: what was written for it alone may go."""
+        """The epoch of this slice is committed: what was written for it alone may go."""
+        self.discard(planned)
+
+    def discard(self, planned: Slice, again: Slice | None = None) -> None:
+        """No checkpoint names this slice: what was written for it goes.
+
+        Args:
+            again: A slice that is read instead. What it names stays.
+        """
         if self.landed is not None:
-            self.landed.delete(planned.files)
+            kept = self._written(again) if again is not None else set()
+            for path in sorted(self._written(planned) - kept):
+                self.landed.storage.delete(path)
+
+    def _written(self, planned: Slice) -> set[str]:
+        """Paths of the files that were written for a slice."""
+        assert self.landed is not None, "else nothing is written"
+        return {self.landed.path(file.landed) for file in planned.files if file.landed is not None}
 
     def committed(self, position: Position) -> None:  # noqa: B027 - most sources need not be told
         """A checkpoint with this position is committed."""
