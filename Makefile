@@ -120,4 +120,5 @@ $(STAMP): requirements.lock pyproject.toml
 	fi
 	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip sync --quiet --require-hashes requirements.lock
 	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(PY) -m infra.class_archive || true  # Spark starts without it too
 	@touch $@

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from configs.settings import PROJECT, S3Settings, Settings
-from pipelines.runtime.execution import code_archive
+from pipelines.runtime.execution import class_archive, code_archive
 from pipelines.runtime.execution.java import java_home
 from pipelines.runtime.execution.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
 _SMALL_MACHINE = 4  # processors
+_BRIEF_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # Spark asks one for the command line that starts the other
 _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
 
 
@@ -71,6 +72,7 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     if jars:
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
     variables = worker_python(settings) | (jvm_environment(settings.storage.s3) if s3 else {})
+    variables["SPARK_LAUNCHER_OPTS"] = os.environ.get("SPARK_LAUNCHER_OPTS", _BRIEF_JVM)
     with _stderr_to(log_file(settings)), _environment(variables):
         try:
             if remote:
@@ -198,7 +200,7 @@ def name_main_module() -> None:
         main.__spec__ = ModuleSpec("__main__", None)
 
 
-def light_jvm(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+def light_jvm(master: str, conf: Mapping[str, str]) -> str:
     """Return options for a JVM that leaves a small machine's processors to Python: one compiler, one collector's
     thread.
 
@@ -207,13 +209,25 @@ def light_jvm(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     """
     cores = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master)
     if cores is None:
-        return {}
+        return ""
     threads = (os.cpu_count() or 1) if cores[1] == "*" else int(cores[1] or 1)
     if threads > _SMALL_MACHINE:
-        return {}
+        return ""
     chosen = " ".join([*conf.values(), os.environ.get("JAVA_TOOL_OPTIONS", "")])
     collector = "" if re.search(r"-XX:\+Use\w+GC\b", chosen) else "-XX:+UseSerialGC "
-    return {"spark.driver.defaultJavaOptions": f"{collector}-XX:TieredStopAtLevel=1"}
+    return f"{collector}-XX:TieredStopAtLevel=1"
+
+
+def _java_options(settings: Settings) -> dict[str, str]:
+    """Return what the JVMs of the driver and of executors are started with before all other options. Where an executor
+    has no such archive, it goes on without."""
+    chosen = " ".join([*settings.spark.conf.values(), os.environ.get("JAVA_TOOL_OPTIONS", "")])
+    archive = ""
+    if not re.search(r"-Xshare|-XX:(SharedArchiveFile|ArchiveClassesAtExit)", chosen):
+        archive = class_archive.java_options(settings.cache_dir, java_home(settings.cache_dir))
+    driver = f"{light_jvm(settings.spark.master, settings.spark.conf)} {archive}".strip()
+    options = {"spark.driver.defaultJavaOptions": driver, "spark.executor.defaultJavaOptions": archive}
+    return {name: value for name, value in options.items() if value}
 
 
 def _properties(settings: Settings) -> dict[str, str]:
@@ -249,7 +263,8 @@ def _properties(settings: Settings) -> dict[str, str]:
         properties |= hadoop_properties(settings.storage.s3)
     if spark.master.startswith("local"):
         properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        properties |= light_jvm(spark.master, spark.conf)
+    if not spark.master.startswith("sc://"):
+        properties |= _java_options(settings)
     for key in spark.conf:
         if _SECRET.search(key):
             raise ConfigurationError(
