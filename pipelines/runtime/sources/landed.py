@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from configs.settings import S3Settings
 from pipelines.runtime.connectors.source import Batch, Rejected
 from pipelines.runtime.sources.landing import LandingDirectory
-from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
 from state_ops.errors import InputError
 from state_ops.storage.instrumented_store import RequestCounts

@@ -78,7 +78,9 @@ def test_what_a_plan_has_landed_goes_that_is_not_begun(tmp_path, monkeypatch):
 
 
 def test_what_an_archived_source_has_landed_goes_with_its_epoch(tmp_path):
-    site = site_of(tmp_path, ARCHIVED, {"WEIR_CHECKPOINTS__NUM_RETAINED": "9", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"})
+    site = site_of(
+        tmp_path, ARCHIVED, {"WEIR_CHECKPOINTS__NUM_RETAINED": "9", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}
+    )
     for n in range(3):
         put(site.landing, "p", row("a", n, n))
         list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=FailingOnce()))
