@@ -244,6 +244,28 @@ class SourceContract:
         with raises(WeirError):
             begin(system, "at the beginning")
 
+    def test_a_position_that_is_none_is_refused(self, system: SourceSystem) -> None:
+        system.append(10)
+        with opened(system) as connector:
+            position = connector.plan(connector.begin(EARLIEST), CUTS[2]).position
+        wrong: list[Position] = [{}, {"no such thing": [1]}]
+        wrong += [{**position, name: [["nonsense"]]} for name in position]
+        for given in wrong:
+            with opened(system) as connector, raises(WeirError) as caught:
+                connector.begin(given)
+            is_clear(caught.error, system.secrets)
+
+    def test_a_partition_that_is_held_is_not_read(self, system: SourceSystem) -> None:
+        system.append(10)
+        position = begin(system)
+        every = plan(system, position, LARGE).ends
+        with opened(system) as connector:
+            planned = connector.plan(position, LARGE, None, frozenset(every))
+        assert planned.parts == ()
+        run = _Run(system, LARGE, planned.position)
+        run.until_end()
+        assert sorted(run.numbers) == list(range(10)), "it is read later"
+
     def test_it_begins_at_a_time(self, system: SourceSystem) -> None:
         system.append(10)
         long_ago, much_later = datetime(1971, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)

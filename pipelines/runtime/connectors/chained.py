@@ -23,6 +23,7 @@ from pipelines.runtime.connectors.source import (
     Planned,
     Position,
     Source,
+    no_position,
 )
 
 _HISTORY, _LIVE = "history", "live"
@@ -64,7 +65,7 @@ class _Chained:
 
     def begin(self, start: str | datetime | Position) -> Position:
         if isinstance(start, Mapping) and "of" in start:
-            return start
+            return self._checked(start)
         if start != EARLIEST:  # somebody seeks: in what is live
             return {"of": _LIVE, "at": self._by_name[_LIVE].begin(start)}
         history, live = self._source.history.start, self._source.live.start
@@ -74,9 +75,22 @@ class _Chained:
             "live": self._by_name[_LIVE].begin(_start(live)),
         }
 
+    def _checked(self, position: Position) -> Position:
+        """A position that a person has written. Raises ConfigurationError."""
+        of = position["of"]
+        inner = {"at": of, **({"live": _LIVE} if of == _HISTORY else {})}
+        if of not in (_HISTORY, _LIVE) or set(position) - {"live"} != {"of", "at"} or not inner.keys() <= set(position):
+            raise no_position(position, '{"of": "live", "at": ...}', f"source {self._source.name}")
+        for name, connector in inner.items():
+            if not isinstance(position[name], Mapping):
+                raise no_position(position, '{"of": "live", "at": ...}', f"source {self._source.name}")
+            self._by_name[connector].begin(position[name])
+        return position
+
     def plan(
         self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
     ) -> Planned:
+        position, upto = _of_chain(position), _of_chain(upto) if upto is not None else None
         of = position["of"]
         bound = upto["at"] if upto is not None and upto["of"] == of else None
         held = [name.partition(":")[2] for name in hold if name.startswith(f"{of}:")]
@@ -104,6 +118,7 @@ class _Chained:
             connector.verify([inner])
 
     def lag(self, position: Position) -> Lag:
+        position = _of_chain(position)
         return self._by_name[position["of"]].lag(position["at"])
 
     def where(self, part: Part) -> str:
@@ -111,11 +126,17 @@ class _Chained:
         return connector.where(inner)
 
     def committed(self, position: Position) -> None:
+        position = _of_chain(position)
         self._by_name[position["of"]].committed(position["at"])
 
     def close(self) -> None:
         for connector in self._by_name.values():
             connector.close()
+
+
+def _of_chain(position: Position) -> Position:
+    """A position of the live source alone, which had no history before it, is one in what is live."""
+    return position if "of" in position else {"of": _LIVE, "at": position}
 
 
 def _start(start: str | datetime | tuple[tuple[str, object], ...]) -> str | datetime | Position:

@@ -28,6 +28,7 @@ from pipelines.runtime.connectors.source import (
     Planned,
     Position,
     Source,
+    no_position,
 )
 from state_ops.errors import InputError, PipelineError
 
@@ -111,7 +112,10 @@ class _Generator:
 
     def begin(self, start: str | datetime | Position) -> Position:
         if isinstance(start, Mapping):
-            return _position(_next(start))
+            next = start.get("next")
+            if set(start) != {"next"} or type(next) is not int or next < 0:
+                raise no_position(start, '{"next": 0}', self._where())
+            return _position(next)
         if isinstance(start, datetime):
             if start.tzinfo is None:
                 start = start.replace(tzinfo=UTC)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from state_ops.durations import micros
-from state_ops.errors import PipelineError
+from state_ops.errors import ConfigurationError, PipelineError
 
 Json = Mapping[str, Any]
 Position = Mapping[str, Any]
@@ -28,6 +28,37 @@ FAIL, QUARANTINE, SKIP = "fail", "quarantine", "skip"
 FIX, ADD = "fix", "add"
 EARLIEST, LATEST = "earliest", "latest"
 RUNNING, LOOKING = 30.0, 5.0  # `patience` of a process that runs the pipeline, and of one that only looks
+
+
+def no_position(position: object, like: str, where: str) -> ConfigurationError:
+    """What is said to a position that is none of the source's. like: one that is, as JSON."""
+    return ConfigurationError(
+        f"This is no position of the source: {str(position)[:200]}",
+        where=where,
+        next=f"Say it as `weir checkpoints` shows it, e.g. {like}",
+    )
+
+
+def kind_of(position: Mapping[str, Any]) -> str | None:
+    """The kind of the source whose position a checkpoint records; None: it does not say."""
+    kind: str | None = position.get("kind", "file" if "seen" in position else None)
+    return kind
+
+
+def changed_kind(source: Source, position: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """What is wrong with a position that a source of another kind has recorded under the same name, and what to do;
+    None: nothing."""
+    was = None if position is None else kind_of(position)
+    if was is None or was == source.kind:
+        return None
+    what = f"The source {source.name!r} was a {was} source when it was read, and is a {source.kind} source now."
+    next = (
+        f"Give it another name, with {source.name!r} in retired= and the new one in added= of the pipeline, and it is "
+        "read from its start."
+    )
+    if source.kind != "file":
+        next += f" Or say where it goes on: weir seek PIPELINE {source.name} --to ..."
+    return what, next
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +181,8 @@ class Connector(Protocol):
         """The position from which to read.
 
         Args:
-            start: "earliest", "latest", a time from which on rows are wanted, or a position as of `Planned`.
+            start: "earliest", "latest", a time from which on rows are wanted, or a position as of `Planned`. A person
+                may have written that one: ConfigurationError for what is none.
         """
         ...
 

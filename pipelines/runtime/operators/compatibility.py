@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from pipelines.runtime.connectors.source import changed_kind
 from pipelines.runtime.definition import Pipeline, SessionWindow, Stage, source_of
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.timer_use import uses_timers
@@ -437,6 +438,10 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
     lost = sorted(set(head.offsets) - now)
     for name in lost:
         yield _gone(pipeline, "source", name, "the position")
+    for source in pipeline.sources:
+        changed = changed_kind(source, head.offsets.get(source.name))
+        if changed is not None:
+            yield Finding("source", source.name, "kind", Verdict.FLAG, *changed)
     for name in sorted(now - set(head.offsets)):
         keeping = [
             stage.uid

@@ -56,7 +56,7 @@ def readers(
             only = partial(_read_by, trunk, source.name) if trunk is not None else None
             return FilesReader(source, pattern, s3, only, landed)
         opening = partial(_opening, pipeline, settings, source, patience)
-        upto = partial(_at, trunk, source.name) if trunk is not None else None
+        upto = partial(_position, trunk, source.name) if trunk is not None else None
         return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, settings))
 
     return {source.name: reader(source) for source in pipeline.sources}
@@ -87,12 +87,6 @@ def _position(trunk: Registry, source: str) -> Position | None:
 def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
     """Which files of a source, by name, a pipeline has read."""
     return has_read(_position(trunk, source))
-
-
-def _at(trunk: Registry, source: str) -> Position | None:
-    """The same of a connector, as it says it."""
-    position = _position(trunk, source)
-    return position["at"] if position is not None else None
 
 
 @contextmanager

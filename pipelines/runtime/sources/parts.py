@@ -31,17 +31,19 @@ from pipelines.runtime.connectors.source import (
     Planned,
     Position,
     Source,
+    changed_kind,
 )
 from pipelines.runtime.sources import archive
 from pipelines.runtime.sources.archive import Archives
 from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
+from pipelines.runtime.sources.guarded import GuardedConnector, asking
 from pipelines.runtime.sources.landed import LandedFiles, LandingAttempt
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
 from state_ops.checkpoints.checkpoint import StateFile
-from state_ops.errors import InputError, LostError, TransientError
+from state_ops.errors import InputError, LostError, TransientError, WeirError
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
@@ -50,6 +52,7 @@ log = structlog.get_logger("weir.source")
 _THREADS = 4
 _EVERYTHING = Limits(1 << 31, 1 << 62, 1 << 62)
 _IN_SIGHT = Limits(256, 1 << 62, 1 << 62)  # a look need not count what has no end
+_ONE = Limits(1, 1, 1)
 _PREVIEWED = Limits(4, 1_000, 16 << 20)
 
 
@@ -107,7 +110,8 @@ class PartsReader(SourceReader):
         with self._opens:
             if self._connector is None:
                 assert self._opening is not None, "it is opened where slices are planned"
-                self._connector = self.source.open(self._opening())
+                with asking(self.location):
+                    self._connector = GuardedConnector(self.source.open(self._opening()), self.location)
             return self._connector
 
     @property
@@ -124,6 +128,7 @@ class PartsReader(SourceReader):
 
     def _at(self, position: Position | None) -> Position:
         """Where the connector goes on. What `start` says is found once: "latest" must not move on."""
+        position = self._own(position)
         if position is not None:
             at: Position = position["at"]
             return at
@@ -132,8 +137,13 @@ class PartsReader(SourceReader):
             self._begin = self.connector.begin(dict(start) if isinstance(start, tuple) else start)
         return self._begin
 
+    def _bound(self) -> Position | None:
+        """The position that must not be passed; None: there is none."""
+        upto = self._own(self._upto()) if self._upto is not None else None
+        return None if upto is None else upto["at"]
+
     def look(self, position: Position | None) -> Arrivals:
-        at, upto = self._at(position), self._upto() if self._upto is not None else None
+        at, upto = self._at(position), self._bound()
         fresh = [_waiting(part) for part in self._ahead(at, upto, _IN_SIGHT)[0]]
         if not fresh and position is not None and self._would_move(position):
             fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
@@ -166,7 +176,7 @@ class PartsReader(SourceReader):
     def _planned(
         self, attempt: LandingAttempt, position: Position | None, limits: Limits, expected: pa.Schema | None, now: int
     ) -> Slice:
-        upto = self._upto() if self._upto is not None else None
+        upto = self._bound()
         before = _times(position)
         begin = self._at(position)
         kept = self._slice_at(begin)
@@ -332,7 +342,7 @@ class PartsReader(SourceReader):
         if now is None:
             return [], []
         try:
-            parts, planned = self._ahead(self._at(then), now["at"], _EVERYTHING)
+            parts, planned = self._ahead(self._at(then), self._at(now), _EVERYTHING)
         except LostError as error:
             return [], [error.what.rstrip(".")]
         return [_waiting(part) for part in parts], [f"{lost.where}: {lost.what}" for lost in planned.lost]
@@ -348,16 +358,26 @@ class PartsReader(SourceReader):
         return {"rows read": position["rows"], "partitions": len(position.get("partitions", {})), **lost}
 
     def close(self) -> None:
-        if self._connector is not None:
-            self._connector.close()
-            self._connector = None
+        connector, self._connector = self._connector, None
+        try:
+            if connector is not None:
+                connector.close()
+        except WeirError as error:
+            log.warning("a source's connections were not closed", source=self.source.name, error=error.what)
 
     def sought(self, position: Position | None, to: str | datetime | Position) -> dict[str, Any]:
-        old: Position = position or {"kind": self.source.kind, "newest": None, "rows": 0, "parts": 0}
-        return {**old, "at": self.connector.begin(to), "partitions": {}}
+        old: Position = {"kind": self.source.kind, "newest": None, "rows": 0, "parts": 0}
+        if position is not None:  # event time goes on, also from another kind of source
+            old = position if changed_kind(self.source, position) is None else {**old, "newest": position.get("newest")}
+        at = self.connector.begin(to)
+        self.connector.plan(at, _ONE)  # nothing is committed that cannot be read on from
+        return {**old, "at": at, "partitions": {}}
 
     def committed(self, position: Position) -> None:
-        self.connector.committed(position["at"])
+        try:
+            self.connector.committed(position["at"])
+        except WeirError as error:  # the checkpoint stands, and nothing is read back
+            log.warning("a source was not told of a checkpoint", source=self.source.name, error=error.what)
 
     # -- event time by partition
 

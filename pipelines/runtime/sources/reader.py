@@ -17,13 +17,13 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import EpochSettings
-from pipelines.runtime.connectors.source import Lag, Position, Source
+from pipelines.runtime.connectors.source import Lag, Position, Source, changed_kind
 from pipelines.runtime.sources.file_check import greatest
 from pipelines.runtime.sources.landed import LandedFiles
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import BadRow, LeftOut, PartitionTime, Slice, SourceFile
-from state_ops.errors import ConfigurationError, InputError
+from state_ops.errors import ConfigurationError, InputError, PipelineError
 
 log = structlog.get_logger("weir.source")
 
@@ -40,6 +40,13 @@ class SourceReader(ABC):
         self._warned: set[tuple[Any, ...]] = set()
 
     # -- how far it is read
+
+    def _own(self, position: Position | None) -> Position | None:
+        """A position that this source has recorded. Raises PipelineError for one of another kind of source."""
+        changed = changed_kind(self.source, position)
+        if changed is not None:
+            raise PipelineError(changed[0], where=f"source {self.source.name}", next=changed[1])
+        return position
 
     @property
     @abstractmethod

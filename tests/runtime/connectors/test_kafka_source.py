@@ -429,3 +429,27 @@ def test_what_authors_write():
         topic_options=(("retention.ms", "-1"),),
         transaction_timeout=60,
     )
+
+
+def test_a_position_that_the_cluster_does_not_have_is_refused(kafka):
+    topic = kafka.create(2)
+    kafka.send(topic, values(1, 2, 3))
+    with opened(source(kafka, topic)) as connector:
+        position = connector.begin("earliest")
+        of = position["topics"][topic]
+        for wrong, what in (
+            ({"nowhere": of}, "nowhere"),
+            ({topic: {**of, "id": "another"}}, topic),
+            ({topic: {**of, "offsets": {"0": 0, "7": 0}}}, f"{topic}-7"),
+            ({topic: {**of, "offsets": {"0": 4}}}, f"{topic}-0, which ends at 3"),
+            ({topic: {**of, "offsets": {"0": "1"}}}, "no position of the source"),
+            ({topic: {**of, "offsets": {"zero": 1}}}, "no position of the source"),
+            ({topic: {"offsets": {}}}, "no position of the source"),
+            ([topic], "no position of the source"),
+        ):
+            with pytest.raises(ConfigurationError, match=re.escape(what)):
+                connector.begin({"topics": wrong})
+        with pytest.raises(ConfigurationError, match="no position of the source"):
+            connector.plan({"of": "live", "at": position}, ALL)  # once a chain: nothing is read twice
+        started = connector.begin({"topics": {topic: {**of, "offsets": {"0": 1, "1": 0}}}})
+        assert ids(connector, connector.plan(started, ALL)) == [2, 3]

@@ -34,8 +34,9 @@ from pipelines.runtime.connectors.source import (
     Planned,
     Position,
     Source,
+    no_position,
 )
-from state_ops.errors import LostError, PipelineError, TransientError, WeirError
+from state_ops.errors import ConfigurationError, LostError, PipelineError, TransientError, WeirError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -44,6 +45,7 @@ log = structlog.get_logger("weir.source")
 
 _EXTRA = ("key", "headers", "timestamp", "partition", "offset", "topic")
 _MESSAGE_BYTES = 1000  # of a message, as long as none has been read
+_LIKE = '{"topics": {"clicks": {"id": "...", "offsets": {"0": 17}}}}'
 _RETENTION = "docs/playbooks/kafka.md"
 
 
@@ -154,7 +156,7 @@ class KafkaConnector:
 
     def begin(self, start: str | datetime | Position) -> Position:
         if isinstance(start, Mapping):
-            return start
+            return self._checked(start)
         from confluent_kafka.admin import OffsetSpec
 
         topics = self._cluster.described()
@@ -176,9 +178,35 @@ class KafkaConnector:
             found = {key: min(offset, ends[key]) if offset >= 0 else ends[key] for key, offset in found.items()}
         return _position({name: topic.id for name, topic in topics.items()}, found)
 
+    def _checked(self, position: Position) -> Position:
+        """A position that a person has written. Raises ConfigurationError for what is none, and for topics, partitions
+        and offsets that the cluster does not have."""
+        if not _is_position(position):
+            raise no_position(position, _LIKE, self._client.where)
+        topics = self._cluster.described()
+        wrong = [name for name, of in position["topics"].items() if name not in topics or topics[name].id != of["id"]]
+        begins = _begins(position, {name: topic.id for name, topic in topics.items()})
+        there = self._cluster.offsets(keys_of(topics))
+        known = set(keys_of(topics))
+        wrong += [title(key) for key in begins if key not in known]
+        wrong += [
+            f"{title(key)}, which ends at {there[key].high:,}"
+            for key, offset in begins.items()
+            if key in there and offset > there[key].high
+        ]
+        if wrong:
+            raise ConfigurationError(
+                f"The position names what is not there: {'; '.join(wrong)}.",
+                where=self._client.where,
+                next="Name topics with their ids, partitions and offsets as `weir checkpoints` shows them.",
+            )
+        return position
+
     def plan(
         self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
     ) -> Planned:
+        if "topics" not in position:  # of a chain, or of another kind of source
+            raise no_position(position, _LIKE, self._client.where)
         topics = self._cluster.described()
         if not self._source.archive:
             self._cluster.check_compaction(topics)
@@ -396,6 +424,22 @@ class KafkaConnector:
 _NEXT_AFTER_LOSS = (
     f'Bring the messages back; or say on_lost="skip", which goes on with what is there and records it: {_RETENTION}.'
 )
+
+
+def _is_position(position: Position) -> bool:
+    topics = position.get("topics")
+    return (
+        set(position) <= {"topics", "turn"}
+        and isinstance(position.get("turn", ""), str)
+        and isinstance(topics, Mapping)
+        and all(isinstance(of, Mapping) and set(of) == {"id", "offsets"} for of in topics.values())
+        and all(isinstance(of["id"], str) and isinstance(of["offsets"], Mapping) for of in topics.values())
+        and all(
+            number.isdecimal() and type(offset) is int and offset >= 0
+            for of in topics.values()
+            for number, offset in of["offsets"].items()
+        )
+    )
 
 
 def _compiles(pattern: str) -> bool:

@@ -34,6 +34,7 @@ from pipelines.runtime.connectors.source import (
     Position,
     Rejected,
     Source,
+    no_position,
 )
 from state_ops.errors import InputError, PipelineError, VanishedError
 
@@ -137,7 +138,7 @@ class _Connector:
         with self._server.connection() as connection:
             kind = self._cursor_kind(connection)
             if isinstance(start, Mapping):
-                return _position(start["after"])
+                return self._checked(connection, kind, start)
             if start == EARLIEST:
                 return _position(None)
             if start == LATEST:
@@ -153,6 +154,19 @@ class _Connector:
             where=self._where,
             next='Say "earliest", "latest", a position {"after": "..."}; or a time where the cursor is one.',
         )
+
+    def _checked(self, connection: Connection, kind: str, position: Position) -> Position:
+        """A position that a person has written, as the server spells it. Raises ConfigurationError."""
+        after = position.get("after")
+        if set(position) != {"after"} or not isinstance(after, str | None):
+            raise no_position(position, '{"after": "..."}', self._where)
+        if after is None:
+            return _position(None)
+        try:
+            (there,) = connection.rows(f"SELECT {literal(after)}::{kind}::text AS after")
+        except InputError as error:
+            raise no_position(position, f'{{"after": "..."}}, of type {kind}', self._where) from error
+        return _position(there["after"])
 
     def plan(
         self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()

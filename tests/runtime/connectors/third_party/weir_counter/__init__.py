@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pipelines.api import (
     Batch,
+    ConfigurationError,
     Connector,
     DamageError,
     InputError,
@@ -56,13 +57,19 @@ class Counter:
 
     def begin(self, start: str | datetime | Position) -> Position:
         if isinstance(start, Mapping):
+            if set(start) != {"line"} or not isinstance(start["line"], int):
+                raise ConfigurationError("This is no position.", where=str(self._path), next='Say {"line": 0}.')
             return start
         if start not in ("earliest", "latest"):
             raise PipelineError(f"A counter cannot start at {start!r}.", where=str(self._path))
         return {"line": len(self._lines()) if start == "latest" else 0}
 
-    def plan(self, position: Position, limits: Limits, upto: Position | None = None) -> Planned:
+    def plan(
+        self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
+    ) -> Planned:
         begin, lines = position["line"], self._lines()
+        if hold:  # it has one partition
+            return Planned((), position, limited=begin < len(lines), ends={"file": False})
         end = len(lines) if upto is None else min(upto["line"], len(lines))
         most = begin + max(1, min(limits.rows, limits.bytes // 8))
         to = max(begin, min(end, most))
