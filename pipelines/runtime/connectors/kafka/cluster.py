@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.runtime.connectors.kafka.client import Client
 from state_ops.errors import ConfigurationError, InputError, PipelineError, TransientError, WeirError
 
+Answers = TypeVar("Answers")
+_RESTARTED_S = 0.5  # after which a broker that has just started knows what it leads
 _IN_NAMES = str.maketrans("/+", "_-")  # base64 as it can stand in a file's name
 Key = tuple[str, int]
 """A topic's name and a partition's number."""
@@ -92,26 +94,41 @@ class Cluster:
         """What those partitions have that can be reached."""
         from confluent_kafka.admin import OffsetSpec
 
-        asked = (
-            self._asked(keys, OffsetSpec.earliest(), False),
-            self._asked(keys, OffsetSpec.latest(), True),
-            self._asked(keys, OffsetSpec.latest(), False),
-        )
-        with self._fresh_after_failures():
-            lows, stables, highs = map(self._answers, asked)
+        def ask() -> list[dict[Key, int]]:
+            asked = (
+                self._asked(keys, OffsetSpec.earliest(), False),
+                self._asked(keys, OffsetSpec.latest(), True),
+                self._asked(keys, OffsetSpec.latest(), False),
+            )
+            return [self._answers(futures) for futures in asked]
+
+        lows, stables, highs = self._answered(ask)
         return {
             key: Offsets(lows[key], stables[key], highs[key])
             for key in keys
             if key in lows and key in stables and key in highs
         }
 
-    @contextmanager
-    def _fresh_after_failures(self) -> Iterator[None]:
-        """If a partition does not answer, the next call is by a new connection: an old one may go on to ask as if a
-        partition's leader were what it was, for minutes."""
+    def _answered(self, ask: Callable[[], Answers]) -> Answers:
+        """What partitions answer; where none does, what they answer to a new connection.
+
+        If a partition does not answer, the next call is by a new connection in any case: an old one may go on to ask as
+        if a partition's leader were what it was, for minutes, and by an epoch of that leader's which a broker that has
+        just restarted does not know yet.
+        """
+        began = time.monotonic()
+        try:
+            return self._then_fresh(ask)
+        except TransientError:
+            if time.monotonic() - began > self._client.timeout_s / 2:
+                raise
+            time.sleep(_RESTARTED_S)
+            return self._then_fresh(ask)
+
+    def _then_fresh(self, ask: Callable[[], Answers]) -> Answers:
         self._has_failed = False
         try:
-            yield
+            return ask()
         finally:
             if self._has_failed:
                 self._client.close()
@@ -133,9 +150,7 @@ class Cluster:
             time.sleep(0.05)  # of a topic that was created just now the broker may not have heard yet
 
     def listed(self, keys: Sequence[Key], spec: Any, is_stable: bool, what: str = "offset") -> dict[Key, int]:
-        asked = self._asked(keys, spec, is_stable)
-        with self._fresh_after_failures():
-            return self._answers(asked, what)
+        return self._answered(lambda: self._answers(self._asked(keys, spec, is_stable), what))
 
     def _asked(self, keys: Sequence[Key], spec: Any, is_stable: bool) -> Mapping[Any, Any]:
         from confluent_kafka import IsolationLevel, TopicPartition
