@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening, no_rows
+from pipelines.runtime.connectors.sink import Expiring, Published, Publisher, Rows, Sink, SinkOpening, no_rows
 from pipelines.runtime.connectors.source import (
     Batch,
     Connector,
@@ -39,6 +39,7 @@ __all__ = [
     "ConfigurationError",
     "Connector",
     "DamageError",
+    "Expiring",
     "FencedError",
     "InputError",
     "Lag",

@@ -83,6 +83,10 @@ class GivenRows:
     def count(self) -> int:
         return len(self.rows)
 
+    @property
+    def since(self) -> None:
+        return None
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         for number, start in enumerate(range(0, len(self.rows), 2)):
             if self.after is not None and self.after[0] == number:

@@ -88,6 +88,14 @@ class KafkaTopics:
         place = TopicPartition(topic, partition, below)
         self.admin.delete_records([place])[place].result(30)
 
+    def end(self, topic: str, partition: int = 0) -> int:
+        """The offset behind the last message of a partition."""
+        consumer = Consumer(self._options | {"group.id": "tests"})
+        try:
+            return consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)[1]
+        finally:
+            consumer.close()
+
     def committed(self, topic: str) -> list[Any]:
         """All messages of a topic that a consumer of committed messages sees."""
         consumer = Consumer(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -33,8 +34,14 @@ class Rows(Protocol):
         """How many there are."""
         ...
 
+    @property
+    def since(self) -> datetime | None:
+        """When their epoch began: no process has published any of them before. None: that is not known."""
+        ...
+
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows in bounded batches. Rows of one key come in the order in which its stage handed them out."""
+        """The rows in bounded batches, each time in the same order. Rows of one key come in the order in which its
+        stage handed them out."""
         ...
 
 
@@ -86,12 +93,29 @@ class Publisher(Protocol):
         ...
 
 
+@runtime_checkable
+class Expiring(Protocol):
+    """What a publisher has beside it whose system may forget the marker, and can make it again from the rows."""
+
+    def recalled(self, published: int) -> int | None:
+        """The marker; where it was forgotten, what the rows say it was. It only reads.
+
+        Args:
+            published: The checkpoint that the registry says was published last: rows of older ones prove no other.
+        """
+        ...
+
+    def renew(self, published: int) -> None:
+        """Write the marker again, as `recalled` says it. Each run begins with this, once all is published."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SinkOpening:
     """What a definition is opened with.
 
     Attributes:
-        app_id: `<pipeline>/<branch>/<sink>`, stable for ever: whose marker it is.
+        app_id: `weir/<pipeline>/<branch>/<sink>`, stable for ever: whose marker it is.
         resolve: Fills {placeholders} from the configuration.
         options: What the configuration says under `connections.<name>`, secrets resolved; never recorded or shown.
         prove: Raises FencedError unless this process still owns the pipeline; always in one that only looks, as
@@ -148,6 +172,7 @@ def no_rows() -> Rows:
 class _NoRows:
     schema: Any = None
     count: int = 0
+    since: Any = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         return iter(())

@@ -11,6 +11,7 @@ from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sinks import delta, replace_partitions, replace_where, restore_version, upsert
+from pipelines.runtime.sinks.opening import marker_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
 from state_ops.checkpoints.checkpoint import (
@@ -69,7 +70,8 @@ def _behind_what_failed(context: RunContext, checkpoint: Checkpoint, sinks: Coll
     """A checkpoint that follows what its sinks have: perhaps an epoch that failed after its rows were delivered."""
     chain = dict(checkpoint.sinks)
     for sink in sinks:
-        marker, before = context.sinks.marker(sink, checkpoint), chain[sink]["before"]
+        before = chain[sink]["before"]
+        marker = context.sinks.marker(sink, checkpoint, before)
         if marker is not None and (before or 0) < marker < checkpoint.id:
             chain[sink] = {**chain[sink], "before": marker}
     return replace(checkpoint, sinks=chain)
@@ -108,7 +110,7 @@ def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Se
     if checkpoint.kind in TAKES_BACK:
         published = _move_marker(publisher, checkpoint, before, _chain(context.registry, sink))
     else:
-        rows = StagedRows(context.storage, files, context.settings.work_dir)
+        rows = StagedRows(context.storage, files, context.settings.work_dir, checkpoint.triggered_at)
         published = publisher.publish(before, checkpoint.id, rows)
     return publication(checkpoint, sink, published.version, len(files), published.rows, started)
 
@@ -120,11 +122,11 @@ def _move_marker(publisher: Publisher, checkpoint: Checkpoint, before: int | Non
     that was expected.
     """
     while True:
-        marker = publisher.marker()
+        marker = marker_of(publisher, before)
         try:
             return publisher.publish(marker if marker in chain else before, checkpoint.id, no_rows())
         except DamageError:
-            if publisher.marker() == marker:  # nobody was faster: it is not where any of them had left it
+            if marker_of(publisher, before) == marker:  # nobody was faster: it is not where any of them had left it
                 raise
 
 

@@ -82,6 +82,7 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
         publish_missing(context, lacking)
     head = context.registry.head()
     for sink in context.pipeline.sinks if epochs else ():
+        context.sinks.renew(sink.name, head)
         context.sinks.check_chain(sink.name, head)
     if epochs and head is not None:
         try:

@@ -12,10 +12,11 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease
+from state_ops.errors import DamageError
 from state_ops.fsck.check import Reading, check
 from state_ops.fsck.findings import Finding, Kind, Report
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
@@ -34,7 +35,7 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
     """
     storage, registry = open_storage(pipeline, settings)
     with Sinks(pipeline, settings, storage) as sinks:
-        alive, markers = lease.watch(storage), _markers(pipeline, sinks)
+        alive, markers = lease.watch(storage), _markers(pipeline, registry, sinks)
         report = check(
             storage,
             pipeline.app_id,
@@ -52,11 +53,22 @@ def _tables(pipeline: Pipeline) -> list[str]:
     return [sink.name for sink in pipeline.sinks if pipeline.is_table(sink)]
 
 
-def _markers(pipeline: Pipeline, sinks: Sinks) -> dict[str, Marker]:
+def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, Marker]:
     """How sinks that are no tables, and have a marker, are asked for it."""
 
     def marker_of(name: str) -> Marker:
-        return lambda: sinks.publisher(name).marker()
+        def marker() -> int | None:
+            head = registry.head()
+            ids = head.sinks.get(name) if head is not None else None
+            if ids is None:
+                return sinks.marker(name, head, None)
+            is_there = all(row.id != ids["id"] for row in unpublished(registry))
+            try:
+                return sinks.marker(name, head, ids["id" if is_there else "before"])
+            except DamageError:  # it has forgotten the marker, and nothing is there from which it could be made again
+                return None
+
+        return marker
 
     asked = [sink for sink in pipeline.sinks if not pipeline.is_table(sink) and sink.exactly_once]
     return {sink.name: marker_of(sink.name) for sink in asked}
@@ -79,7 +91,7 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
     owner between
     two epochs: nothing of its own may be in flight.
     """
-    pipeline, markers = context.pipeline, _markers(context.pipeline, context.sinks)
+    pipeline, markers = context.pipeline, _markers(context.pipeline, context.registry, context.sinks)
     fresh = check(
         context.storage,
         pipeline.app_id,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink, partitions
-from pipelines.runtime.connectors.sink import Publisher, Sink, SinkOpening
+from pipelines.runtime.connectors.sink import Expiring, Publisher, Sink, SinkOpening
 from pipelines.runtime.connectors.source import ADD, LOOKING, RUNNING
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
@@ -164,22 +164,38 @@ class Sinks:
         if was != now and head is not None and head.published(name) is not None:
             return f"it is {now or 'a table'} now, and checkpoint {head.published(name)} knows it as {was or 'a table'}"
         published = head.published(name) if head is not None else None
-        if self._pipeline.early and (marker := self.marker(name, head)) is not None and marker > (published or 0):
+        marker = self.marker(name, head, published) if self._pipeline.early else None
+        if marker is not None and marker > (published or 0):
             return None  # it has rows of an epoch that failed after they were delivered
         if self._at_table(name, head):
             return delta.diverged(self._storage, self._pipeline.app_id, name, head)
         if sink is None or not sink.exactly_once:
             return None
-        marker = self.publisher(name).marker()
+        marker = self.marker(name, head, published)
         if marker == published:
             return None
         return f"its last published checkpoint is {marker}, but the registry's newest is {published}"
 
-    def marker(self, name: str, head: Checkpoint | None) -> int | None:
-        """The newest checkpoint that a sink has; None: none, or the code has the sink no more."""
+    def marker(self, name: str, head: Checkpoint | None, published: int | None) -> int | None:
+        """The newest checkpoint that a sink has; None: none, or the code has the sink no more.
+
+        Args:
+            published: The one that the registry says was published last.
+        """
         if self._at_table(name, head):
             return delta.marker(self._storage, self._pipeline.app_id, name)
-        return self.publisher(name).marker() if self._pipeline.sink(name) is not None else None
+        if self._pipeline.sink(name) is None:
+            return None
+        return marker_of(self.publisher(name), published)
+
+    def renew(self, name: str, head: Checkpoint | None) -> None:
+        """Write a marker again that its system may forget. Only in the process that owns the pipeline."""
+        published, sink = head.published(name) if head is not None else None, self._pipeline.sink(name)
+        if published is None or sink is None or self._pipeline.is_table(sink):
+            return
+        publisher = self.publisher(name)
+        if isinstance(publisher, Expiring):
+            publisher.renew(published)
 
     def recorded(self, name: str) -> dict[str, str]:
         """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is."""
@@ -209,6 +225,13 @@ class Sinks:
     def _at_table(self, name: str, head: Checkpoint | None) -> bool:
         sink = self._pipeline.sink(name)
         return self._pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
+
+
+def marker_of(publisher: Publisher, published: int | None) -> int | None:
+    """The newest checkpoint that a sink has which is no table. published: what the registry says was published last."""
+    if published is not None and isinstance(publisher, Expiring):
+        return publisher.recalled(published)
+    return publisher.marker()
 
 
 def kind_in(checkpoint: Checkpoint | None, name: str) -> str | None:

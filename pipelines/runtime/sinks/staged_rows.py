@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -22,11 +23,14 @@ class StagedRows:
     Args:
         files: Staged rows as the checkpoint lists them. Rows of one key are in one file, in the order in which its
             stage handed them out.
+        since: When their epoch began.
         scratch: A directory for the files that are being read, one at a time.
     """
 
-    def __init__(self, storage: Storage, files: Sequence[StateFile], scratch: Path) -> None:
-        self._storage, self._scratch = storage, scratch
+    def __init__(
+        self, storage: Storage, files: Sequence[StateFile], scratch: Path, since: datetime | None = None
+    ) -> None:
+        self._storage, self._scratch, self.since = storage, scratch, since
         self._files = sorted(files, key=lambda file: (file.operator, file.subtask, file.path))
 
     @property

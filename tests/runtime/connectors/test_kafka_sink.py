@@ -19,14 +19,16 @@ import stamina
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from pipelines.runtime.connectors.kafka.encoding import encoder
+from pipelines.runtime.connectors.kafka.marker import Marker
 from pipelines.runtime.connectors.kafka.sink import KafkaSink
+from pipelines.runtime.connectors.kafka.transactions import Transactions
 from pipelines.runtime.connectors.sink import Publisher, SinkOpening, no_rows
 from pipelines.testing.sink_contract import SCHEMA, given
 from state_ops.errors import DamageError, FencedError, PipelineError, TransientError
 from tests.tools.kafka import KafkaTopics
 from tests.tools.kafka_proxy import KafkaProxy
 
-APP = "flights/main/out"
+APP = "weir/flights/main/out"
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def ids(kafka: KafkaTopics, topic: str) -> list[int]:
 
 
 def forget_marker(kafka: KafkaTopics) -> None:
-    kafka.admin.delete_consumer_groups([f"weir/{APP}"])[f"weir/{APP}"].result(30)
+    kafka.admin.delete_consumer_groups([APP])[APP].result(30)
 
 
 def test_the_answer_to_a_commit_is_lost_once(kafka):
@@ -79,7 +81,7 @@ def test_the_outcome_of_a_commit_stays_unknown(kafka, monkeypatch, which):
         began = one._begun  # type: ignore[attr-defined]
 
         def begun(previous: int | None) -> Any:
-            if one._producer is None:  # type: ignore[attr-defined]
+            if one._transactions is None:  # type: ignore[attr-defined]
                 setattr(proxy, which, 0)  # the network is mended before the next producer comes
             return began(previous)
 
@@ -169,8 +171,8 @@ def test_a_topic_that_was_made_anew_is_damage(kafka):
         one.publish(3, 4, given(2))
     assert topic in str(caught.value) and "kafka.md" in str(caught.value)
     # As the playbook says it.
-    place = ConsumerGroupTopicPartitions(f"weir/{APP}", [TopicPartition(topic, 0, 3)])
-    kafka.admin.alter_consumer_group_offsets([place])[f"weir/{APP}"].result(30)
+    place = ConsumerGroupTopicPartitions(APP, [TopicPartition(topic, 0, 3)])
+    kafka.admin.alter_consumer_group_offsets([place])[APP].result(30)
     with publisher(kafka, topic) as one:
         assert one.publish(3, 4, given(2)).rows == 1
     assert ids(kafka, topic) == [2]
@@ -182,17 +184,17 @@ def test_each_start_writes_the_marker_again(kafka, monkeypatch):
         one.publish(None, 1, given(1))
 
     with publisher(kafka, topic) as one:
-        commits, commit = [], one._commit  # type: ignore[attr-defined]
-        monkeypatch.setattr(one, "_commit", lambda *arguments: (commits.append(arguments[1:]), commit(*arguments)))
+        commits, run = [], Transactions.run
+        monkeypatch.setattr(Transactions, "run", lambda *given: commits.append(run(*given)) or commits[-1])
         for _ in range(3):
             assert one.publish(None, 1, given(1)).rows == 0
-        assert commits == [(1, None)], "once is enough"
+        assert commits == [(Marker(1), 0)], "once is enough"
         assert one.marker() == 1
 
 
 def test_a_transaction_that_a_killed_process_left_open(kafka):
     topic = kafka.create()
-    killed = kafka.transactional(f"weir/{APP}")
+    killed = kafka.transactional(APP)
     killed.begin_transaction()
     kafka.send(topic, [b'{"id": 9}'], producer=killed)
     with publisher(kafka, topic) as one:

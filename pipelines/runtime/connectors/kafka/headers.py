@@ -1,65 +1,110 @@
-"""The header that each message of a sink has: which checkpoint of which sink it belongs to."""
+"""The header that each message of a sink has: which row of which checkpoint of which sink it is.
+
+From these the marker is made again where brokers have forgotten it: a partition has the rows of a sink in their order,
+so its newest message of a sink tells how far it has got there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from pipelines.runtime.connectors.kafka import reading
 from pipelines.runtime.connectors.kafka.client import Client
+from state_ops.errors import DamageError
 
 HEADER = "weir-checkpoint"
 _LOOK_BACK = 1000  # messages of a partition that are read first; then twice as many, and so on
+_CLOCKS_DIFFER = timedelta(days=1)
+
+Headers = list[tuple[str, str | bytes | None]]
 
 
-def of(checkpoint: int, app_id: str) -> list[tuple[str, str | bytes | None]]:
-    """The headers of a message."""
-    return [(HEADER, f"{checkpoint} {app_id}".encode())]
+@dataclass(frozen=True, order=True, slots=True)
+class Sent:
+    """A row that is in the topic. row: from 0; count: how many its checkpoint has. Earlier releases, which had a
+    checkpoint in one transaction, wrote neither: row 0 of 1."""
+
+    checkpoint: int
+    row: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the topic has its checkpoint whole."""
+        return self.row + 1 == self.count
 
 
-def last(client: Client, topic: str, group: str, app_id: str, enough: int) -> int | None:
-    """The newest checkpoint of a sink that has messages in a topic; None if it has none there. Reads each partition
-    backwards to the sink's last message.
+def of(checkpoint: int, app_id: str, count: int) -> Callable[[int], Headers]:
+    """By its number, the headers of a row's message."""
+    begin, end = f"{checkpoint} {app_id} ", f"/{count}"
+    return lambda row: [(HEADER, f"{begin}{row}{end}".encode())]
+
+
+def newest(client: Client, topic: str, app_id: str, since: datetime | None = None) -> Sent | None:
+    """The newest row of a sink that a topic has; None if it has none. Reads each partition backwards to the sink's last
+    message.
 
     Args:
-        group: By which brokers know who reads.
-        enough: A checkpoint that ends the search.
+        since: No row was sent before.
+
+    Raises:
+        DamageError: What else it had has expired, so that nobody knows.
     """
-    consumer = reading.consumer(client, group)
-    newest: int | None = None
+    consumer = reading.consumer(client, app_id)
+    rows, is_unsure = [], False
     try:
         for partition in consumer.list_topics(topic, client.timeout_s).topics[topic].partitions:
-            checkpoint = _last_of(client, consumer, topic, partition, app_id)
-            if checkpoint is not None:
-                newest = max(checkpoint, newest or checkpoint)
-                if newest >= enough:
-                    break
+            row, has_expired = _newest_of(client, consumer, topic, partition, app_id, since)
+            rows += [row] if row is not None else []
+            is_unsure = is_unsure or (row is None and has_expired)
     except client.kafka.KafkaException as error:
         raise client.failure(error.args[0], f"the topic {topic} cannot be read") from error
     finally:
         consumer.close()
-    return newest
+    found = max(rows, default=None)
+    if found is not None and not found.is_last and is_unsure:
+        raise DamageError(
+            f"The topic {topic} has {found.row + 1} of the {found.count} rows of checkpoint {found.checkpoint}, or had "
+            "more: brokers have forgotten the marker, and messages have expired.",
+            where=f"{client.where}, consumer group {app_id}",
+            next="See what consumers have got, and set the marker by hand: docs/playbooks/kafka.md.",
+        )
+    return found
 
 
-def _last_of(client: Client, consumer: Any, topic: str, partition: int, app_id: str) -> int | None:
+def _newest_of(
+    client: Client, consumer: Any, topic: str, partition: int, app_id: str, since: datetime | None
+) -> tuple[Sent | None, bool]:
+    """The newest row in a partition, and whether messages of it have expired."""
     from confluent_kafka import TopicPartition
 
     low, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), client.timeout_s)
-    size = _LOOK_BACK
-    while end > low:
-        begin = max(low, end - size)
-        checkpoints = [
-            checkpoint
+    first, size = low, _LOOK_BACK
+    if since is not None:
+        at = int((since - _CLOCKS_DIFFER).timestamp() * 1000)
+        (place,) = consumer.offsets_for_times([TopicPartition(topic, partition, at)], client.timeout_s)
+        first = place.offset if place.offset >= 0 else end
+    while end > first:
+        begin = max(first, end - size)
+        rows = [
+            row
             for bunch in reading.messages(client, consumer, topic, partition, begin, end, waits=False)
             for message in bunch
             for name, value in reading.headers_of(message)
-            if name == HEADER and (checkpoint := _own(value or b"", app_id)) is not None
+            if name == HEADER and (row := _own(value or b"", app_id)) is not None
         ]
-        if checkpoints:
-            return max(checkpoints)
+        if rows:
+            return max(rows), low > 0
         end, size = begin, size * 2
-    return None
+    return None, low > 0
 
 
-def _own(header: bytes, app_id: str) -> int | None:
-    checkpoint, _, owner = header.partition(b" ")
-    return int(checkpoint) if checkpoint.isdigit() and owner == app_id.encode() else None
+def _own(header: bytes, app_id: str) -> Sent | None:
+    checkpoint, _, rest = header.partition(b" ")
+    owner, _, place = rest.partition(b" ")
+    row, _, count = (place or b"0/1").partition(b"/")
+    is_own = owner == app_id.encode() and all(number.isdigit() for number in (checkpoint, row, count))
+    return Sent(int(checkpoint), int(row), int(count)) if is_own else None

@@ -1,36 +1,33 @@
-"""A Kafka topic as a sink: the rows of a checkpoint and the marker in one transaction.
+"""A Kafka topic as a sink: the rows of a checkpoint and the marker in one transaction, or in several if they take long.
 
     prove -> init_transactions -> read the marker -> send rows and marker -> commit
 
-The marker is an offset of a consumer group that has no consumers: group = the sink's app_id, partition 0 of the topic,
-offset = the checkpoint. `init_transactions` ends whatever an earlier process with the same transactional.id has left
-open, and locks that process out. So what the marker says afterwards stays true until our commit, or our commit fails.
+Where a checkpoint takes more than a quarter of a transaction's time to send, what was sent is committed with a marker
+that says how many rows it has, and the next transaction goes on. Whoever comes after a crash goes on behind that.
 
 Brokers forget group offsets after a week (`offsets.retention.minutes`) in which nothing was published. So each message
-has a header `weir-checkpoint` with the app_id and the checkpoint, from which the marker is made again.
+has a header that says which row of which checkpoint it is, from which the marker is made again, and each run writes it
+again (docs/adr/0061-a-marker-in-every-sink.md).
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from pipelines.runtime.connectors.kafka import encoding, headers
 from pipelines.runtime.connectors.kafka.client import Client
+from pipelines.runtime.connectors.kafka.headers import Sent
+from pipelines.runtime.connectors.kafka.marker import Marker, stored
+from pipelines.runtime.connectors.kafka.transactions import EndedError, Message, Transactions
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 from state_ops.errors import ConfigurationError, DamageError, InputError, PipelineError, TransientError
 
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
-
 _ATTEMPTS = 5
+_SENDS = 0.25  # of a transaction's time; what is queued then, and the commit, have the rest
 _PAGE = "docs/playbooks/kafka.md"
 
 
@@ -86,10 +83,6 @@ class KafkaSink(Sink):
         return KafkaPublisher(self, opening)
 
 
-class _EndedError(Exception):
-    """The producer is of no use any more: it was fenced, or nobody knows whether its transaction was committed."""
-
-
 class KafkaPublisher:
     """One topic, for the pipeline that `opening` names."""
 
@@ -98,11 +91,10 @@ class KafkaPublisher:
         self._topic = opening.resolve(sink.topic)
         servers = opening.resolve(sink.servers)
         self._client = Client(f"sink {sink.name}", servers, opening.options, opening.patience)
-        self._kafka = self._client.kafka
-        self._id = f"weir/{opening.app_id}"
+        self._kafka, self._id = self._client.kafka, opening.app_id
         self._encode = encoding.encoder(sink.values, sink.schema, sink.schema_id, sink.key)
-        self._producer: Producer | None = None
-        self._newest: int | None = None  # what the marker says, as long as the producer lives
+        self._transactions: Transactions | None = None
+        self._marker: Marker | None = None  # as long as the producer lives
         self._is_written = False
 
     def check(self, schema: pa.Schema) -> None:
@@ -135,36 +127,26 @@ class KafkaPublisher:
             time.sleep(0.05)
 
     def marker(self) -> int | None:
-        codes = self._kafka.KafkaError
-        # A transaction that has been committed may not be written everywhere yet; a broker may just have started.
-        passing = (codes.UNSTABLE_OFFSET_COMMIT, codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR)
-        deadline = time.monotonic() + self._client.timeout_s
-        while True:
-            offset, error = self._stored_marker()
-            if error is None:
-                return offset if offset >= 0 else None
-            if error.code() == codes.UNKNOWN_TOPIC_OR_PART:
-                return None
-            if error.code() not in passing or time.monotonic() > deadline:
-                raise self._client.failure(error, f"the marker of the topic {self._topic} cannot be read")
-            time.sleep(0.02)
+        found = stored(self._client, self._topic, self._id)
+        return found.checkpoint if found is not None else None
+
+    def recalled(self, published: int) -> int | None:
+        found = stored(self._client, self._topic, self._id)
+        return (found if found is not None else self._recalled(published)).checkpoint
+
+    def renew(self, published: int) -> None:
+        def write() -> Published:
+            transactions = self._begun(published)
+            if self._marker is None:
+                self._marker = self._recalled(published)
+            self._write_again(transactions)
+            return Published(0)
+
+        self._tried(write, f"The marker at checkpoint {published} could not be written to")
 
     def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
-        ended: BaseException | None = None
-        for _ in range(_ATTEMPTS):
-            try:
-                return self._publish(previous, checkpoint, rows)
-            except _EndedError as error:
-                ended = error.__cause__
-                self._discard()
-            except TransientError:
-                self._discard()
-                raise
-        raise TransientError(
-            f"Checkpoint {checkpoint} could not be published to the topic {self._topic}: "
-            f"{self._client.hidden(str(ended))}",
-            where=self._where,
-            next=f"It is tried again, with nothing twice: {_PAGE}.",
+        return self._tried(
+            lambda: self._publish(previous, checkpoint, rows), f"Checkpoint {checkpoint} could not be published to"
         )
 
     def close(self) -> None:
@@ -174,47 +156,51 @@ class KafkaPublisher:
     def _where(self) -> str:
         return f"{self._client.where}, topic {self._topic}"
 
-    def _stored_marker(self) -> tuple[int, KafkaError | None]:
-        """The offset of the group, below 0 if it has none; or why it cannot be told."""
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-        asked = ConsumerGroupTopicPartitions(self._id, [TopicPartition(self._topic, 0)])
-        futures = self._client.admin.list_consumer_group_offsets(
-            [asked], require_stable=True, request_timeout=self._client.timeout_s
+    def _tried(self, action: Callable[[], Published], failing: str) -> Published:
+        """Do something that begins anew where the producer has ended."""
+        ended: BaseException | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return action()
+            except EndedError as error:
+                ended = error.__cause__
+                self._discard()
+            except BaseException:
+                self._discard()
+                raise
+        raise TransientError(
+            f"{failing} the topic {self._topic}: {self._client.hidden(str(ended))}",
+            where=self._where,
+            next=f"It is tried again, with nothing twice: {_PAGE}.",
         )
-        doing = f"the marker of the topic {self._topic} cannot be read"
-        try:
-            (partition,) = self._client.result(futures[self._id], doing).topic_partitions
-        except TransientError as error:
-            if isinstance(error.__cause__, self._kafka.KafkaException):
-                return -1, error.__cause__.args[0]
-            raise
-        return partition.offset, partition.error
 
     def _publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
-        producer = self._begun(previous)
-        if self._newest is not None and self._newest >= checkpoint:
-            if not self._is_written:  # so that brokers remember it for another week
-                self._commit(producer, self._newest, None)
-            return Published(0)
-        if self._newest is None and previous is not None:
-            self._newest = self._from_headers(previous, checkpoint)
-            if self._newest >= checkpoint:
-                self._commit(producer, self._newest, None)
+        transactions = self._begun(previous)
+        if self._marker is None:
+            self._marker = self._from_messages(previous, checkpoint, rows)
+            if self._marker is None:
                 return Published(0)
-        if self._newest != previous:
+        marker = self._marker
+        if (marker.checkpoint or 0) >= checkpoint:
+            self._write_again(transactions)
+            return Published(0)
+        is_begun = marker.next == checkpoint
+        if marker.checkpoint != previous or (is_begun and marker.count != rows.count):
+            part = f" and {marker.rows} of {marker.count} rows of {marker.next}" if is_begun else ""
             raise DamageError(
-                f"The topic {self._topic} has checkpoint {self._newest} of this pipeline, and the registry says that "
-                f"{'none' if previous is None else previous} was published last.",
+                f"The topic {self._topic} has checkpoint {marker.checkpoint}{part} of this pipeline, and the registry "
+                f"says that {'none' if previous is None else previous} was published last"
+                + (f" and that {checkpoint} has {rows.count} rows." if part else "."),
                 where=f"{self._where}, consumer group {self._id}",
                 next=f"Find out who has written there, and follow {_PAGE}.",
             )
-        self._commit(producer, checkpoint, rows)
-        return Published(rows.count)
+        first = marker.rows if is_begun else 0
+        self._send(transactions, replace(marker, next=checkpoint, rows=first, count=rows.count), rows)
+        return Published(rows.count - first)
 
-    def _begun(self, previous: int | None) -> Producer:
+    def _begun(self, previous: int | None) -> Transactions:
         """The producer of this process, which no other one has fenced so far as it knows."""
-        if self._producer is None:
+        if self._transactions is None:
             self._opening.prove()
             if not self._exists():
                 if previous is not None:
@@ -224,137 +210,63 @@ class KafkaPublisher:
                         next=f"Bring it back; or accept that its messages are lost: {_PAGE}.",
                     )
                 self.prepare()
-            from confluent_kafka import Producer
+            timeout_s = self._sink.transaction_timeout
+            self._transactions = Transactions(self._client, self._topic, self._id, timeout_s)
+            self._marker, self._is_written = stored(self._client, self._topic, self._id), False
+        return self._transactions
 
-            producer = self._client.opened(
-                Producer,
-                transactional_id=self._id,
-                enable_idempotence=True,
-                transaction_timeout_ms=self._sink.transaction_timeout * 1000,
-                partitioner="murmur2_random",  # as clients in Java place a key
-                linger_ms=20,
-                queue_buffering_max_messages=200_000,
-            )
-            self._call(producer, lambda: producer.init_transactions(1))
-            self._producer, self._newest, self._is_written = producer, self.marker(), False
-        return self._producer
+    def _write_again(self, transactions: Transactions) -> None:
+        """Let brokers remember the marker for another week."""
+        marker = self._marker
+        if marker is not None and not self._is_written:
+            transactions.run(lambda _: marker, iter(()), lambda _: [], 0)
+            self._is_written = True
 
-    def _commit(self, producer: Producer, checkpoint: int, rows: Rows | None) -> None:
-        """One transaction: the rows, and the marker at `checkpoint`."""
-        started = time.monotonic()
-        try:
-            self._call(producer, producer.begin_transaction)
-            if rows is not None:
-                self._send(producer, checkpoint, rows)
-            self._call(producer, lambda: self._send_marker(producer, checkpoint))
-            self._call(producer, lambda: producer.commit_transaction(1))
-        except BaseException as error:
-            if isinstance(error, _EndedError):
-                if time.monotonic() - started > self._sink.transaction_timeout:
-                    raise ConfigurationError(
-                        f"Publishing checkpoint {checkpoint} took longer than the {self._sink.transaction_timeout} s "
-                        "after which brokers abort a transaction.",
+    def _send(self, transactions: Transactions, begun: Marker, rows: Rows) -> None:
+        """Send what is missing of a checkpoint's rows, in as many transactions as it takes."""
+        checkpoint, count = begun.next or 0, begun.count
+        messages = self._messages(rows, begun.rows)
+        header = headers.of(checkpoint, self._id, count)
+        marker = begun
+        while marker.checkpoint != checkpoint:
+            part = marker
+
+            def with_part(sent: int, part: Marker = part) -> Marker:
+                there = part.rows + sent
+                if there > count or (there < count and not sent):
+                    raise DamageError(
+                        f"Checkpoint {checkpoint} has {'more' if there > count else 'fewer'} rows than the {count} "
+                        "that were committed.",
                         where=self._where,
-                        next="Raise transaction_timeout (the brokers' transaction.max.timeout.ms bounds it), or make "
-                        "epochs smaller.",
+                    )
+                return Marker(checkpoint) if there == count else replace(part, rows=there)
+
+            try:
+                marker, _ = transactions.run(with_part, messages, header, self._sink.transaction_timeout * _SENDS)
+            except EndedError as error:
+                if transactions.is_out_of_time:
+                    raise ConfigurationError(
+                        f"Publishing a part of checkpoint {checkpoint} took longer than the "
+                        f"{self._sink.transaction_timeout} s after which brokers abort a transaction.",
+                        where=self._where,
+                        next="Raise transaction_timeout; the brokers' transaction.max.timeout.ms bounds it.",
                     ) from error
-            else:
-                with suppress(self._kafka.KafkaException):
-                    producer.purge()
-                    producer.abort_transaction(self._client.timeout_s)
-                self._discard()
-            raise
-        self._newest, self._is_written = checkpoint, True
+                raise
+            self._marker, self._is_written = marker, True
 
-    def _send(self, producer: Producer, checkpoint: int, rows: Rows) -> None:
-        failed: list[Any] = []
-
-        def delivered(error: Any, _: Any) -> None:
-            if error is not None:
-                failed.append(error)
-
-        header = dict(headers.of(checkpoint, self._opening.app_id))
-        doing = f"a message cannot be written to the topic {self._topic}"
+    def _messages(self, rows: Rows, first: int) -> Iterator[Message]:
+        """The rows' messages, from one of them on."""
+        number = 0
         for batch in rows.batches():
-            for key, value in self._encode(batch):
-                while True:
-                    try:
-                        producer.produce(self._topic, value, key, headers=header, on_delivery=delivered)
-                        break
-                    except BufferError:
-                        self._poll(producer, 0.1, doing)
-                    except self._kafka.KafkaException as error:
-                        self._raise(error, doing)
-            self._poll(producer, 0, doing)
-            if failed:
-                break
-        deadline = time.monotonic() + self._sink.transaction_timeout
-        while len(producer) and not failed and time.monotonic() < deadline:
-            self._poll(producer, 0.05, doing)
-        if failed:
-            self._raise(self._kafka.KafkaException(failed[0]), doing)
-
-    def _send_marker(self, producer: Producer, checkpoint: int) -> None:
-        from confluent_kafka import Consumer, TopicPartition
-
-        consumer = self._client.opened(Consumer, group_id=self._id, enable_auto_commit=False)
-        try:
-            group = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
-        marker = TopicPartition(self._topic, 0, checkpoint, metadata=f"weir checkpoint {checkpoint}")
-        # The client may never return from this call where a broker was restarted (librdkafka issue 5456).
-        outcome: Future[None] = Future()
-
-        def send() -> None:
-            try:
-                producer.send_offsets_to_transaction([marker], group, self._client.timeout_s)
-                outcome.set_result(None)
-            except BaseException as error:
-                outcome.set_exception(error)
-
-        threading.Thread(target=send, daemon=True, name="weir-kafka-marker").start()
-        try:
-            outcome.result(self._client.timeout_s + 1)
-        except FutureTimeoutError as error:
-            raise _EndedError from error
-
-    def _call(self, producer: Producer, step: Any) -> None:
-        """One step of a transaction, repeated for as long as the client says that it may be.
-
-        Raises:
-            _EndedError: A new producer has to begin anew.
-            WeirError: Trying again is of no use.
-        """
-        deadline = time.monotonic() + self._client.timeout_s
-        doing = f"a transaction with the topic {self._topic} fails"
-        while True:
-            try:
-                step()
-                return
-            except self._kafka.KafkaException as error:
-                self._poll(producer, 0, doing)
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    self._raise(error, doing)
-
-    def _poll(self, producer: Producer, seconds: float, doing: str) -> None:
-        try:
-            producer.poll(seconds)
-        except self._kafka.KafkaException as error:
-            self._raise(error, doing)
-        self._client.check(doing)
-
-    def _raise(self, error: Any, doing: str) -> None:
-        """Raise what a failed step means."""
-        failure = self._client.failure(error.args[0], doing)
-        if isinstance(failure, TransientError | InputError):
-            raise _EndedError from error
-        raise failure from error
+            skipped = min(max(first - number, 0), batch.num_rows)
+            begin, number = number + skipped, number + batch.num_rows
+            for row, (key, value) in enumerate(self._encode(batch.slice(skipped)), begin):
+                yield row, key, value
 
     def _discard(self) -> None:
-        producer, self._producer, self._newest = self._producer, None, None
-        if producer is not None:
-            producer.purge()
+        transactions, self._transactions, self._marker = self._transactions, None, None
+        if transactions is not None:
+            transactions.close()
         self._client.close()  # it may wait for ever for a coordinator that it remembers
 
     def _exists(self) -> bool:
@@ -369,21 +281,44 @@ class KafkaPublisher:
             return False
         return True
 
-    def _from_headers(self, previous: int, checkpoint: int) -> int:
-        """The marker, which brokers have forgotten, as the headers of messages say it.
+    def _from_messages(self, previous: int | None, checkpoint: int, rows: Rows) -> Marker | None:
+        """The marker, which brokers have forgotten or never had, as messages say it; None: `checkpoint` is there.
 
-        The newest header may be older than the marker was, if checkpoints without rows came after it. One that is not
+        The newest message may be older than the marker was, if checkpoints without rows came after it. One that is not
         above `previous` therefore proves that `checkpoint` has no rows there, and that is all that counts.
-
-        Raises:
-            DamageError: No message of this pipeline is there, so nobody knows.
         """
-        newest = headers.last(self._client, self._topic, self._id, self._opening.app_id, checkpoint)
-        if newest is None:
-            raise DamageError(
-                f"The topic {self._topic} has neither the marker nor any message of this pipeline, which has published "
-                f"checkpoint {previous} there.",
-                where=f"{self._where}, consumer group {self._id}",
-                next=f"If the topic was made anew or emptied, set the marker by hand: {_PAGE}.",
-            )
-        return previous if newest <= previous else newest
+        sent = headers.newest(self._client, self._topic, self._id, rows.since if previous is None else None)
+        if sent is None:
+            return self._lost(previous) if previous is not None else Marker(None)
+        if sent.checkpoint == checkpoint and not sent.is_last:
+            return Marker(previous, checkpoint, sent.row + 1, sent.count)
+        if sent.checkpoint >= checkpoint:
+            return Marker(sent.checkpoint) if sent.is_last else None
+        return self._behind(sent, previous or 0)
+
+    def _recalled(self, published: int) -> Marker:
+        """The marker, which brokers have forgotten, as messages say it beside the registry."""
+        if not self._exists():
+            return Marker(None)
+        sent = headers.newest(self._client, self._topic, self._id)
+        return self._behind(sent, published) if sent is not None else self._lost(published)
+
+    def _behind(self, sent: Sent, published: int) -> Marker:
+        if sent.checkpoint < published or (sent.checkpoint == published and sent.is_last):
+            return Marker(published)
+        if sent.is_last:
+            return Marker(sent.checkpoint)
+        raise DamageError(
+            f"The topic {self._topic} has {sent.row + 1} of {sent.count} rows of checkpoint {sent.checkpoint}, and the "
+            f"registry says that {published or 'none'} was published last.",
+            where=f"{self._where}, consumer group {self._id}",
+            next=f"Find out who has written there, and follow {_PAGE}.",
+        )
+
+    def _lost(self, published: int) -> Marker:
+        raise DamageError(
+            f"The topic {self._topic} has neither the marker nor any message of this pipeline, which has published "
+            f"checkpoint {published} there.",
+            where=f"{self._where}, consumer group {self._id}",
+            next=f"If the topic was made anew or emptied, set the marker by hand: {_PAGE}.",
+        )

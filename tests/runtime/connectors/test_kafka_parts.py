@@ -1,0 +1,329 @@
+"""A checkpoint that takes several transactions to publish, and markers that brokers have forgotten: each row comes
+once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+from configs.settings import PROJECT
+from pipelines.api import Pipeline
+from pipelines.runtime.connectors.kafka import headers, reading, sink
+from pipelines.runtime.connectors.kafka.client import Client
+from pipelines.runtime.connectors.kafka.headers import Sent
+from pipelines.runtime.connectors.kafka.marker import Marker, stored
+from pipelines.runtime.connectors.sink import Publisher, no_rows
+from pipelines.runtime.restore import rewind
+from pipelines.runtime.run import fsck, maintenance
+from pipelines.testing.sink_contract import GivenRows, given
+from state_ops.errors import DamageError, FencedError, WeirError
+from state_ops.fsck.findings import Kind
+from tests.recovery import small
+from tests.runtime.connectors.test_kafka_sink import APP, forget_marker, ids, publisher
+from tests.tools.kafka import KafkaTopics
+
+CHILD = """
+import os, signal, sys
+from dataclasses import replace
+from pipelines.runtime.connectors.kafka import sink
+from pipelines.runtime.connectors.sink import SinkOpening
+from pipelines.testing.sink_contract import given
+
+topic, servers, app, batches = sys.argv[1:]
+sink._SENDS = 0
+opened = sink.KafkaSink(name="out", topic=topic, servers=servers).open(SinkOpening(app, str, {}, lambda: None))
+rows = replace(given(*range(12)), after=(int(batches), lambda: os.kill(os.getpid(), signal.SIGKILL)))
+opened.publish(3, 5, rows)
+os._exit(0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch) -> None:
+    """Each row is a part of its own."""
+    monkeypatch.setattr(sink, "_SENDS", 0)
+
+
+class PowerCut(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Rows(GivenRows):
+    """Rows, of which the last batches fail; at: when their epoch began."""
+
+    at: datetime | None = None
+
+    @property
+    def since(self) -> datetime | None:  # type: ignore[override]
+        return self.at
+
+
+def cut(*numbers: int, after: int) -> GivenRows:
+    """Rows whose reading fails after some batches of two."""
+
+    def fail() -> None:
+        raise PowerCut
+
+    return replace(given(*numbers), after=(after, fail))
+
+
+def marker(kafka: KafkaTopics, topic: str) -> Marker | None:
+    return stored(Client("test", kafka.servers, {}), topic, APP)
+
+
+def begun(kafka: KafkaTopics, topic: str, one: Publisher) -> None:
+    """Checkpoint 3 is there, and 4 of the 12 rows of checkpoint 5."""
+    one.publish(None, 3, given(100))
+    with pytest.raises(PowerCut):
+        one.publish(3, 5, cut(*range(12), after=2))
+    assert marker(kafka, topic) == Marker(3, 5, 4, 12)
+    assert ids(kafka, topic) == [0, 1, 2, 3, 100]
+    assert one.marker() == 3, "no checkpoint that is not whole"
+
+
+def test_what_failed_in_between_goes_on_behind_the_last_part(kafka):
+    topic = kafka.create(2)
+    with publisher(kafka, topic) as one:
+        begun(kafka, topic, one)
+    with publisher(kafka, topic) as one:
+        with pytest.raises(DamageError, match="4 of 12 rows of 5"):
+            one.publish(3, 5, given(*range(11)))
+        assert one.publish(3, 5, given(*range(12))).rows == 8
+        assert one.marker() == 5
+        assert one.publish(3, 5, given(*range(12))).rows == 0
+        assert one.publish(5, 6, given(12)).rows == 1
+    assert ids(kafka, topic) == [*range(13), 100]
+
+
+def test_a_checkpoint_that_is_sent_in_time_is_one_transaction(kafka, monkeypatch):
+    monkeypatch.setattr(sink, "_SENDS", 0.25)
+    topic = kafka.create()
+    with publisher(kafka, topic) as one:
+        with pytest.raises(PowerCut):
+            one.publish(None, 3, cut(*range(12), after=5))
+        assert marker(kafka, topic) is None
+        one.publish(None, 3, given(*range(12)))
+    assert ids(kafka, topic) == [*range(12)]
+
+
+def test_a_process_is_killed_between_parts_again_and_again(kafka):
+    topic = kafka.create(2)
+    with publisher(kafka, topic) as one:
+        one.publish(None, 3, given(100))
+    for batches in (1, 3):
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, topic, kafka.servers, APP, str(batches)], cwd=PROJECT, timeout=60
+        )
+        assert child.returncode == -signal.SIGKILL
+        assert marker(kafka, topic) == Marker(3, 5, 2 * batches, 12)
+        assert ids(kafka, topic) == [*range(2 * batches), 100]
+    with publisher(kafka, topic) as one:
+        assert one.publish(3, 5, given(*range(12))).rows == 6
+    assert ids(kafka, topic) == [*range(12), 100]
+
+
+def test_a_zombie_comes_between_two_parts(kafka):
+    """It brings in what is missing, or a part of it; the owner is locked out, proves itself and goes on behind that."""
+    topic, proofs = kafka.create(2), []
+    with publisher(kafka, topic, prove=lambda: proofs.append("owner")) as owner, publisher(kafka, topic) as zombie:
+        owner.publish(None, 3, given(100))
+
+        def overtake() -> None:
+            if len(proofs) == 1:
+                with pytest.raises(PowerCut):
+                    zombie.publish(3, 5, cut(*range(12), after=4))
+
+        assert owner.publish(3, 5, replace(given(*range(12)), after=(2, overtake))).rows == 4
+        assert proofs == ["owner", "owner"]
+        assert owner.publish(5, 6, given(12)).rows == 1
+    assert ids(kafka, topic) == [*range(13), 100]
+
+
+def test_after_a_rewind_nobody_sends_the_other_parts(kafka):
+    topic, is_owner = kafka.create(2), True
+
+    def prove() -> None:
+        if not is_owner:
+            raise FencedError("another process has taken over")
+
+    with publisher(kafka, topic, prove=prove) as zombie, publisher(kafka, topic) as owner:
+        zombie.publish(None, 3, given(100))
+
+        def take_over() -> None:
+            nonlocal is_owner
+            if is_owner:
+                is_owner = False
+                owner.publish(3, 7, no_rows())  # the rewind's checkpoint
+
+        with pytest.raises(FencedError):
+            zombie.publish(3, 5, replace(given(*range(12)), after=(2, take_over)))
+        assert owner.publish(3, 5, given(*range(12))).rows == 0
+        assert marker(kafka, topic) == Marker(7)
+        assert owner.publish(7, 8, given(8)).rows == 1
+    assert ids(kafka, topic) == [0, 1, 2, 3, 8, 100]
+
+
+# -- brokers have forgotten the marker
+
+
+def test_the_marker_is_lost_between_two_parts(kafka):
+    topic = kafka.create(3)
+    with publisher(kafka, topic) as one:
+        begun(kafka, topic, one)
+    forget_marker(kafka)
+    with publisher(kafka, topic) as one:
+        assert one.publish(None, 3, given(100)).rows == 0
+        with pytest.raises(DamageError, match="4 of 12 rows"):
+            one.publish(5, 6, given(9))
+        assert one.publish(3, 5, given(*range(12))).rows == 8
+    assert ids(kafka, topic) == [*range(12), 100]
+    assert marker(kafka, topic) == Marker(5)
+
+
+def test_the_marker_is_lost_and_a_partition_has_lost_messages(kafka):
+    """Nobody knows whether more rows had been there."""
+    topic = kafka.create(2)
+    with publisher(kafka, topic) as one:
+        begun(kafka, topic, one)
+    forget_marker(kafka)
+    kafka.send(topic, [b"of others"] * 3, 0)
+    kafka.send(topic, [b"of others"] * 3, 1)
+    (empty,) = {0, 1} - {m.partition() for m in kafka.committed(topic) if m.headers() and ids_of(m) == (5, 3)}
+    kafka.expire(topic, kafka.end(topic, empty), empty)
+    with publisher(kafka, topic) as one, pytest.raises(DamageError, match=r"4 of the 12 rows of checkpoint 5, or had"):
+        one.publish(3, 5, given(*range(12)))
+    # As the playbook says it.
+    place = TopicPartition(topic, 0, 3, metadata='{"checkpoint": 5, "rows": 4, "of": 12}')
+    kafka.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(APP, [place])])[APP].result(30)
+    with publisher(kafka, topic) as one:
+        assert one.publish(3, 5, given(*range(12))).rows == 8
+
+
+def ids_of(message) -> tuple[int, int]:
+    sent = headers._own(message.headers()[0][1], APP)
+    assert sent is not None
+    return sent.checkpoint, sent.row
+
+
+def test_the_first_checkpoint_was_published_and_nobody_knows(kafka):
+    """The process died before the registry knew, and brokers have forgotten the marker since."""
+    topic = kafka.create(2)
+    with publisher(kafka, topic) as one:
+        one.publish(None, 3, given(*range(4)))
+    forget_marker(kafka)
+    with publisher(kafka, topic) as one:
+        assert one.publish(None, 3, given(*range(4))).rows == 0
+        assert one.marker() == 3
+    forget_marker(kafka)
+    with publisher(kafka, topic) as one, pytest.raises(DamageError, match="says that none was published last"):
+        one.publish(None, 4, given(9))
+    # As the playbook says it, for who begins anew.
+    place = ConsumerGroupTopicPartitions(APP, [TopicPartition(topic, 0, 0)])
+    kafka.admin.alter_consumer_group_offsets([place])[APP].result(30)
+    with publisher(kafka, topic) as one:
+        assert one.marker() is None
+        assert one.publish(None, 4, given(9)).rows == 1
+    assert ids(kafka, topic) == [0, 1, 2, 3, 9]
+
+
+def test_a_first_publish_reads_no_messages_that_are_older_than_its_epoch(kafka, monkeypatch):
+    topic, read = kafka.create(), []
+    old = int((time.time() - 3 * 86400) * 1000)
+    kafka.send(topic, [b"of others"] * 5, timestamp=old)
+    messages = reading.messages
+
+    def counted(*arguments, **more) -> Iterator[list]:
+        for bunch in messages(*arguments, **more):
+            read.extend(bunch)
+            yield bunch
+
+    monkeypatch.setattr(reading, "messages", counted)
+    now = datetime.now(UTC)
+    with publisher(kafka, topic) as one:
+        one.publish(None, 1, Rows([(1, "a")], at=now))
+    assert read == []
+    forget_marker(kafka)
+    with publisher(kafka, topic) as one:
+        assert one.publish(None, 1, Rows([(1, "a")], at=now + timedelta(hours=12))).rows == 0, "clocks may differ"
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "sent"),
+    [
+        (f"7 {APP}", Sent(7, 0, 1)),
+        (f"7 {APP} 4/9", Sent(7, 4, 9)),
+        (f"7 {APP} 8/9", Sent(7, 8, 9)),
+        ("7 weir/flights/fix/out 8/9", None),
+        (f"7 {APP} x/9", None),
+        ("", None),
+    ],
+)
+def test_headers_of_every_release_are_read(header, sent):
+    assert headers._own(header.encode(), APP) == sent
+    if sent is not None and "/9" in header:
+        assert headers.of(7, APP, 9)(sent.row) == [(headers.HEADER, header.encode())]
+
+
+# -- a pipeline
+
+
+@pytest.fixture
+def bank(kafka, tmp_path) -> small.Bank:
+    """The small pipeline, whose rows go to a topic."""
+    bank = small.Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="8")
+    out = sink.KafkaSink(name="out", topic=kafka.create(2), servers=kafka.servers)
+    stages = (replace(bank.site.pipeline.stages[0], sink=out),)
+    return small.Bank(replace(bank.site, pipeline=Pipeline("small", stages, max_parallelism=8)))
+
+
+def forget(kafka: KafkaTopics, bank: small.Bank) -> None:
+    group = f"weir/{bank.site.pipeline.name}/main/out"
+    kafka.admin.delete_consumer_groups([group])[group].result(30)
+
+
+def sent(kafka: KafkaTopics, bank: small.Bank) -> int:
+    return len(kafka.committed(bank.site.pipeline.stages[0].sink.topic))  # type: ignore[union-attr]
+
+
+def test_a_run_publishes_nothing_twice_after_the_marker_and_the_registrys_record_were_lost(kafka, bank, monkeypatch):
+    def crash(self, generation, publications):
+        raise OSError("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("state_ops.checkpoints.registry.Registry.record_publications", crash)
+        with pytest.raises(WeirError):
+            bank.epochs(1)
+    assert sent(kafka, bank) == 10
+    forget(kafka, bank)
+    bank.epochs(2)
+    assert sent(kafka, bank) == 20
+
+
+def test_each_run_writes_the_marker_again_and_makes_it_where_it_is_gone(kafka, bank):
+    bank.epochs(1)
+    forget(kafka, bank)
+    assert [f.kind for f in fsck.examine(bank.site.pipeline, bank.site.settings).findings] == []
+    bank.epochs(2)
+    maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=obstacles(bank))
+    forget(kafka, bank)
+    bank.epochs(3)
+    assert sent(kafka, bank) == 40, "the rewind has file 2 read again"
+    topic = bank.site.pipeline.stages[0].sink.topic  # type: ignore[union-attr]
+    kafka.make_anew(topic, 2)
+    assert [f.kind for f in fsck.examine(bank.site.pipeline, bank.site.settings).findings] == [Kind.SINK_BEHIND]
+    with pytest.raises(DamageError, match="neither the marker nor any message"):
+        bank.epochs(4)
+
+
+def obstacles(bank: small.Bank) -> tuple[str, ...]:
+    return rewind.plan(bank.site.pipeline, bank.site.settings, 1).obstacles
