@@ -9,6 +9,7 @@ import dagster as dg
 from assets import metadata
 from assets.names import CHECKPOINT, input_name, key, table_key
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
 from state_ops.storage.storage import Storage
@@ -30,6 +31,8 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 
 
 def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
+    if isinstance(source, DeltaTableSource):
+        return settings.resolve(pipeline.name, source.path)
     return settings.resolve(pipeline.name, source.pattern) if isinstance(source, FileSource) else source.kind
 
 

@@ -6,7 +6,7 @@ from pipelines.api import Pipeline, State, Timestamp, agg, aggregate, deduplicat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ from pipelines.api.kafka_topics import kafka
 from pipelines.api.operators import aggregate, deduplicate, window
 from pipelines.api.systems import foreach, generator, postgres
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
+from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
@@ -201,7 +202,51 @@ def files(
 
 
 class delta:
-    """Delta sinks."""
+    """Delta tables, as sinks and as a source."""
+
+    @staticmethod
+    def table(
+        path: str,
+        *,
+        name: str | None = None,
+        event_time: str | None = None,
+        changes: bool = False,
+        start: str | datetime | Mapping[str, int] = "earliest",
+        on_lost: str = "fail",
+        max_future: str | timedelta | None = None,
+        evolve: str = "fix",
+        archive: bool = False,
+    ) -> DeltaTableSource:
+        """The rows that a Delta table gains, each exactly once, whoever writes it. docs/how-to/source-delta.md says
+        more.
+
+        Args:
+            path: The table's directory or URI, e.g. `{landing}/orders`. A {placeholder} is a param of the pipeline in
+                the configuration.
+            name: By which checkpoints record how far the source has been read; by default the last part of the path.
+            event_time: The timestamp column that drives the watermark.
+            changes: Rows that are updated and deleted come too, as in the table's change data feed, with the columns
+                `_change_type`, `_commit_version` and `_commit_timestamp`. Else a version that removes rows holds the
+                pipeline.
+            start: Where a pipeline begins: "earliest", with all rows that the table has then; "latest"; a time, with
+                the first version that was committed then or later; or {"version": n}.
+            on_lost: What becomes of versions and files that are cleaned away before they were read: "fail", or "skip",
+                which goes on and records what is missing.
+            max_future: How far an event time may lie ahead of processing time.
+            evolve: Columns that the table gains are counted and reported ("fix"), or read from then on ("add").
+            archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
+        """
+        return DeltaTableSource(
+            name=name or path.rstrip("/").rpartition("/")[2],
+            path=path,
+            event_time=event_time,
+            changes=changes,
+            start=tuple(start.items()) if isinstance(start, Mapping) else start,
+            on_lost=on_lost,
+            max_future=max_future,
+            evolve=evolve,
+            archive=archive,
+        )
 
     @staticmethod
     def append(

@@ -42,6 +42,10 @@ def source_of(kind: str, place: dict[str, str]) -> Any:
             return files(f"{{landing}}/*.{kind}", name="in", format=kind, schema=SCHEMA)
         case "generator":
             return GeneratorSource(name="in", end=int(place["rows"]), keys=7, seed=3)
+        case "delta":  # what the first 15 versions left, then the others
+            return delta.table("{landing}", name="in", start={"version": 14, "snapshot": True})
+        case "changes":
+            return delta.table("{landing}", name="in", start={"version": 0}, changes=True)
         case "partitions" | "archived":
             return PartitionsSource(name="in", archive=kind == "archived")
         case "kafka":

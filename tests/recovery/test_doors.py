@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from configs.settings import PROJECT
 from tests.recovery import ledger
@@ -128,6 +129,8 @@ def expected(door: Door) -> Counter[tuple[str, int]]:
                 frame.write_ndjson(file)
             case "avro":
                 frame.write_avro(file)
+            case "delta" | "changes":
+                write_deltalake(door.landing, frame.to_arrow(), mode="append")
             case _:
                 for key, seq in some:
                     put(door.landing, f"p{seq % 3}", row(str(key), seq, seq))
@@ -167,6 +170,9 @@ def door_at(root: Path, source: str, sink: str, delivery: str = "exactly_once") 
             ("generator", "upsert"),
             ("json", "partitioned"),
             ("avro", "append"),
+            ("delta", "upsert"),
+            ("changes", "ledger"),
+            ("delta", "partitioned"),
         ],
         keep=3,
     ),

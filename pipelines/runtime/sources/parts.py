@@ -43,7 +43,7 @@ from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
 from state_ops.checkpoints.checkpoint import StateFile
-from state_ops.errors import InputError, LostError, TransientError, WeirError
+from state_ops.errors import InputError, TransientError, WeirError
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
@@ -341,11 +341,18 @@ class PartsReader(SourceReader):
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
         if now is None:
             return [], []
+        at, end, waiting, lost = self._at(then), self._at(now), list[SourceFile](), list[str]()
         try:
-            parts, planned = self._ahead(self._at(then), self._at(now), _EVERYTHING)
-        except LostError as error:
-            return [], [error.what.rstrip(".")]
-        return [_waiting(part) for part in parts], [f"{lost.where}: {lost.what}" for lost in planned.lost]
+            while at != end:
+                parts, planned = self._ahead(at, end, _EVERYTHING)
+                waiting += map(_waiting, parts)
+                lost += [f"{of.where}: {of.what}" for of in planned.lost]
+                at = planned.position
+                if not planned.limited:
+                    break
+        except InputError as error:  # lost, or no more what it was
+            lost.append(error.what.rstrip("."))
+        return waiting, lost
 
     def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
         return dict.fromkeys(self.again(then, now)[1])

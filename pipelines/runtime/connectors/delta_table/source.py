@@ -1,0 +1,385 @@
+"""A Delta table as a source: the files of the version at which it begins, then those of each later version, in order.
+
+    position {"table": id, "version": 7, "index": 2}                    the third file that version 7 adds is next
+    position {"table": id, "version": 7, "index": 2, "snapshot": true}  the third file that version 7 has is next
+
+An entry of the log never changes, so the files of a version have one order for ever: that of the entry; those of the
+starting version have the order of their age. A file is a part.
+
+Appends alone are read, unless the source says `changes=True`: then rows come as in the change data feed, from the files
+that writers note for it; where a version has none, rows of removed files are deleted, and then those of added ones
+inserted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from pipelines.runtime.connectors.delta_table.data_file import tables
+from pipelines.runtime.connectors.delta_table.table_log import AFTER_LOSS, Commit, DataFile, Metadata, TableLog
+from pipelines.runtime.connectors.source import (
+    EARLIEST,
+    LATEST,
+    SKIP,
+    Batch,
+    Connector,
+    Lag,
+    Limits,
+    Lost,
+    Opening,
+    Part,
+    Planned,
+    Position,
+    Source,
+    no_position,
+)
+from state_ops.errors import InputError, LostError, MissingError, PipelineError, first_line
+from state_ops.storage.transfers import together
+
+_PARTITION = "table"
+_TYPE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
+_CHANGES = pa.schema([(_TYPE, pa.string()), (_VERSION, pa.int64()), (_TIME, pa.timestamp("us", "UTC"))])
+_COUNTED = 10_000  # files that wait are counted up to here
+_REQUESTS = 8  # at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaTableSource(Source):
+    """The rows that a Delta table gains, or its change data feed.
+
+    Attributes:
+        path: The table's directory or URI, with {placeholders} from the configuration.
+        changes: Rows that are updated and deleted come too, with the columns `_change_type`, `_commit_version` and
+            `_commit_timestamp`.
+    """
+
+    path: str
+    changes: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "delta"
+
+    def open(self, opening: Opening) -> Connector:
+        return _Connector(self, opening)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A position. snapshot: among all files of the version, and not among those that it adds."""
+
+    table: str
+    version: int
+    index: int = 0
+    snapshot: bool = False
+
+    @classmethod
+    def of(cls, position: Position) -> _Place:
+        return cls(position["table"], position["version"], position["index"], position.get("snapshot", False))
+
+    def to_dict(self) -> dict[str, Any]:
+        place = {"table": self.table, "version": self.version, "index": self.index}
+        return place | ({"snapshot": True} if self.snapshot else {})
+
+    def is_before(self, end: _Place | None) -> bool:
+        return end is None or (self.version, self.index) < (end.version, end.index)
+
+    def behind(self, number: int, count: int) -> _Place:
+        """The place behind a file, by its number among so many."""
+        if number + 1 < count:
+            return replace(self, index=number + 1)
+        return _Place(self.table, self.version + 1)
+
+
+class _Connector:
+    def __init__(self, source: DeltaTableSource, opening: Opening) -> None:
+        self._source = source
+        self._log = TableLog(opening.resolve(source.path), f"source {source.name}", opening.s3)
+        self._quiet: tuple[_Place, _Place] | None = None  # from the one to below the other, no row changes
+
+    def begin(self, start: str | datetime | Position) -> Position:
+        with self._log.asking():
+            newest, metadata = self._log.newest()
+            self._columns(metadata)
+            if isinstance(start, Mapping):
+                return self._given(start, metadata.id)
+            if start == EARLIEST:
+                return _Place(metadata.id, newest, snapshot=True).to_dict()
+            if start == LATEST:
+                return _Place(metadata.id, newest + 1).to_dict()
+            if isinstance(start, datetime):
+                return _Place(metadata.id, self._at(start)).to_dict()
+        raise PipelineError(
+            f"start={start!r} is no place to begin in a table.",
+            where=self._log.where,
+            next='Say "earliest", "latest", a time, or a position {"version": n}.',
+        )
+
+    def _given(self, start: Position, table: str) -> Position:
+        place = {"table": table, "index": 0, "snapshot": False, **start}
+        numbers = [place.get("version"), place["index"]]
+        if (
+            place.keys() != {"table", "version", "index", "snapshot"}
+            or place["table"] != table
+            or not all(type(number) is int and number >= 0 for number in numbers)
+            or type(place["snapshot"]) is not bool
+        ):
+            raise no_position(start, '{"version": 0}', f"{self._log.where}, table {table}")
+        return _Place.of(place).to_dict()
+
+    def _at(self, start: datetime) -> int:
+        """The first version that was committed at a time or later."""
+        wanted = (start if start.tzinfo is not None else start.replace(tzinfo=UTC)).timestamp() * 1000
+        first, newest = self._log.versions()
+
+        def time(version: int) -> int:
+            commit = self._log.commit(version)
+            return commit.time if commit is not None else 0
+
+        version = bisect_left(range(first, newest + 1), wanted, key=time) + first
+        if version == first > 0:
+            raise LostError(
+                f"The log begins with version {first}, which is later than {start}: what came before is cleaned away.",
+                where=f"{self._log.where}, {self._log.uri}",
+                next='Say "earliest", which begins with all rows that the table has now, or a later time.',
+            )
+        return version
+
+    def plan(
+        self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
+    ) -> Planned:
+        at = _Place.of(position)
+        if hold:  # it has one partition
+            return Planned((), at.to_dict(), True, {_PARTITION: False})
+        end = _Place.of(upto) if upto is not None else None
+        parts, lost = list[Part](), list[Lost]()
+        rows = size = 0
+        limited = False
+        with self._log.asking():
+            try:
+                at = self._continued(at, end, lost)
+                for part, behind in self._ahead(at, end):
+                    if part is not None and not self._is_left_out(part, lost):
+                        rows, size = rows + (part.rows or 0), size + (part.bytes or 0)
+                        limited = len(parts) >= limits.parts or rows > limits.rows or size > limits.bytes
+                        if limited and parts:
+                            break
+                        parts.append(part)
+                    at, limited = behind, False
+            except InputError:
+                if not parts and not lost:
+                    raise
+                limited = True  # what is wrong is said once this is read
+            is_end = not limited and not at.snapshot and (end is None or not self._log.has(at.version))
+        return Planned(tuple(parts), at.to_dict(), limited, {_PARTITION: is_end}, tuple(lost))
+
+    def _continued(self, at: _Place, end: _Place | None, lost: list[Lost]) -> _Place:
+        """Where it is read on. Raises LostError, or adds to `lost`, if versions have been cleaned away."""
+        if self._quiet is not None and self._quiet[0].table == at.table and at.index == 0 and not at.snapshot:
+            begin, behind = self._quiet
+            at = behind if begin.version <= at.version < behind.version else at
+        version = self._log.follow(at.table, at.version)
+        if version == at.version or not at.is_before(end):
+            return at
+        which = f"Version {at.version}" if version == at.version + 1 else f"Versions {at.version} to {version - 1}"
+        what = f"{which} cannot be read any more: the log's entries have been cleaned away, and rows with them"
+        if self._source.on_lost != SKIP:
+            raise LostError(f"{what}.", where=f"{self._log.where}, {self._log.uri}", next=AFTER_LOSS)
+        lost.append(Lost(self._log.uri, f"{what}."))
+        return _Place(at.table, version)
+
+    def _is_left_out(self, part: Part, lost: list[Lost]) -> bool:
+        if self._source.on_lost != SKIP or self._log.storage.size(self._path(part)) is not None:
+            return False
+        lost.append(Lost(part.place["path"], f"A file of version {part.place['version']} is gone."))
+        return True
+
+    def _ahead(self, at: _Place, end: _Place | None) -> Iterator[tuple[Part | None, _Place]]:
+        """The parts from a place on, each with the place behind it; no part where a version has none."""
+        if at.snapshot:
+            commit = self._log.commit(at.version)
+            files = self._log.files(at.version)
+            yield from self._parts(at, end, files, commit.time if commit is not None else 0)
+            at = _Place(at.table, at.version + 1)
+        while at.is_before(end) and (commit := self._log.commit(at.version)) is not None:
+            files, behind = self._changed(at.table, commit), _Place(at.table, at.version + 1)
+            if not files:
+                self._quiet = (self._quiet[0] if self._quiet is not None and self._quiet[1] == at else at, behind)
+            yield from self._parts(at, end, files, commit.time)
+            at = behind
+
+    def _parts(
+        self, at: _Place, end: _Place | None, files: Sequence[DataFile], time: int
+    ) -> Iterator[tuple[Part | None, _Place]]:
+        if at.index >= len(files):
+            yield None, _Place(at.table, at.version + 1)
+        for number in range(at.index, len(files)):
+            if not replace(at, index=number).is_before(end):
+                return
+            yield self._part(at, number, files[number], time), at.behind(number, len(files))
+
+    def _part(self, at: _Place, number: int, file: DataFile, time: int) -> Part:
+        if ":" in file.path or file.path.startswith("/"):
+            raise self._log.problem(
+                f"The file {file.path} lies elsewhere, as those of a shallow clone do.",
+                "Read the table from which it was cloned, or a deep clone.",
+                at.version,
+            )
+        place: dict[str, Any] = {"table": at.table, "version": at.version, "path": file.path, "time": time}
+        place |= {"size": file.bytes, "partition": dict(file.partition), "change": file.change}
+        name = f"{quote(at.table, safe='')}-{at.version}-{number}{'-all' if at.snapshot else ''}"
+        return Part(name, _PARTITION, place, file.rows, file.bytes)
+
+    def _changed(self, table: str, commit: Commit) -> tuple[DataFile, ...]:
+        """The files of a commit that are read. Raises InputError for what is no append, unless changes are read."""
+        metadata = self._log.metadata(commit.version, table)
+        self._columns(metadata)
+        if self._source.changes and commit.changes:
+            return commit.changes
+        if commit.vectors and (commit.adds or self._source.changes):
+            raise self._log.with_vectors(commit.version)
+        if self._source.changes:
+            return self._derived(commit, metadata)
+        if commit.removes or (commit.adds and commit.operation == "RESTORE"):
+            raise self._log.problem(
+                f"The table was not only added to: {commit.operation} removed or restored rows.",
+                f"Read its changes (changes=True); or leave this version out: `weir seek PIPELINE {self._source.name} "
+                f"--to '{{\"version\": {commit.version + 1}}}'`; or rewind this pipeline too, and seek then.",
+                commit.version,
+            )
+        return commit.adds
+
+    def _derived(self, commit: Commit, metadata: Metadata) -> tuple[DataFile, ...]:
+        """The files of a commit whose rows are the changes: first those that are gone, then those that are new."""
+        if commit.removes and commit.adds and not metadata.has_feed:
+            raise self._log.problem(
+                f"{commit.operation} changed rows, and the table did not note which: its change data feed was off.",
+                "Set delta.enableChangeDataFeed=true on the table; and leave this version out: `weir seek PIPELINE "
+                f'{self._source.name} --to \'{{"version": {commit.version + 1}}}\'`, or "earliest".',
+                commit.version,
+            )
+        if metadata.partition_by and any(not file.partition for file in commit.removes):
+            raise self._log.problem(
+                "A removed file's partition is not said in the log.", "Leave this version out.", commit.version
+            )
+        return (*commit.removes, *commit.adds)
+
+    def _columns(self, metadata: Metadata) -> pa.Schema:
+        """The columns of rows. Raises InputError if there is no event time among them."""
+        columns, named = metadata.columns, self._source.event_time
+        if self._source.changes:
+            if taken := set(columns.names) & set(_CHANGES.names):
+                raise self._log.problem(
+                    f"The table has a column {min(taken)} itself.", "Rename it, or read the table without changes=True."
+                )
+            columns = pa.schema([*columns, *_CHANGES])
+        if named is not None and not (named in columns.names and pa.types.is_timestamp(columns.field(named).type)):
+            raise self._log.problem(
+                f"The event time {named} is no timestamp of the table.", f"It has {', '.join(columns.names)}."
+            )
+        return columns
+
+    def read(self, part: Part) -> Iterator[Batch]:
+        place = part.place
+        with self._log.asking():
+            metadata = self._log.metadata(place["version"], place["table"])
+            values = {name: place["partition"].get(name) for name in metadata.partition_by}
+            columns = metadata.columns
+            if self._source.changes and place["change"] is None:
+                columns = pa.schema([*columns, _CHANGES.field(_TYPE)])
+            with self._fetched(part) as local:
+                try:
+                    for rows in tables(pa.OSFile(str(local)), columns, values):
+                        yield Batch(self._with_changes(rows, place) if self._source.changes else rows)
+                except (pa.ArrowException, OSError, ValueError) as error:
+                    raise InputError(
+                        f"A file of the table cannot be read: {first_line(error)}", where=self.where(part), next=_LOOK
+                    ) from error
+
+    def _with_changes(self, rows: pa.Table, place: Mapping[str, Any]) -> pa.Table:
+        count = rows.num_rows
+        if place["change"] is not None:
+            rows = rows.append_column(_CHANGES.field(_TYPE), pa.repeat(place["change"], count))
+        time = pa.scalar(place["time"] * 1000, pa.timestamp("us", "UTC"))
+        rows = rows.append_column(_CHANGES.field(_VERSION), pa.repeat(pa.scalar(place["version"], pa.int64()), count))
+        return rows.append_column(_CHANGES.field(_TIME), pa.repeat(time, count))
+
+    @contextmanager
+    def _fetched(self, part: Part) -> Iterator[Path]:
+        """The part's file on a disk of this host. Raises LostError, and InputError if it has another size."""
+        storage, path = self._log.storage, self._path(part)
+        try:
+            if storage.is_local and "://" not in storage.uri:
+                local = Path(storage.full(path))
+                self._check_size(part, local.stat().st_size)
+                yield local
+                return
+            with storage.fetched(path, Path(gettempdir())) as local:
+                self._check_size(part, local.stat().st_size)
+                yield local
+        except (FileNotFoundError, MissingError):
+            raise self._gone(part) from None
+
+    def _path(self, part: Part) -> str:
+        return f"{self._log.name}/{part.place['path']}"
+
+    def _check_size(self, part: Part, size: int | None) -> None:
+        if size is None:
+            raise self._gone(part)
+        if part.place["size"] not in (None, size):
+            raise InputError(
+                f"A file of the table has {size} bytes, and {part.place['size']} by the log: it was written anew.",
+                where=self.where(part),
+                next=_LOOK,
+            )
+
+    def _gone(self, part: Part) -> LostError:
+        return LostError("A file of the table is gone: it was vacuumed.", where=self.where(part), next=AFTER_LOSS)
+
+    def verify(self, parts: Sequence[Part]) -> None:
+        def check(part: Part, _: object) -> None:
+            self._check_size(part, self._log.storage.size(self._path(part)))
+
+        with self._log.asking():
+            together(check, parts, at_once=_REQUESTS)
+
+    def lag(self, position: Position) -> Lag:
+        at, lost = _Place.of(position), list[Lost]()
+        rows = size = time = count = 0
+        is_estimate = False
+        with self._log.asking():
+            try:
+                for part, _ in self._ahead(self._continued(at, None, lost), None):
+                    if part is None:
+                        continue
+                    if count == _COUNTED:
+                        is_estimate = True
+                        break
+                    count += 1
+                    is_estimate |= part.rows is None
+                    rows, size, time = rows + (part.rows or 0), size + (part.bytes or 0), part.place["time"]
+            except InputError:  # the plan says it
+                is_estimate = True
+        return Lag(rows, size, time * 1000 if time else None, is_estimate or bool(lost))
+
+    def where(self, part: Part) -> str:
+        return f"source {self._source.name}, {self._log.uri}, version {part.place['version']}, {part.place['path']}"
+
+    def committed(self, position: Position) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+_LOOK = "Look at the table with what writes it; nothing of this epoch was applied."

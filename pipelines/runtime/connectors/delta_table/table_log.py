@@ -1,0 +1,378 @@
+"""The log of a Delta table that others write, as a source follows it: entry by entry, and sure that it is one history.
+
+    position (version 7)          first entry that can be read   followed so far      newest
+    v                             v                              v                    v
+    5  6  7  8  9  10             5 (a checkpoint)               8: its digest        10
+
+delta-rs opens a version, which tells the table's columns and, of the starting version, its files. From there on the
+entries are read one by one, as in `state_ops.delta.log_entries`. Log cleanup removes the oldest entries first, so as
+long as the last entry that was followed is there, byte for byte, the one behind it is the table's next version, or
+there is none yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import deltalake
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from configs.redaction import error_status, scrubbing
+from configs.settings import S3Settings
+from state_ops.delta import log_cleanup
+from state_ops.delta.fenced_table import Table, open_table
+from state_ops.delta.log_entries import entry_path
+from state_ops.errors import ConfigurationError, InputError, LostError, TransientError, plainly
+from state_ops.storage.s3 import refuse_secrets
+from state_ops.storage.storage import Storage
+
+_READABLE = frozenset(  # features of a reader
+    {
+        "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)  # fmt: skip
+_NAMED = re.compile(r"([0-9]{20})\.(json|checkpoint\..+)")
+_OPENED = 64  # versions
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What holds of a table from a version on.
+
+    Attributes:
+        id: Of the table.
+        columns: As Arrow has them, those of the partition too.
+        partition_by: The columns whose values stand in the log.
+        has_feed: Its writers note changes that adds and removes of whole files do not tell.
+    """
+
+    id: str
+    columns: pa.Schema
+    partition_by: tuple[str, ...]
+    has_feed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a version.
+
+    Attributes:
+        path: Relative to the table.
+        bytes: Its size; None: the log does not say.
+        rows: How many it has; None: the log does not say.
+        partition: By column, the text of the value that all rows have.
+        change: What its rows are in the change data feed; None: they say it themselves.
+    """
+
+    path: str
+    bytes: int | None
+    rows: int | None
+    partition: Mapping[str, str | None]
+    change: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """An entry of the log: what it changes of the table's rows.
+
+    Attributes:
+        time: In milliseconds since 1970.
+        operation: What its writer calls it.
+        adds: Files whose rows are new.
+        removes: Files whose rows are gone.
+        changes: Files with the rows of the change data feed, which replace the two where there are any.
+        vectors: A file of the two has a deletion vector.
+    """
+
+    version: int
+    time: int
+    operation: str
+    adds: tuple[DataFile, ...]
+    removes: tuple[DataFile, ...]
+    changes: tuple[DataFile, ...]
+    vectors: bool
+
+
+class TableLog:
+    """The log of one table, from any thread.
+
+    Args:
+        uri: The table's directory or URI.
+        where: The source, for errors.
+        s3: How s3:// is reached.
+    """
+
+    def __init__(self, uri: str, where: str, s3: S3Settings | None) -> None:
+        above, _, self.name = refuse_secrets(uri, where).rstrip("/").rpartition("/")
+        if not above.rpartition("://")[2] or not self.name:
+            raise ConfigurationError(
+                f"A table has to lie below a directory or a bucket: {uri}", where=where, next="Correct its path."
+            )
+        self.uri, self.where = f"{above}/{self.name}", where
+        self.storage = Storage(above, s3)
+        self._lock = threading.RLock()
+        self._base, self._top, self._digest = 0, -1, ""
+        self._metadata: list[tuple[int, Metadata]] = []
+        self._opened: dict[int, Metadata] = {}
+        self._files: tuple[int, Sequence[DataFile]] = (-1, ())
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """What storage or delta-rs raise here is about this table."""
+        try:
+            yield
+        except DeltaError as error:
+            said = plainly(error)
+            if error_status(str(error)) in ("401", "403"):
+                raise self._refused(said) from None
+            raise InputError(
+                f"The table's log cannot be read: {said}", where=f"{self.where}, {self.uri}", next=_REPAIR
+            ) from None
+        except PermissionError as error:
+            raise self._refused(plainly(error)) from None
+        except OSError as error:
+            raise TransientError(
+                f"The table cannot be read now: {plainly(error)}", where=f"{self.where}, {self.uri}", next="Run again."
+            ) from None
+
+    def _refused(self, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"The table must not be read: {why}",
+            where=f"{self.where}, {self.uri}",
+            next="Give the host the right to read it; storage.s3 says by reference where keys are.",
+        )
+
+    def problem(self, what: str, next: str, version: int | None = None) -> InputError:
+        """An error about the table, or about one of its versions."""
+        at = "" if version is None else f", version {version}"
+        return InputError(what, where=f"{self.where}, {self.uri}{at}", next=next)
+
+    def versions(self) -> tuple[int, int]:
+        """The first version from which on all can be read, and the newest one. Raises InputError if there is no
+        table."""
+        names = [named for name in log_cleanup.log_names(self.storage, self.name) if (named := _NAMED.fullmatch(name))]
+        entries = {int(named[1]) for named in names if named[2] == "json"}
+        checkpoints = {int(named[1]) for named in names if named[2] != "json"}
+        if not names:
+            raise self.problem(
+                "There is no Delta table.", "Correct its path, or wait until its first version is written."
+            )
+        first = newest = max(entries | checkpoints)
+        while first in entries:
+            first -= 1
+        # A version can be opened if it is the first of all, or a checkpoint stands for all that came before.
+        opened = {version for at in checkpoints for version in (at, at + 1)} | {0}
+        return min(version for version in (*opened, newest + 1) if version > first), newest
+
+    def newest(self) -> tuple[int, Metadata]:
+        """The newest version, and what holds of it."""
+        _, newest = self.versions()
+        return newest, self._open(newest)
+
+    def follow(self, table: str, version: int) -> int:
+        """Be ready to read from a version on; returns the first one that can be read, which is a later one if entries
+        have been cleaned away.
+
+        Raises:
+            InputError: There is another table, or it has not come that far.
+        """
+        with self._lock:
+            if self._is_followed(table, version):
+                return version
+            self._opened, self._files = {}, (-1, ())
+            first, newest = self.versions()
+            metadata = self._open(newest)
+            if metadata.id != table:
+                raise self.problem(
+                    f"The table was dropped and made anew: its id is {metadata.id}, and {table} has been read.", _ANEW
+                )
+            if version > newest + 1:
+                raise self.problem(
+                    f"Versions up to {version - 1} have been read, but the newest one is {newest}: the table was "
+                    "brought back from a copy.",
+                    "Bring the newer one back, or seek the source to where it is to go on.",
+                )
+            begin = min(max(version, first), newest)
+            raw = self.storage.read_bytes(entry_path(self.name, begin))
+            self._base = self._top = begin
+            self._digest, self._metadata = _digest(raw), [(begin, self._open(begin) if begin < newest else metadata)]
+            return max(version, first)
+
+    def _is_followed(self, table: str, version: int) -> bool:
+        if not (self._metadata and self._base <= version <= self._top + 1 and self._metadata[0][1].id == table):
+            return False
+        raw = self.storage.read_bytes(entry_path(self.name, self._top))
+        return raw is not None and _digest(raw) == self._digest
+
+    def metadata(self, version: int, table: str) -> Metadata:
+        """What holds of a version. Raises LostError if its entry has been cleaned away, InputError if it is of another
+        table."""
+        with self._lock:
+            if self._metadata and self._base <= version <= self._top:
+                metadata = next(of for since, of in reversed(self._metadata) if since <= version)
+            else:
+                if version not in self._opened:
+                    first, _ = self.versions()
+                    if version < first:
+                        raise LostError(
+                            f"The log begins with version {first}: what version {version} was is not known any more.",
+                            where=f"{self.where}, {self.uri}",
+                            next=AFTER_LOSS,
+                        )
+                    if len(self._opened) >= _OPENED:
+                        self._opened.clear()
+                    self._opened[version] = self._open(version)
+                metadata = self._opened[version]
+        if metadata.id != table:
+            raise self.problem("The table was dropped and made anew since it was planned.", _REPAIR, version)
+        return metadata
+
+    def has(self, version: int) -> bool:
+        """Whether the log has the entry of a version."""
+        return self.storage.size(entry_path(self.name, version)) is not None
+
+    def commit(self, version: int) -> Commit | None:
+        """An entry, of a version that is followed or the one behind; None: there is none yet.
+
+        Raises:
+            InputError: It cannot be read, or makes another table of this one.
+        """
+        raw = self.storage.read_bytes(entry_path(self.name, version))
+        if raw is None:
+            return None
+        try:
+            actions = [json.loads(line) for line in raw.splitlines() if line.strip()]
+            commit = _commit(version, actions)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self.problem(f"The log's entry is damaged: {plainly(error)}", _REPAIR, version) from error
+        with self._lock:
+            if self._metadata and version == self._top + 1:
+                self._go_on(version, actions)
+                self._top, self._digest = version, _digest(raw)
+        return commit
+
+    def _go_on(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+        before = self._metadata[-1][1]
+        for action in actions:
+            if "protocol" in action:
+                self._check_features(action["protocol"].get("readerFeatures") or (), version)
+            if "metaData" in action:
+                raw = action["metaData"]
+                if raw["id"] != before.id:
+                    raise self.problem(
+                        f"The table was replaced by another one, with the id {raw['id']}.",
+                        _ANEW,
+                        version,
+                    )
+                schema = deltalake.Schema.from_json(raw["schemaString"])
+                configuration = raw.get("configuration") or {}
+                self._metadata.append(
+                    (version, self._described(raw["id"], schema, raw["partitionColumns"], configuration, version))
+                )
+
+    def _handle(self, version: int) -> Table:
+        return open_table(self.storage, self.name, version)
+
+    def _open(self, version: int) -> Metadata:
+        handle = self._handle(version)
+        self._check_features(handle.protocol().reader_features or (), version)
+        of = handle.metadata()
+        return self._described(str(of.id), handle.schema(), of.partition_columns, of.configuration, version)
+
+    def _described(
+        self, id: str, schema: deltalake.Schema, partition_by: Sequence[str], configuration: Mapping[str, str], at: int
+    ) -> Metadata:
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise self.problem(
+                "The table's columns are mapped (delta.columnMapping.mode), so its files have other names.",
+                "Read it with a pipeline of Spark's, or write it anew without column mapping.",
+                at,
+            )
+        feed = configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
+        return Metadata(id, pa.schema(schema.to_arrow()), tuple(partition_by), feed)
+
+    def _check_features(self, features: Sequence[str], version: int) -> None:
+        if unknown := sorted(set(features) - _READABLE):
+            raise self.problem(
+                f"The table asks of its readers what Weir cannot do: {', '.join(unknown)}.",
+                "Drop the feature (ALTER TABLE ... DROP FEATURE), or read a copy of the table without it.",
+                version,
+            )
+
+    def files(self, version: int) -> Sequence[DataFile]:
+        """All files of a version, the oldest first."""
+        with self._lock:
+            if self._files[0] != version:
+                handle = self._handle(version)
+                with scrubbing():
+                    vectors = pa.RecordBatchReader.from_stream(handle.deletion_vectors()).read_all()
+                if vectors.num_rows:
+                    raise self.with_vectors(version)
+                self._files = (version, _files(pa.table(handle.get_add_actions(flatten=True))))
+            return self._files[1]
+
+    def with_vectors(self, version: int) -> InputError:
+        """What to raise for files of which not all rows count."""
+        return self.problem(
+            "The table has files with deletion vectors, which Weir does not read.",
+            'Let its writer purge them (REORG TABLE ... APPLY (PURGE)), and begin again behind that, or at "earliest".',
+            version,
+        )
+
+
+_ANEW = "`weir seek PIPELINE SOURCE --to earliest` reads the new table as a whole; state and tables stay as they are."
+_REPAIR = "Look at the table with what writes it, and repair it; nothing of this epoch was applied."
+AFTER_LOSS = 'Bring it back, or say on_lost="skip", which goes on with what is there and records it.'
+
+
+def _digest(raw: bytes | None) -> str:
+    return "" if raw is None else hashlib.sha256(raw).hexdigest()
+
+
+def _commit(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
+    infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    info: Mapping[str, Any] = infos[0] if infos else {}
+    adds, removes, changes = (
+        [action[kind] for action in actions if kind in action] for kind in ("add", "remove", "cdc")
+    )
+    adds, removes = ([file for file in files if file["dataChange"]] for files in (adds, removes))
+    times = [info.get("inCommitTimestamp"), info.get("timestamp"), *(file["modificationTime"] for file in adds)]
+    return Commit(
+        version,
+        next((time for time in times if time is not None), 0),
+        str(info.get("operation", "a commit")),
+        tuple(_file(file, "insert") for file in adds),
+        tuple(_file(file, "delete") for file in removes),
+        tuple(_file(file, None) for file in changes),
+        any(file.get("deletionVector") for file in (*adds, *removes)),
+    )
+
+
+def _file(action: Mapping[str, Any], change: str | None) -> DataFile:
+    rows = json.loads(action.get("stats") or "{}").get("numRecords")
+    return DataFile(unquote(action["path"]), action.get("size"), rows, action.get("partitionValues") or {}, change)
+
+
+def _files(actions: pa.Table) -> list[DataFile]:
+    """Files as delta-rs lists them, in an order that is the same each time."""
+    partitions = [name for name in actions.column_names if name.startswith("partition.")]
+    texts = {name.removeprefix("partition."): actions[name].cast(pa.string()).to_pylist() for name in partitions}
+    listed = zip(
+        *(actions[name].to_pylist() for name in ("modification_time", "path", "size_bytes", "num_records")),
+        range(actions.num_rows),
+        strict=True,
+    )
+    return [
+        DataFile(unquote(path), size, rows, {name: values[number] for name, values in texts.items()}, "insert")
+        for _, path, size, rows, number in sorted(listed)
+    ]

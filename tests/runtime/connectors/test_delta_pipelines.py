@@ -1,0 +1,140 @@
+"""A Delta table as a source of whole pipelines: the table of another pipeline, which is rewound; changes; columns that
+come; branches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import forks, plan
+from pipelines.runtime.restore import rewind
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import InputError
+from tests.recovery.harness import Site
+from tests.runtime.sources.partitions import PartitionsSource, put, row
+
+OPTIONS = {"WEIR_SPARK__PARALLELISM": "2", "WEIR_CHECKPOINTS__NUM_RETAINED": "9"}
+
+
+class Nothing(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+def first(root: Path) -> Site:
+    clicks = PartitionsSource(name="clicks", event_time="at", idle_after=None)
+    sums = aggregate("sums", clicks, key="id", sink=delta.append("sums"), n=agg.count(), total=agg.sum("n"))
+    return Site(root, OPTIONS, Pipeline("upstream", (sums,), max_parallelism=4), __name__)
+
+
+def second(root: Path, table: Path, **more: Any) -> Site:
+    rows = delta.table(str(table), name="rows", **more)
+    stage = aggregate("seen", rows, key="id", sink=delta.append("seen"), n=agg.count())
+    return Site(root, OPTIONS, Pipeline("downstream", (stage,), max_parallelism=4), __name__)
+
+
+def epochs(site: Site) -> list[Any]:
+    return list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor=InMemoryExecutor()))
+
+
+def seen(site: Site) -> dict[Any, int]:
+    newest = pl.from_pandas(site.table("seen")).sort("epoch").unique("id", keep="last")
+    return dict(newest.select("id", "n").iter_rows())
+
+
+def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
+    up = first(tmp_path / "up")
+    up.landing.mkdir(parents=True)
+    put(up.landing, "p", row("a", 1, 1), row("b", 1, 1))
+    (one,) = epochs(up)
+    down = second(tmp_path / "down", up.storage / "tables/sums")
+    (read,) = epochs(down)
+    assert seen(down) == {"a": 1, "b": 1}
+    put(up.landing, "p", row("a", 2, 2))
+    epochs(up)
+    epochs(down)
+    assert seen(down) == {"a": 2, "b": 1} and epochs(down) == []
+
+    maintenance.rewind(up.pipeline, up.settings, int(one.checkpoint.id))
+    epochs(up)
+    with pytest.raises(InputError, match=r"was not only added to") as held:
+        epochs(down)
+    version = DeltaTable(up.storage / "tables/sums").version()
+    assert "weir seek PIPELINE rows" in held.value.next and f"version {version - 1}" in held.value.where
+    assert seen(down) == {"a": 2, "b": 1}, "nothing was applied"
+
+    maintenance.rewind(down.pipeline, down.settings, int(read.checkpoint.id))
+    maintenance.seek(down.pipeline, down.settings, "rows", {"version": version})
+    epochs(down)
+    assert seen(down) == {"a": 2, "b": 1}, "as upstream, which has read the row once more"
+
+    (source,) = rewind.plan(down.pipeline, down.settings, int(read.checkpoint.id)).sources
+    assert "removed or restored rows" in source.gone[0], "a rewind says that it would meet the same"
+
+
+def test_changes_keep_a_copy_of_a_table(tmp_path: Path):
+    table = tmp_path / "users"
+    rows = pa.table({"id": pa.array(range(20), pa.int64()), "name": [f"n{id}" for id in range(20)]})
+    write_deltalake(table, rows, configuration={"delta.enableChangeDataFeed": "true"})
+
+    changes = delta.table(str(table), changes=True)
+
+    @stage("copy", source=changes, key="id", state=Nothing, sink=delta.upsert("copy", key="id"))
+    def copy(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        return rows.filter(pl.col("_change_type") != "update_preimage").drop("_commit_timestamp")
+
+    site = Site(tmp_path / "site", OPTIONS, Pipeline("copies", (copy,), max_parallelism=4), __name__)
+
+    def is_copied() -> None:
+        epochs(site)
+        there = pl.from_pandas(site.table("copy")).select("id", "name").sort("id")
+        assert there.equals(pl.from_arrow(DeltaTable(table).to_pyarrow_table()).sort("id"))
+
+    is_copied()
+    DeltaTable(table).update({"name": "'x' || name"}, predicate="id % 3 = 0")
+    is_copied()
+    DeltaTable(table).delete("id % 5 = 1")
+    DeltaTable(table).optimize.compact()
+    is_copied()
+    merge = DeltaTable(table).merge(rows.slice(3, 9), "s.id = t.id", source_alias="s", target_alias="t")
+    merge.when_matched_delete("t.id = 4").when_matched_update_all().when_not_matched_insert_all().execute()
+    write_deltalake(table, pa.table({"id": [77], "name": ["late"]}), mode="append")
+    is_copied()
+
+
+def test_columns_that_a_table_gains_are_read_where_that_is_said(tmp_path: Path):
+    table = tmp_path / "t"
+    write_deltalake(table, pa.table({"id": ["a"]}))
+    fixed, grown = second(tmp_path / "fix", table), second(tmp_path / "add", table, evolve="add")
+    for site in (fixed, grown):
+        epochs(site)
+    write_deltalake(table, pa.table({"id": ["b"], "more": [1]}), mode="append", schema_mode="merge")
+    looks = [str(plan.plan(site.pipeline, site.settings)) for site in (fixed, grown)]
+    assert [look.count("nobody reads") + look.count("not read") for look in looks] == [1, 0], looks
+    for site in (fixed, grown):
+        assert epochs(site) and seen(site) == {"a": 1, "b": 1}
+
+
+def test_a_branch_reads_what_its_pipeline_has_read(tmp_path: Path):
+    table = tmp_path / "t"
+    for id in "abc":
+        write_deltalake(table, pa.table({"id": [id]}), mode="append")
+    site = second(tmp_path / "site", table, start={"version": 0})
+    site = replace(site, options=OPTIONS | {"WEIR_EPOCH__MAX_FILES": "1"})
+    done = epochs(site)
+    assert len(done) == 3
+    write_deltalake(table, pa.table({"id": ["d"]}), mode="append")
+    forks.fork(site.pipeline, site.settings, "again", int(done[0].checkpoint.id))
+    branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "again"))
+    epochs(branch)
+    assert seen(branch) == {"b": 1, "c": 1} and epochs(branch) == []
