@@ -28,7 +28,7 @@ from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operators import clocked_output, clocked_state
 from pipelines.runtime.operators.event_time import START
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.sinks.changes import Changes
+from pipelines.runtime.sinks.changes import ROW, Changes
 from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import files_at
@@ -228,23 +228,23 @@ def _keyed(
     back = table.back
     now = promotion.rows_of(storage, sink.name)[0]
     then = files_at(storage, sink.name, back.then) if back is not None else []
-    changes = promotion.changes_of(source, sink, table.comes, scratch)
-    return _table(pipeline, sink.name, [(storage, now)], [(storage, then)], None, scratch, (sink.key, changes))
+    with promotion.changes_of(source, sink, table.comes, scratch) as changes:
+        return _table(pipeline, sink.name, [(storage, now)], [(storage, then)], None, scratch, changes)
 
 
-def _changed(
-    connection: Connection, schema: pa.Schema | None, key: Sequence[str], changes: Changes
-) -> pa.Schema | None:
+def _changed(connection: Connection, schema: pa.Schema | None, changes: Changes) -> pa.Schema | None:
     """Make changes to the loaded rows of the branch's side; returns their columns."""
-    if not changes.rows.num_rows + changes.deleted.num_rows:
+    if not changes.count:
         return schema
-    comes = changes.rows if schema is None else frames.aligned(changes.rows, schema)
-    load(connection, "comes", iter([comes]), comes.schema)
+    columns, key = schema or changes.schema, list(changes.key)
+    comes = (frames.aligned(changes.rows(keys[ROW].drop_nulls().to_numpy()), columns) for keys in changes.ranges())
+    load(connection, "comes", comes, columns)
     if schema is None:
         connection.execute("CREATE TABLE theirs AS SELECT * FROM comes")
-        return comes.schema
-    keys = pa.concat_tables([changes.rows.select(key), changes.deleted.select(key)])
-    load(connection, "changed_keys", iter([keys]), keys.schema)
+        return columns
+    key_columns = pa.schema([changes.schema.field(name) for name in key])
+    keys = (frames.aligned(keys.select(key).to_arrow(), key_columns) for keys in changes.ranges())
+    load(connection, "changed_keys", keys, key_columns)
     names = ", ".join(map(quoted, key))
     connection.execute(f"DELETE FROM theirs WHERE ({names}) IN (SELECT ({names}) FROM changed_keys)")
     connection.execute("INSERT INTO theirs SELECT * FROM comes")
@@ -258,14 +258,14 @@ def _table(
     theirs: Sequence[tuple[Storage, Sequence[DataFile]]],
     within: tuple[Range, str] | None,
     scratch: Path,
-    keyed: tuple[Sequence[str], Changes] | None = None,
+    changes: Changes | None = None,
 ) -> TableDiff:
-    """keyed: the key of a table with keys, and what changes the branch's side."""
+    """changes: to the branch's side, of a table with keys."""
     with database() as connection:
         first = _loaded(connection, "ours", table, ours, within, scratch)
         second = _loaded(connection, "theirs", table, theirs, within, scratch)
-        if keyed is not None:
-            second = _changed(connection, second, *keyed)
+        if changes is not None:
+            second = _changed(connection, second, changes)
         schemas = [schema for schema in (first, second) if schema is not None]
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not schemas:

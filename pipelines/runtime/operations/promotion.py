@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from pipelines.runtime.sinks.changes import Changes, check_columns, columns_of
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
 from pipelines.runtime.sinks.table_commit import file_path, table_path
-from pipelines.runtime.sinks.upsert import netted
+from pipelines.runtime.sinks.upsert import spilled
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import (
     EDIT,
@@ -704,7 +704,9 @@ def _epoch_of(file: DataFile) -> int:
     return int(parsed[1]) if parsed is not None else -1
 
 
-def changes_of(source: Storage, sink: UpsertSink, comes: Sequence[DataFile], scratch: Path) -> Changes:
+def changes_of(
+    source: Storage, sink: UpsertSink, comes: Sequence[DataFile], scratch: Path
+) -> AbstractContextManager[Changes]:
     """What a branch's rows make of a table with keys, netted over all its epochs."""
     files = [
         StateFile(
@@ -712,7 +714,7 @@ def changes_of(source: Storage, sink: UpsertSink, comes: Sequence[DataFile], scr
         )
         for file in comes
     ]
-    return netted(source, sink, files, scratch, by_epoch=True)
+    return spilled(source, sink, files, scratch, by_epoch=True)
 
 
 def _check_whole(table: str, comes: Sequence[DataFile]) -> None:

@@ -1,32 +1,157 @@
-"""An epoch's rows for a table with keys, netted to what becomes of each key: its newest row, or nothing."""
+"""An epoch's rows for a table with keys, netted to what becomes of each key: its newest row, or nothing.
+
+Rows lie in a file that is mapped, so that only those that are asked for come into memory. Their keys are netted range
+by range of the first key column, as many at a time as fit:
+
+    rows      key   b    x    a    b(delete)    y         in the order in which they came
+    ranges    a..b: a -> row 2, b goes    x..y: x -> row 1, y -> row 4
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES, DELETE, UPDATE_BEFORE, UpsertSink
+from state_ops.arrow import frames
 from state_ops.errors import PipelineError
 
 ROW, _GROUP = "__weir_row", "__weir_group"
+_RANGE_ROWS = 1_000_000  # whose keys are netted at a time
+_SAMPLES = 64  # values for each range, by which ranges are cut
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Changes:
-    """What becomes of keys. rows: those that come, one a key; deleted: keys alone that go."""
+    """What becomes of keys.
 
-    rows: pa.Table
-    deleted: pa.Table
+    Attributes:
+        key: The table's key columns.
+        order_by: By which the newest row of a key is found among those of an epoch; none: it is the last.
+        all: The rows of one or several epochs, one epoch after the other, each row with its number by its place.
+        epochs: The numbers of the rows with which epochs begin.
+    """
 
-    def keys(self, key: Sequence[str]) -> pl.DataFrame:
-        """All keys, each once, as plain columns; `ROW` says which of `rows` it gets, null for those that go."""
-        comes = _frame(self.rows.select(key)).with_row_index(ROW).with_columns(pl.col(ROW).cast(pl.Int64))
-        goes = _frame(self.deleted.select(key)).with_columns(pl.lit(None, pl.Int64).alias(ROW))
-        return pl.concat([comes, goes], how="diagonal")
+    key: tuple[str, ...]
+    order_by: tuple[str, ...]
+    all: pa.Table
+    epochs: tuple[int, ...] = (0,)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are before they are netted."""
+        return int(self.all.num_rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return columns_of(self.all.schema)
+
+    def rows(self, numbers: np.ndarray[Any, Any]) -> pa.Table:
+        """Rows by their numbers, in that order. Arrow's own `take` would first copy all rows into one piece."""
+        order = np.argsort(numbers, kind="stable")
+        ascending, parts = numbers[order], []
+        for batch, begin in zip(self._batches, self._starts, strict=True):
+            first, end = np.searchsorted(ascending, (begin, begin + batch.num_rows))
+            if first < end:
+                parts.append(batch.take(pa.array(ascending[first:end] - begin)))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.Table.from_batches(parts, self.schema).combine_chunks().take(pa.array(back))
+
+    @cached_property
+    def _batches(self) -> list[pa.RecordBatch]:
+        return list(self.all.select(self.schema.names).to_batches())
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """By batch, the number of its first row."""
+        return [0, *np.cumsum([batch.num_rows for batch in self._batches])][:-1]
+
+    def ranges(self) -> Iterator[pl.DataFrame]:
+        """Keys, each once, as plain columns in ascending order; `ROW` is the number of the row that a key has from now
+        on, null for none."""
+        if not self.count:
+            return
+        cuts = self._cuts
+        for at in range(len(cuts) + 1):
+            least, end = cuts[at - 1] if at else None, cuts[at] if at < len(cuts) else None
+            netted = self._netted([self._within(frame, least, end) for frame in self._keys()])
+            if len(netted):
+                yield netted
+
+    def _keys(self) -> Iterator[pl.DataFrame]:
+        """The keys of all rows, and what says which one is the newest."""
+        changes = CHANGE_TYPE in self.all.column_names
+        names = dict.fromkeys([*self.key, *self.order_by, *([CHANGE_TYPE] if changes else [])])
+        at = 0
+        for batch in self.all.select(names).to_batches():
+            group = int(np.searchsorted(self.epochs, at, side="right"))
+            numbered = _frame(pa.Table.from_batches([batch])).with_row_index(ROW, at)
+            yield numbered.with_columns(pl.col(ROW).cast(pl.Int64), pl.lit(group).alias(_GROUP))
+            at += batch.num_rows
+
+    def _within(self, keys: pl.DataFrame, least: Any, end: Any) -> pl.DataFrame:
+        column, conditions = pl.col(self.key[0]), []
+        if least is not None:
+            conditions.append(column >= pl.lit(least, keys.schema[self.key[0]]))
+        if end is not None:
+            conditions.append(column < pl.lit(end, keys.schema[self.key[0]]))
+        return keys.filter(conditions) if conditions else keys
+
+    def _netted(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        keys = pl.concat(parts)
+        if self.order_by:
+            keys = keys.sort([_GROUP, *self.order_by], maintain_order=True, nulls_last=False)
+        newest = keys.unique(list(self.key), keep="last", maintain_order=True)
+        if CHANGE_TYPE in newest.columns:
+            goes = pl.col(CHANGE_TYPE) == DELETE
+            newest = newest.with_columns(pl.when(goes).then(None).otherwise(pl.col(ROW)).alias(ROW))
+        return newest.select(*self.key, ROW).sort(self.key)
+
+    @cached_property
+    def _cuts(self) -> list[Any]:
+        """Values of the first key column with which ranges begin, except for the first one."""
+        ranges = -(-self.count // _RANGE_ROWS)
+        if ranges < 2:
+            return []
+        each = max(self.count // (ranges * _SAMPLES), 1)
+        parts = [keys[self.key[0]].gather_every(each) for keys in self._keys()]
+        sample = pl.concat(parts).sort()
+        cuts = sample.gather([len(sample) * at // ranges for at in range(1, ranges)])
+        return cuts.unique(maintain_order=True).to_list()
+
+
+def spill(sink: UpsertSink, schema: pa.Schema, epochs: Iterable[Iterator[pa.RecordBatch]], target: Path) -> Changes:
+    """Write the rows of epochs to a file, which the changes need as long as they are used.
+
+    Args:
+        schema: Of the rows. Columns that they lack are null.
+        epochs: One after the other; a later one's rows are newer than all of an earlier one's.
+    """
+    begins, at = [], 0
+    with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batches in epochs:
+            begins.append(at)
+            for batch in batches:
+                rows = pa.Table.from_batches([batch])
+                if CHANGE_TYPE in rows.column_names:
+                    rows = rows.filter(pc.not_equal(rows.column(CHANGE_TYPE), UPDATE_BEFORE))
+                writer.write_table(rows if rows.schema == schema else frames.aligned(rows, schema))
+                at += rows.num_rows
+    return Changes(sink.key, sink.order_by, pa.ipc.open_file(pa.memory_map(str(target))).read_all(), tuple(begins))
+
+
+def no_changes(sink: UpsertSink) -> Changes:
+    """Those of no rows."""
+    return Changes(sink.key, sink.order_by, pa.schema([]).empty_table())
 
 
 def columns_of(schema: pa.Schema) -> pa.Schema:
@@ -62,46 +187,6 @@ def check_columns(sink: UpsertSink, schema: pa.Schema) -> None:
 def _is_plain(type: pa.DataType) -> bool:
     tests = (pa.types.is_boolean, pa.types.is_binary, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
     return any(test(type) for test in tests)
-
-
-def net(sink: UpsertSink, schema: pa.Schema, groups: Iterable[Iterator[pa.RecordBatch]], *, ordered: bool) -> Changes:
-    """Net rows to one change per key.
-
-    Args:
-        schema: Of the rows.
-        groups: Of one epoch each, one after the other; a later one's rows are newer than all of an earlier one's.
-        ordered: The newest row of a key is found by the sink's `order_by` within a group; else it is the last.
-    """
-    keys, key = pl.DataFrame(), list(sink.key)
-    parts: list[pa.Table] = [schema.empty_table()]
-    frames: list[pl.DataFrame] = []
-    at = 0
-    for number, group in enumerate(groups):
-        for batch in group:
-            rows = pa.Table.from_batches([batch])
-            if CHANGE_TYPE in rows.column_names:
-                rows = rows.filter(pc.not_equal(rows.column(CHANGE_TYPE), UPDATE_BEFORE))
-            order = list(sink.order_by) if ordered else []
-            frame = _frame(rows.select(dict.fromkeys([*key, *order])))
-            frames.append(frame.with_row_index(ROW, at).with_columns(pl.lit(number).alias(_GROUP)))
-            parts.append(rows)
-            at += rows.num_rows
-    table = pa.concat_tables(parts)
-    if not at:
-        return Changes(_without_change(table), table.select(key))
-    keys = pl.concat(frames)
-    if ordered and sink.order_by:
-        keys = keys.sort([_GROUP, *sink.order_by], maintain_order=True, nulls_last=False)
-    newest = keys.unique(key, keep="last", maintain_order=True)[ROW].sort()
-    table = table.take(pa.array(newest.to_arrow()))
-    if CHANGE_TYPE not in table.column_names:
-        return Changes(table, table.select(key).slice(0, 0))
-    deleted = pc.equal(table.column(CHANGE_TYPE), DELETE)
-    return Changes(_without_change(table.filter(pc.invert(deleted))), table.filter(deleted).select(key))
-
-
-def _without_change(table: pa.Table) -> pa.Table:
-    return table.drop_columns([CHANGE_TYPE]) if CHANGE_TYPE in table.column_names else table
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pipelines.runtime.connectors.delta_sink import UpsertSink
-from pipelines.runtime.sinks.changes import ROW, Changes, net
+from pipelines.runtime.sinks.changes import ROW, Changes, no_changes, spill
 from pipelines.runtime.sinks.delta import check_demands, check_keyed, damaged
 from pipelines.runtime.sinks.replace_where import remove_unnamed
 from pipelines.runtime.sinks.restore_version import REWIND, described, files_at, version_of
@@ -56,6 +56,7 @@ from state_ops.storage.transfers import together
 _SMALL, _MANY = 8 << 20, 16
 """Once a table has that many files of fewer bytes, they are written together with the new rows."""
 _NEW_ROWS = 1_000_000  # in one file, at most
+_BATCH, _KEY_ROWS = 1 << 17, 1 << 20  # rows that are in memory at a time, whole and by their keys alone
 _AT, _FILE = "__weir_at", "__weir_file"
 
 
@@ -104,30 +105,40 @@ def publish(
     upsert = Upsert(storage, sink.name, sink.key, directory, scratch)
     ids = checkpoint.sinks.get(sink.name) or {}
     promoted = "branch" in ids
-    counted: list[int] = []
+    merged = Merged()
 
-    def change_of(handle: DeltaTable) -> Change:
-        check_demands(handle, sink.name, checkpoint.id)
-        check_keyed(handle, sink.name)
-        changes = netted(storage, sink, files, scratch, by_epoch=promoted)
-        counted[:] = [changes.rows.num_rows + changes.deleted.num_rows]
-        if not promoted:
-            return Change(*_merged(upsert, handle, active_files(handle), changes))
-        then = version_of(storage, handle, sink.name, ids["to"])
-        return _on_earlier(upsert, handle, then, changes, {REWIND: str(ids["to"] or 0), **branch_of(ids)})
+    with ExitStack() as stack:
 
-    committed = commit(
-        storage, app_id, sink.name, checkpoint, previous, change_of, partial(damaged, storage, sink.name)
-    )
+        @cache
+        def changes() -> Changes:
+            return stack.enter_context(spilled(storage, sink, files, scratch, by_epoch=promoted))
+
+        def change_of(handle: DeltaTable) -> Change:
+            nonlocal merged
+            check_demands(handle, sink.name, checkpoint.id)
+            check_keyed(handle, sink.name)
+            if not promoted:
+                merged = _merged(upsert, handle, active_files(handle), changes())
+                return Change(merged.adds, merged.removes)
+            then = version_of(storage, handle, sink.name, ids["to"])
+            merged = _on_earlier(upsert, handle, then, changes())
+            return Change(merged.adds, merged.removes, {REWIND: str(ids["to"] or 0), **branch_of(ids)})
+
+        committed = commit(
+            storage, app_id, sink.name, checkpoint, previous, change_of, partial(damaged, storage, sink.name)
+        )
     if committed.change is None:
         return publication(checkpoint, sink.name, committed.version, 0, 0, started)
     remove_unnamed(storage, app_id, sink.name, checkpoint, committed.change.adds)
     touched = len(committed.change.adds) + len(committed.change.removes)
-    return publication(checkpoint, sink.name, committed.version, touched, counted[0], started)
+    return publication(checkpoint, sink.name, committed.version, touched, merged.keys, started)
 
 
-def netted(storage: Storage, sink: UpsertSink, files: Sequence[StateFile], scratch: Path, *, by_epoch: bool) -> Changes:
-    """What staged rows make of each key.
+@contextmanager
+def spilled(
+    storage: Storage, sink: UpsertSink, files: Sequence[StateFile], scratch: Path, *, by_epoch: bool
+) -> Iterator[Changes]:
+    """What staged rows make of each key, on a local disk.
 
     Args:
         by_epoch: The files are of several epochs, each file's number in its `subtask`; else of one.
@@ -135,152 +146,168 @@ def netted(storage: Storage, sink: UpsertSink, files: Sequence[StateFile], scrat
     epochs = sorted({file.subtask for file in files}) if by_epoch else [None]
     parts = [[file for file in files if epoch is None or file.subtask == epoch] for epoch in epochs]
     staged = [StagedRows(storage, part, scratch) for part in parts if part]
-    schema = next((rows.schema for rows in staged if rows.schema is not None), None)
-    if schema is None:
-        none = pa.schema([]).empty_table()
-        return Changes(none, none)
-    return net(sink, schema, [rows.batches() for rows in staged], ordered=bool(sink.order_by))
+    schemas = [rows.schema for rows in staged if rows.schema is not None]
+    if not schemas:
+        yield no_changes(sink)
+        return
+    with scratch_dir(scratch, "weir-upsert-") as directory:
+        yield spill(sink, pa.unify_schemas(schemas), [rows.batches() for rows in staged], directory / "rows")
 
 
-def _on_earlier(
-    upsert: Upsert, handle: DeltaTable, then: int | None, changes: Changes, metadata: Mapping[str, str]
-) -> Change:
+def _on_earlier(upsert: Upsert, handle: DeltaTable, then: int | None, changes: Changes) -> Merged:
     """The changes, made to an earlier version of the table: what came since goes in the same commit."""
     now = {file.path: file for file in active_files(handle)}
     was = files_at(upsert.storage, upsert.table, then)
-    adds: list[DataFile] = []
-    removes: list[DataFile] = []
-    if then is not None and changes.rows.num_rows + changes.deleted.num_rows:
-        earlier = fenced_table.open_table(upsert.storage, table_path(upsert.table), then)
-        adds, removes = _merged(upsert, earlier, was, changes)
-    elif changes.rows.num_rows:
-        adds, removes = _merged(upsert, handle, [], changes)
-    gone = {file.path for file in removes}
+    base = handle if then is None else fenced_table.open_table(upsert.storage, table_path(upsert.table), then)
+    merged = _merged(upsert, base, was, changes)
+    gone = {file.path for file in merged.removes}
     stays = {file.path: file for file in was if file.path not in gone}
     back = [described(upsert.storage, upsert.table, file) for path, file in stays.items() if path not in now]
-    return Change([*back, *adds], [file for path, file in now.items() if path not in stays], metadata)
+    goes = [file for path, file in now.items() if path not in stays]
+    return Merged([*back, *merged.adds], goes, merged.keys)
 
 
 # -- merging
 
 
-def _merged(
-    upsert: Upsert, handle: DeltaTable, active: Sequence[DataFile], changes: Changes
-) -> tuple[list[DataFile], list[DataFile]]:
-    """What changes add to a version of the table and remove from it."""
-    if not changes.rows.num_rows + changes.deleted.num_rows:
-        return [], []
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What changes do to a version of a table: the files that come and that go, and of how many keys."""
+
+    adds: Sequence[DataFile] = ()
+    removes: Sequence[DataFile] = ()
+    keys: int = 0
+
+
+def _merged(upsert: Upsert, handle: DeltaTable, active: Sequence[DataFile], changes: Changes) -> Merged:
+    if not changes.count:
+        return Merged()
     schema = frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
-    keys = changes.keys(upsert.key)
-    candidates = _candidates(handle, active, keys, upsert.key[0])
-
-    def look(file: DataFile, _: object) -> pl.DataFrame:
-        return _matches(upsert, file, keys)
-
-    looked = together(look, candidates, at_once=upsert.storage.transfers)
-    found = [(file, rows) for file, rows in zip(candidates, looked, strict=True) if len(rows)]
-    placed = _placed(found, keys)
+    places = _placed(upsert, handle, active, changes)
     small = [file for file in active if file.bytes < _SMALL]
     gathered = {file.path for file in small} if len(small) >= _MANY else set()
-    matched = {file.path: rows for file, rows in placed}
-    rewritten = [file for file, _ in placed if file.path not in gathered]
-
-    updated = pa.array(np.concatenate([rows[ROW].drop_nulls().to_numpy() for _, rows in placed] or [np.empty(0, int)]))
-    fresh = _rest(changes.rows, updated, upsert.key)
+    rewritten = [file for file in active if file.path in places.matches and file.path not in gathered]
 
     def write(file: DataFile, _: object) -> DataFile | None:
-        return _rewrite(upsert, schema, [(file, matched[file.path])], changes.rows, None)
+        return _rewrite(upsert, schema, [(file, places.of(file))], changes, _NO_ROWS)
 
     adds = together(write, rewritten, at_once=upsert.storage.transfers)
-    together_with = [(file, matched.get(file.path, _NO_MATCH)) for file in small if file.path in gathered]
-    for start in range(0, max(fresh.num_rows, 1), _NEW_ROWS):
-        adds.append(_rewrite(upsert, schema, together_with, changes.rows, fresh.slice(start, _NEW_ROWS)))
+    together_with = [(file, places.of(file)) for file in small if file.path in gathered]
+    for start in range(0, max(len(places.fresh), 1), _NEW_ROWS):
+        adds.append(_rewrite(upsert, schema, together_with, changes, places.fresh[start : start + _NEW_ROWS]))
         together_with = []
-    removes = [file for file in active if file.path in gathered or file.path in matched]
-    return [file for file in adds if file is not None], removes
+    removes = [file for file in active if file.path in gathered or file.path in places.matches]
+    return Merged([file for file in adds if file is not None], removes, places.keys)
 
 
-_NO_MATCH = pl.DataFrame({_AT: [], ROW: []}, schema={_AT: pl.UInt32, ROW: pl.Int64})
+_NO_MATCH = pl.DataFrame({_AT: [], ROW: []}, schema={_AT: pl.Int64, ROW: pl.Int64})
+_NO_ROWS = np.empty(0, np.int64)
 
 
-def _rest(rows: pa.Table, taken: pa.Array, key: Sequence[str]) -> pa.Table:
-    """The rows that no file of the table gets, in the order of their keys, so that files can be skipped."""
-    left = np.ones(rows.num_rows, bool)
-    left[taken.to_numpy(zero_copy_only=False)] = False
-    rows = rows.filter(pa.array(left))
-    return rows.sort_by([(name, "ascending") for name in key]) if rows.num_rows else rows
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where changed rows go: some bytes for each of them, whatever the rows hold.
+
+    Attributes:
+        matches: By a file's path, its rows that have one of the keys: where they are, and the number of the row that
+            comes instead, null for none.
+        fresh: The numbers of the rows that no file gets, in the order of their keys, so that files can be skipped.
+        keys: How many are changed.
+    """
+
+    matches: Mapping[str, pl.DataFrame]
+    fresh: np.ndarray[Any, Any]
+    keys: int
+
+    def of(self, file: DataFile) -> pl.DataFrame:
+        return self.matches.get(file.path, _NO_MATCH)
 
 
-def _candidates(handle: DeltaTable, active: Sequence[DataFile], keys: pl.DataFrame, column: str) -> list[DataFile]:
-    """The files that may have one of these keys, by the bounds that the log has of the first key column."""
+def _placed(upsert: Upsert, handle: DeltaTable, active: Sequence[DataFile], changes: Changes) -> Places:
+    """Ask the files that may have one of the keys for their key columns, keys range by range."""
+    bounds = _bounds(handle, upsert.key[0])
+    matches: dict[str, list[pl.DataFrame]] = {}
+    taken, fresh, number = np.zeros(changes.count, bool), [_NO_ROWS], 0
+
+    def look(candidate: tuple[DataFile, pl.DataFrame], _: object) -> pl.DataFrame:
+        return _matches(upsert, *candidate)
+
+    for keys in changes.ranges():
+        number += len(keys)
+        candidates = [(file, some) for file in active if len(some := _possible(keys, upsert.key[0], bounds, file))]
+        looked = together(look, candidates, at_once=upsert.storage.transfers)
+        for (file, _), rows in zip(candidates, looked, strict=True):
+            if len(rows):
+                matches.setdefault(file.path, []).append(_once(rows, taken))
+        comes = keys[ROW].drop_nulls().to_numpy()
+        fresh.append(comes[~taken[comes]])
+    sorted_by_place = {path: pl.concat(parts).sort(_AT) for path, parts in matches.items()}
+    return Places(sorted_by_place, np.concatenate(fresh), number)
+
+
+Bounds = Mapping[str, tuple[Any, Any]]
+
+
+def _bounds(handle: DeltaTable, column: str) -> Bounds:
+    """By a file's path, the least and the greatest value of a column that the log has."""
     actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
     low, high = f"min.{column}", f"max.{column}"
-    wanted = keys[column].unique().sort()
-    comparable = wanted.dtype == pl.String or wanted.dtype.is_integer() or wanted.dtype == pl.Date
-    if not comparable or low not in actions.column_names or high not in actions.column_names:
-        return list(active)
-    bounds = dict(
-        zip(
-            actions.column("path").to_pylist(),
-            zip(actions.column(low).to_pylist(), actions.column(high).to_pylist(), strict=True),
-            strict=True,
-        )
-    )
+    if low not in actions.column_names or high not in actions.column_names:
+        return {}
+    values = zip(actions.column(low).to_pylist(), actions.column(high).to_pylist(), strict=True)
+    return dict(zip(actions.column("path").to_pylist(), values, strict=True))
 
-    def may_have(file: DataFile) -> bool:
-        least, greatest = bounds.get(file.path, (None, None))
-        if least is None or greatest is None:
-            return True
-        first = int(wanted.search_sorted(least, side="left"))
-        return first < len(wanted) and bool(wanted[first] <= greatest)
 
-    return [file for file in active if may_have(file)]
+def _possible(keys: pl.DataFrame, column: str, bounds: Bounds, file: DataFile) -> pl.DataFrame:
+    """Those of some keys, which are in order, that a file may have."""
+    least, greatest = bounds.get(file.path, (None, None))
+    type = keys.schema[column]
+    if least is None or greatest is None or not (type == pl.String or type.is_integer() or type == pl.Date):
+        return keys
+    first = int(keys[column].search_sorted(least, side="left"))
+    return keys.slice(first, int(keys[column].search_sorted(greatest, side="right")) - first)
 
 
 def _matches(upsert: Upsert, file: DataFile, keys: pl.DataFrame) -> pl.DataFrame:
     """The rows of a file that have one of the keys: where they are, and which row comes instead, null for none."""
-    with _local(upsert, file) as local:
-        rows = frames.canonical(pq.read_table(local, columns=list(upsert.key), use_threads=False))
-    here = pl.from_arrow(rows)
-    assert isinstance(here, pl.DataFrame)
-    return here.with_row_index(_AT).join(keys, on=list(upsert.key), how="inner").select(_AT, ROW).sort(_AT)
+    matches, at = [_NO_MATCH], 0
+    with _local(upsert, file) as local, pq.ParquetFile(local) as source:
+        for batch in source.iter_batches(_KEY_ROWS, columns=list(upsert.key), use_threads=False):
+            here = pl.from_arrow(frames.canonical(pa.Table.from_batches([batch])))
+            assert isinstance(here, pl.DataFrame)
+            joined = here.with_row_index(_AT, at).join(keys, on=list(upsert.key), how="inner")
+            matches.append(joined.select(pl.col(_AT).cast(pl.Int64), ROW))
+            at += batch.num_rows
+    return pl.concat(matches)
 
 
-def _placed(found: Sequence[tuple[DataFile, pl.DataFrame]], keys: pl.DataFrame) -> list[tuple[DataFile, pl.DataFrame]]:
-    """The matches, each new row at most once: a table that was no one's may have several rows of a key."""
-    taken = np.zeros(len(keys) + 1, bool)
-    placed = []
-    for file, rows in found:
-        first = rows.with_columns(pl.when(pl.col(ROW).is_first_distinct()).then(pl.col(ROW)).otherwise(None).alias(ROW))
-        numbers = first[ROW].fill_null(len(keys)).to_numpy()
-        again = taken[numbers]
-        taken[numbers[numbers < len(keys)]] = True
-        placed.append(
-            (file, first.with_columns(pl.when(pl.Series(again)).then(None).otherwise(pl.col(ROW)).alias(ROW)))
-        )
-    return placed
+def _once(matches: pl.DataFrame, taken: np.ndarray[Any, Any]) -> pl.DataFrame:
+    """Matches in which each new row comes once at most, and in none where it is taken; notes which are taken from now
+    on: a table that was no one's may have several rows of a key."""
+    numbers = matches[ROW].fill_null(0).to_numpy()
+    comes = (matches[ROW].is_not_null() & matches[ROW].is_first_distinct()).to_numpy() & ~taken[numbers]
+    taken[numbers[comes]] = True
+    return matches.with_columns(pl.when(pl.Series(comes)).then(pl.col(ROW)).alias(ROW))
 
 
 def _rewrite(
     upsert: Upsert,
     schema: pa.Schema,
     files: Sequence[tuple[DataFile, pl.DataFrame]],
-    changed: pa.Table,
-    fresh: pa.Table | None,
+    changes: Changes,
+    fresh: np.ndarray[Any, Any],
 ) -> DataFile | None:
     """Write files anew as one, without the rows that match and with those that come instead, and fresh ones; None if
     nothing is left."""
-    if not files and (fresh is None or not fresh.num_rows):
+    if not files and not len(fresh):
         return None
     with scratch_dir(upsert.scratch, "weir-upsert-") as directory:
         target, rows = directory / "file", 0
         with staged_writer(target, schema) as writer:
             for file, matches in files:
                 rows += _copy_rest(upsert, file, matches[_AT].to_numpy(), writer, schema)
-                comes = matches[ROW].drop_nulls()
-                rows += _write(writer, changed.take(pa.array(comes.to_arrow())), schema)
-            if fresh is not None:
-                rows += _write(writer, fresh, schema)
+                rows += _write_changed(writer, changes, matches[ROW].drop_nulls().to_numpy(), schema)
+            rows += _write_changed(writer, changes, fresh, schema)
         if not rows:
             return None
         path = f"{upsert.directory}/0-{new_attempt_id()}.parquet"
@@ -293,7 +320,7 @@ def _copy_rest(
 ) -> int:
     rows, begin = 0, 0
     with _local(upsert, file) as local, pq.ParquetFile(local) as source:
-        for batch in source.iter_batches(1 << 17, use_threads=False):
+        for batch in source.iter_batches(_BATCH, use_threads=False):
             end = begin + batch.num_rows
             inside = without[np.searchsorted(without, begin) : np.searchsorted(without, end)] - begin
             if len(inside):
@@ -303,6 +330,11 @@ def _copy_rest(
             rows += _write(writer, pa.Table.from_batches([batch]), schema)
             begin = end
     return rows
+
+
+def _write_changed(writer: pq.ParquetWriter, changes: Changes, numbers: np.ndarray[Any, Any], schema: pa.Schema) -> int:
+    parts = [numbers[start : start + _BATCH] for start in range(0, len(numbers), _BATCH)]
+    return sum(_write(writer, changes.rows(part), schema) for part in parts)
 
 
 def _write(writer: pq.ParquetWriter, rows: pa.Table, schema: pa.Schema) -> int:

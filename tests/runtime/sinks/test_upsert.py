@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import delta as sinks
-from pipelines.runtime.sinks import delta, restore_version, upsert
-from pipelines.runtime.sinks.changes import net
+from pipelines.runtime.sinks import changes as netting
+from pipelines.runtime.sinks import delta, restore_version, staged_rows, upsert
+from pipelines.runtime.sinks.changes import ROW, spill
 from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
 from state_ops.errors import DamageError, PipelineError
 from state_ops.storage.storage import Storage
@@ -198,8 +202,12 @@ def test_a_table_whose_readers_expect_more_is_refused(storage, property):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_what_duckdb_makes_of_the_same_changes(storage, seed, monkeypatch):
-    """Random inserts, updates and deletes of two key columns, epoch by epoch."""
+    """Random inserts, updates and deletes of two key columns, epoch by epoch, in ranges and batches of a few rows."""
     monkeypatch.setattr(upsert, "_MANY", 5)
+    monkeypatch.setattr(upsert, "_BATCH", 3)
+    monkeypatch.setattr(upsert, "_KEY_ROWS", 4)
+    monkeypatch.setattr(upsert, "_NEW_ROWS", 7)
+    monkeypatch.setattr(netting, "_RANGE_ROWS", 4)
     draw, schema = random.Random(seed), pa.schema([("k", pa.int64()), ("key", pa.string()), *CHANGED][:2] + list(CHANGED)[1:])  # fmt: skip
     wide = Storage(str(Path(storage.uri).parent / "wide"))
     delta.ensure(wide, "out", pa.schema(list(schema)[:-1]))
@@ -228,6 +236,74 @@ def test_the_definition_is_refused_where_nothing_tells_the_newest_row():
     replace(small.accounts, sink=sinks.upsert("out", ["id", "at"]))
 
 
-def test_netting_of_no_rows_is_no_change():
-    changes = net(SINK, CHANGED, [iter(())], ordered=False)
-    assert (changes.rows.num_rows, changes.deleted.num_rows) == (0, 0)
+def test_netting_of_no_rows_is_no_change(tmp_path):
+    changes = spill(SINK, CHANGED, [iter(())], tmp_path / "rows")
+    assert (changes.count, list(changes.ranges())) == (0, [])
+
+
+KEYS = {
+    pa.string(): lambda n: f"k{n:03}",
+    pa.int32(): lambda n: n - 50,
+    pa.bool_(): lambda n: n % 2 == 0,
+    pa.binary(): lambda n: bytes([n, 0]),
+    pa.decimal128(20, 2): lambda n: Decimal(n) / 100,
+    pa.date32(): lambda n: date(2024, 1, 1) + timedelta(n),
+    pa.timestamp("us", "UTC"): lambda n: datetime(2024, 1, 1, tzinfo=UTC) + timedelta(minutes=n),
+    pa.timestamp("us"): lambda n: datetime(2024, 1, 1) + timedelta(minutes=n),
+}
+
+
+@pytest.mark.parametrize("type", KEYS, ids=str)
+def test_keys_are_netted_range_by_range(tmp_path, monkeypatch, type):
+    """As Python does it, of two epochs, in ranges of some twenty rows."""
+    monkeypatch.setattr(netting, "_RANGE_ROWS", 20)
+    draw, schema = random.Random(1), pa.schema([("key", type), ("n", pa.int64()), ("_change_type", pa.string())])
+    rows = [(KEYS[type](draw.randrange(99)), n, draw.choice(["insert", "delete"])) for n in range(300)]
+    batches = [pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows[at : at + 50]], schema) for at in range(0, 300, 50)]  # fmt: skip
+    changes = spill(SINK, schema, [iter(batches[:3]), iter(batches[3:])], tmp_path / "rows")
+    ranges = list(changes.ranges())
+    assert len(ranges) > 10 or type == pa.bool_()
+    netted = [row for frame in ranges for row in frame.rows()]
+    newest = {key: None if change == "delete" else n for key, n, change in rows}
+    assert netted == sorted(newest.items())
+    comes = changes.rows(pl.concat(ranges)[ROW].drop_nulls().to_numpy())
+    assert comes.column_names == ["key", "n"]
+    assert comes["n"].to_pylist() == [n for _, n in netted if n is not None]
+
+
+def test_epochs_with_other_columns_are_one_table(tmp_path):
+    both = pa.schema([*SCHEMA, ("new", pa.int64())])
+    old = pa.RecordBatch.from_pylist([{"key": "a", "n": 1}, {"key": "b", "n": 1}], SCHEMA)
+    new = pa.RecordBatch.from_pylist([{"new": 2, "n": 2, "key": "b"}], pa.schema(list(both)[::-1]))
+    changes = spill(SINK, both, [iter([old]), iter([new])], tmp_path / "rows")
+    (keys,) = changes.ranges()
+    assert [tuple(row.values()) for row in changes.rows(keys[ROW].to_numpy()).to_pylist()] == [
+        ("a", 1, None),
+        ("b", 2, 2),
+    ]
+
+
+def test_an_epochs_rows_are_never_all_in_memory(storage, monkeypatch):
+    """40 MB of texts, which are new at first and replaced then."""
+    monkeypatch.setattr(upsert, "_BATCH", 500)
+    monkeypatch.setattr(staged_rows, "_BATCH_ROWS", 500)
+    wide, scratch = pa.schema([("key", pa.int64()), ("n", pa.string())]), Path(storage.uri).parent / "scratch"
+    other = Storage(str(Path(storage.uri).parent / "wide"))
+    delta.ensure(other, "out", wide)
+    for number in (1, 2):
+        local, path = Path(storage.uri).parent / "staged", f"outputs/out/g1-e{number}/0-a.parquet"
+        with pq.ParquetWriter(local, wide, use_dictionary=False) as writer:
+            for start in range(0, 10_000, 500):
+                texts = [f"{number}-{at}-" * 400 for at in range(start, start + 500)]
+                writer.write_table(pa.table([range(start, start + 500), texts], schema=wide))
+        size, digest = other.put_file(local, path)
+        file = StateFile("stage", 0, OUTPUT, "main", path, size, digest, True, "a", None, "out", 10_000)  # type: ignore[arg-type]
+        del texts
+        usual, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+        pa.set_memory_pool(pool)
+        try:
+            upsert.publish(other, APP, SINK, checkpoint(number), number - 1 or None, [file], scratch)
+        finally:
+            pa.set_memory_pool(usual)
+        assert pool.max_memory() < 20e6
+    assert {text[:2] for _, text in rows(other)} == {"2-"} and len(rows(other)) == 10_000
