@@ -64,13 +64,17 @@ class SourceOffsets:
         return cls(head.offsets, expected, head.epoch_now)
 
     def after(self, slices: Mapping[str, Slice], readers: Mapping[str, SourceReader], at: datetime) -> SourceOffsets:
-        """The offsets of the epoch that reads these slices. at: the time of its trigger."""
+        """The offsets of the epoch that reads these slices. at: its processing time, which never decreases."""
         offsets, expected = dict(self.offsets), dict(self.expected)
         for name, planned in slices.items():
             offsets[name] = readers[name].advance(offsets.get(name), planned)
             if planned.schema is not None:
                 expected[name] = planned.schema
-        return SourceOffsets(offsets, expected, at if self.now is None else max(at, self.now))
+        return SourceOffsets(offsets, expected, self.no_earlier(at))
+
+    def no_earlier(self, at: datetime) -> datetime:
+        """The processing time at a moment: whatever the clock does, it never decreases."""
+        return at if self.now is None else max(at, self.now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,10 @@ class EpochScheduler:
         """How far the newest epoch reads the sources; another object once epochs have fallen."""
         return self._epochs.offsets
 
+    def now(self) -> datetime:
+        """The processing time of an epoch that begins now: whatever the clock does, it never decreases."""
+        return self.offsets.no_earlier(datetime.now(UTC))
+
     @property
     def again(self) -> EpochPlan | None:
         """The plan to begin next, before anything else is planned."""
@@ -114,7 +118,8 @@ class EpochScheduler:
             log.warning("no epoch was begun", reason=pending.reason)
             return False
         triggered_at = plan.at or datetime.now(UTC)
-        epochs.offsets = epochs.offsets.after(plan.slices, context.readers, triggered_at)
+        now = max(triggered_at, plan.now or triggered_at)
+        epochs.offsets = epochs.offsets.after(plan.slices, context.readers, now)
         deadline = time.monotonic() + coordinator.policy.timeout
         epochs.epochs.append(InFlightEpoch(pending, plan, epochs.offsets, triggered_at, time.perf_counter(), deadline))
         epochs.again = None if plan is epochs.again else epochs.again

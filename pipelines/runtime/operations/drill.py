@@ -185,7 +185,7 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
             return done(replay=None, not_replayed=why, problems=())
         there = _at(settings, work=directory / "replayed", root=directory / "storage")
         try:
-            report, took = _replayed(pipeline, there, storage, registry, head, parent, executor)
+            report, took = _replayed(pipeline, settings, there, storage, registry, head, parent, executor)
         except InputError as error:
             return done(replay=None, not_replayed=str(error), problems=())
         except Exception as error:
@@ -274,6 +274,7 @@ def _not_comparable(head: Checkpoint, parent: Checkpoint | None) -> str | None:
 
 def _replayed(
     pipeline: Pipeline,
+    settings: Settings,
     there: Settings,
     storage: Storage,
     registry: Registry,
@@ -288,12 +289,14 @@ def _replayed(
     there = there.model_copy(update={"checkpoints": aligned})
     offsets = SourceOffsets.at(parent)
     slices = {
-        name: reader.plan_again(head.slice[name], offsets.expected.get(name))
-        for name, reader in readers(pipeline, there).items()
+        name: reader.plan_again(head.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
+        for name, reader in readers(pipeline, there, archived=settings).items()
         if name in head.slice
     }
     drained = head.trigger == Trigger.DRAIN.value
-    cut = EpochPlan(Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at)
+    cut = EpochPlan(
+        Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at, now=head.epoch_now
+    )
     before = CheckpointId(head.id - 1)
     with claimed(pipeline, there, executor) as owner:
         seeded = seed(owner, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")

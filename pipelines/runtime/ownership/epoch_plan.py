@@ -21,6 +21,7 @@ class EpochPlan:
         drain: Close every window.
         requests: The requests that the epoch answers.
         at: When the barrier was cut, for an epoch that is replayed; None: now.
+        now: The processing time by which its slices were planned. That of the epoch is no earlier.
         rounds: How often its slices were replayed with fewer rows.
     """
 
@@ -30,4 +31,5 @@ class EpochPlan:
     drain: bool = False
     requests: tuple[Request, ...] = ()
     at: datetime | None = None
+    now: datetime | None = None
     rounds: int = 0

@@ -37,13 +37,17 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
 
 
 def readers(
-    pipeline: Pipeline, settings: Settings, patience: float = LOOKING, traffic: RequestCounts | None = None
+    pipeline: Pipeline,
+    settings: Settings,
+    patience: float = LOOKING,
+    traffic: RequestCounts | None = None,
+    archived: Settings | None = None,
 ) -> dict[str, SourceReader]:
     """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
     read, and no more. Nothing is connected to before it is asked for.
 
     patience: seconds after which a server that does not answer is away. traffic: where requests for what is landed are
-    counted.
+    counted. archived: whose storage has what was archived; None: the settings'.
     """
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
 
@@ -57,7 +61,7 @@ def readers(
             return FilesReader(source, pattern, s3, only, landed)
         opening = partial(_opening, pipeline, settings, source, patience)
         upto = partial(_position, trunk, source.name) if trunk is not None else None
-        return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, settings))
+        return PartsReader(source, opening, landed, upto, partial(_archives, pipeline, archived or settings))
 
     return {source.name: reader(source) for source in pipeline.sources}
 

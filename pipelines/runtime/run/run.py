@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ from pipelines.runtime.run.next_action import (
 )
 from pipelines.runtime.run.next_action import RunOptions as RunOptions
 from pipelines.runtime.sources.slices import Slice
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, to_micros
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import gate_hold, requests, suspension
@@ -263,7 +264,8 @@ def _begin_epoch(
     """Plan the next epoch beside those in flight, and begin it unless they have fallen meanwhile."""
     scheduler = loop.scheduler
     offsets, alone = scheduler.offsets, scheduler.empty
-    planning = partial(_plan, context, offsets, scheduler.behind, loop.memory.catching_up, options, action)
+    catching_up = loop.memory.catching_up
+    planning = partial(_plan, context, offsets, scheduler.now(), scheduler.behind, catching_up, options, action)
     planned = yield from scheduler.beside(planning, context.settings.run.poll_seconds)
     try:
         plan = planned()
@@ -321,12 +323,13 @@ def _not_planned(loop: Loop, error: Exception) -> None:
 def _plan(
     context: RunContext,
     offsets: SourceOffsets,
+    now: datetime,
     behind: Mapping[str, int],
     catching_up: bool,
     options: RunOptions,
     action: BeginEpoch,
 ) -> EpochPlan:
-    """Fix the slices of the next epoch, and say why its barrier is cut. behind: as `EpochScheduler.behind`."""
+    """Fix the slices of the next epoch, and say why its barrier is cut. now, behind: as `EpochScheduler` says."""
     barriers = action.barriers
     named = next((request for request in barriers if request.kind == requests.NAME), None)
     most, limit = max(behind.values(), default=0), context.settings.checkpoints.max_waiting_epochs
@@ -337,8 +340,8 @@ def _plan(
     slices: dict[str, Slice] = {}
     try:
         for name, reader in context.readers.items():
-            expected = offsets.expected.get(name)
-            slices[name] = reader.plan(offsets.offsets.get(name), context.settings.epoch, expected)
+            position, expected = offsets.offsets.get(name), offsets.expected.get(name)
+            slices[name] = reader.plan(position, context.settings.epoch, expected, to_micros(now))
     except Exception:  # one source is away: what the others have landed is landed anew with the next plan
         discard_slices(context, slices)
         raise
@@ -355,7 +358,7 @@ def _plan(
         trigger, why = options.trigger, options.reason
     else:
         trigger, why = Trigger.INTERVAL, f"every {options.interval:g} s"
-    return EpochPlan(trigger, why, slices, requests=barriers)
+    return EpochPlan(trigger, why, slices, requests=barriers, now=now)
 
 
 def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:

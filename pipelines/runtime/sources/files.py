@@ -159,7 +159,12 @@ class FilesReader(SourceReader):
         with self.landed.elsewhere() as landed:
             return FilesReader(self.source, self.pattern, self._s3, self._only, landed).plan(position, limits, expected)
 
-    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
+    def plan_again(
+        self,
+        recorded: Mapping[str, Any],
+        expected: pa.Schema | None,
+        position: Position | None = None,  # noqa: ARG002 - files are found by their names
+    ) -> Slice:
         """The slice of an epoch that was, as `Slice.to_dict` recorded it. Of rows that gates had set aside it knows
         which, and no more why. Raises InputError if a file is not what it was."""
         files = recorded["files"]
@@ -175,7 +180,7 @@ class FilesReader(SourceReader):
         left_out = [
             LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
         ]
-        planned = self._planned([there[file["name"]] for file in files], None, expected)
+        planned = self._planned([there[file["name"]] for file in files], None, expected, recorded.get("now"))
         return replace(planned, left_out=tuple(left_out))
 
     def _planned(
@@ -249,6 +254,7 @@ class FilesReader(SourceReader):
             unread=tuple(unread),
             set_aside=tuple(set_aside),
             bad_rows=tuple(gathered.bad_rows),
+            now=now if self.source.max_future is not None else None,
         )
         return self._with_times(planned, gathered.newest)
 
@@ -293,6 +299,7 @@ class FilesReader(SourceReader):
         return replace(
             rest,
             limited=planned.limited,
+            now=planned.now,
             left_out=tuple(row for row in planned.left_out if row.file != file.name),
             bad_rows=tuple(row for row in planned.bad_rows if row.file != file.name),
             set_aside=(*planned.set_aside, self._set_aside(file, error)),

@@ -96,6 +96,7 @@ class PartsReader(SourceReader):
         self._opening, self._upto, self._archives = opening, upto, archives
         self._idle_after = source.length("idle_after")
         self._kept: list[tuple[Storage, list[StateFile]]] | None = None
+        self._behind: dict[str, Position] = {}
         self._connector: Connector | None = None
         self._opens = threading.Lock()
         self._begin: Position | None = None
@@ -144,7 +145,11 @@ class PartsReader(SourceReader):
 
     def look(self, position: Position | None) -> Arrivals:
         at, upto = self._at(position), self._bound()
-        fresh = [_waiting(part) for part in self._ahead(at, upto, _IN_SIGHT)[0]]
+        if upto is None or self._leads_to(at, upto):
+            parts = self._ahead(at, upto, _IN_SIGHT)[0]
+        else:
+            parts = list(self.connector.plan(at, _IN_SIGHT, upto).parts)
+        fresh = [_waiting(part) for part in parts]
         if not fresh and position is not None and self._would_move(position):
             fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
         return Arrivals(tuple(fresh), unit="row")
@@ -179,7 +184,7 @@ class PartsReader(SourceReader):
         upto = self._bound()
         before = _times(position)
         begin = self._at(position)
-        kept = self._slice_at(begin)
+        kept = self._slice_before(begin, upto)
         if kept is not None:
             planned = kept.planned
             landed, archived = self._taken(attempt, kept)
@@ -209,14 +214,20 @@ class PartsReader(SourceReader):
             gathered.newest,
         )
 
-    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
+    def plan_again(
+        self, recorded: Mapping[str, Any], expected: pa.Schema | None, position: Position | None = None
+    ) -> Slice:
         parts = [
             Part(file["name"], file["part"]["partition"], file["part"]["place"], file["rows"])
             for file in recorded["files"]
         ]
         assert self.landed is not None, "a connector's rows are landed"
         with self.landed.attempt() as attempt:
-            gathered, _ = self._landed(attempt, parts, expected, recorded.get("now"))
+            kept = self._slice_at(self._at(position)) if position is not None else None
+            if kept is not None and [part.name for part in kept.planned.parts] == [part.name for part in parts]:
+                gathered = self._gathered(self._taken(attempt, kept)[0], expected)
+            else:
+                gathered, _ = self._landed(attempt, parts, expected, recorded.get("now"))
             attempt.kept.update(attempt.written)
         for file, was in zip(gathered.files, recorded["files"], strict=True):
             if file.rows != was["rows"]:
@@ -276,14 +287,45 @@ class PartsReader(SourceReader):
             return None
         if self._kept is None:
             self._kept = self._archives() if self._archives is not None else []
-        for number, (storage, listing) in enumerate(self._kept):
+        for storage, listing in self._kept:
             files = archive.found(listing, self.source.name, begin)
             if not files:
                 continue
             planned, landed = archive.noted(archive.read(storage, files[0]))
             if planned.position != begin:  # earlier releases kept slices without a row too, which lead nowhere
-                return Archived(planned, landed, storage, files, is_here=number == 0)
+                is_here = self.landed is not None and storage.uri == self.landed.storage.uri
+                return Archived(planned, landed, storage, files, is_here)
         return None
+
+    def _slice_before(self, begin: Position, upto: Position | None) -> Archived | None:
+        """The same, unless it might pass a position that must not be passed: of that an archive knows only whether its
+        slices lead there."""
+        if upto is not None and (begin == upto or not self._leads_to(begin, upto)):
+            return None
+        return self._slice_at(begin)
+
+    def _leads_to(self, begin: Position, end: Position) -> bool:
+        """Whether archived slices follow each other from one position to another, as far as is known, or now."""
+        if not self.source.archive:
+            return False
+        for _ in range(2):
+            at: Position | None = begin
+            while at is not None and at != end:
+                at = self._after(at)
+            if at is not None:
+                return True
+            self._kept = None  # the pipeline may have read on
+        return False
+
+    def _after(self, at: Position) -> Position | None:
+        """The position behind the archived slice that begins at one."""
+        name = archive.key(at)
+        if name not in self._behind:
+            kept = self._slice_at(at)
+            if kept is None:
+                return None
+            self._behind[name] = kept.planned.position
+        return self._behind[name]
 
     def _ahead(self, at: Position, end: Position | None, limits: Limits) -> tuple[list[Part], Planned]:
         """The parts behind a position, archived ones first, and the connector's plan behind those. end: not beyond."""

@@ -98,9 +98,17 @@ class SourceReader(ABC):
         """The same for who only looks at columns: nothing stays of it."""
 
     @abstractmethod
-    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
-        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if it cannot be read as it
-        was."""
+    def plan_again(
+        self, recorded: Mapping[str, Any], expected: pa.Schema | None, position: Position | None = None
+    ) -> Slice:
+        """The slice of an epoch that was, as `Slice.to_dict` recorded it.
+
+        Args:
+            position: Where the source stood before that, by which an archive has it.
+
+        Raises:
+            InputError: It cannot be read as it was.
+        """
 
     @abstractmethod
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:

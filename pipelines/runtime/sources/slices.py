@@ -203,6 +203,7 @@ class Slice:
         }
         if self.position is not None:
             raw["newest"] = self.newest
+        if self.now is not None:
             raw["now"] = self.now
         if self.bad_rows:
             raw["bad_rows"] = len(self.bad_rows)

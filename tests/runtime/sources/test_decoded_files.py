@@ -100,6 +100,21 @@ def test_a_drill_decodes_the_recorded_files_again(tmp_path):
     assert done.replay is not None and not done.problems, done
 
 
+def test_a_drill_leaves_out_the_same_rows_too_far_in_the_future(tmp_path):
+    source = files(
+        "{landing}/*.csv", format="csv", schema=SCHEMA, event_time="at", max_future="1d", on_bad="quarantine"
+    )
+    site = site_of(tmp_path, source, WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    for number in range(2):
+        (site.landing / f"{number}.csv").write_text(
+            f"id,n,at\na,{number},2026-05-01T12:00:00Z\na,9,2126-05-01T12:00:00Z\n"
+        )
+        epochs(site)
+    assert totals(site) == {"a": (2, 1)}
+    done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+    assert done.replay is not None and not done.problems, done
+
+
 def test_a_file_that_changes_while_it_is_read_declines_the_epoch(tmp_path):
     source = files("{landing}/*.csv", format="csv", schema=SCHEMA)
     site = site_of(tmp_path, source)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pipelines.runtime.run import fsck, maintenance, sensor
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut
+from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.errors import (
     ConfigurationError,
@@ -207,6 +208,29 @@ def test_no_partition_is_read_further_ahead_than_max_ahead(tmp_path):
         ahead.append(max(times) - min(times))
     assert max(ahead) <= 120 * MINUTE, "an hour, and the hour that one plan reads"
     assert totals(site) == {"a": (16, 56)}
+
+
+def test_sources_go_by_the_epochs_time_which_never_decreases(tmp_path, monkeypatch):
+    site = site_of(tmp_path, replace(SOURCE, max_future="1h"), {"WEIR_CHECKPOINTS__NUM_RETAINED": "9"})
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, zone: Any = None) -> Any:
+            return datetime.now(zone) + timedelta(days=1)
+
+    put(site.landing, "p", row("a", 1, 0))
+    with monkeypatch.context() as clock:
+        clock.setattr("pipelines.runtime.epoch.scheduler.datetime", Ahead)
+        (first,) = epochs(site)
+    late_clock = datetime.now(UTC) + timedelta(hours=12)
+    put(site.landing, "p", {"id": "a", "n": 2, "at": late_clock.isoformat()})
+    (second,) = epochs(site)  # the clock has gone back by a day
+    assert first.checkpoint.epoch_now == second.checkpoint.epoch_now > late_clock
+    assert second.checkpoint.slice["clicks"]["now"] == to_micros(second.checkpoint.epoch_now)
+    assert position(site)["partitions"]["p"][1] == to_micros(second.checkpoint.epoch_now)
+    assert totals(site) == {"a": (2, 3)}
+    done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+    assert done.replay is not None and not done.problems, done
 
 
 def test_a_row_too_far_in_the_future_is_a_bad_row(tmp_path):
@@ -417,6 +441,43 @@ def test_a_fork_reads_from_the_pipelines_archive(tmp_path):
     assert totals(branch) == totals(site) == {"a": (9, 36)}
     put(site.landing, "p", row("a", 100, 9))
     assert epochs(branch) == [], "a branch reads no further than its pipeline"
+
+
+@pytest.mark.parametrize(("at", "back_to", "rows"), [(0, 0, 0), (1, 0, 0), (0, 1, 3)])
+def test_a_fork_takes_nothing_archived_beyond_a_pipeline_that_was_rewound(tmp_path, at, back_to, rows):
+    site = retaining(tmp_path, 9)
+    put(site.landing, "p", *(row("a", n, n) for n in range(9)))
+    done = epochs(site)
+    forks.fork(site.pipeline, site.settings, "again", int(done[at].checkpoint.id))
+    maintenance.rewind(site.pipeline, site.settings, int(done[back_to].checkpoint.id))
+    branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "again"))
+    begin = done[at].checkpoint.offsets["clicks"]
+    read = readers(branch.pipeline, branch.settings)["clicks"]
+    assert sum(file.rows for file in read.backlog(begin)) == rows
+    planned = read.plan(begin, branch.settings.epoch, None)  # as where another source has rows
+    assert planned.rows == rows
+    read.discard(planned)
+    assert len(epochs(branch)) == rows // 3
+    epochs(site)  # the pipeline reads on, and so may a branch that runs meanwhile
+    assert sum(file.rows for file in read.backlog(begin)) == 6 - 3 * at
+    lose(site, "p", 9)
+    epochs(branch)
+    assert totals(branch) == totals(site) == {"a": (9, 36)}
+
+
+def test_a_drill_reads_the_archive_and_not_the_source(tmp_path):
+    site = retaining(tmp_path, 2)
+    put(site.landing, "p", *(row("a", n, n) for n in range(6)))
+    epochs(site)
+    lose(site, "p", 6)
+    before = site.objects()
+    done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+    assert done.replay is not None and done.replay.rows == 3 and not done.problems, done
+    assert [name for name in site.objects() if "landed" in name] == [name for name in before if "landed" in name]
+    for file in landed(site):
+        file.write_bytes(file.read_bytes()[:-1])
+    (problem, *_) = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor()).problems
+    assert "Archived input has changed" in problem
 
 
 def test_archived_input_that_was_altered_is_damage(tmp_path):
