@@ -135,7 +135,7 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
     """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are
     escaped."""
     place = uri(rows.storage, file)
-    return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
+    return f"file://{literal(place)}" if isinstance(file, StagedFile) else literal(place)
 
 
 def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Event) -> None:

@@ -70,7 +70,7 @@ class LandedFiles:
     @cached_property
     def directory(self) -> LandingDirectory:
         """Where they are read from."""
-        return LandingDirectory(f"{self.root}/{LANDED}/{self.source}/*.parquet", f"source {self.source}", self.s3)
+        return LandingDirectory("*.parquet", f"source {self.source}", self.s3, f"{self.root}/{LANDED}/{self.source}")
 
     @cached_property
     def storage(self) -> Storage:

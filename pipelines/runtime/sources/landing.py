@@ -18,6 +18,8 @@ from pipelines.runtime.sources.slices import SourceFile
 from state_ops.errors import ConfigurationError, InputError
 from state_ops.storage.s3 import arrow_filesystem, is_s3, refuse_secrets
 
+_WILDCARD = re.compile(r"[*?[]")
+_ESCAPED = re.compile(r"\[([*?[])\]")
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
 _MOST_REMOTE = 8  # files
@@ -29,12 +31,13 @@ def literal(path: str) -> str:
 
 
 def _cut(pattern: str) -> tuple[str, list[str]]:
-    """The directory up to the first wildcard, and the patterns of what is below it, the last one that of files."""
+    """The directory up to the first wildcard, and the patterns of what is below it, the last one that of files. `[*]`,
+    `[?]` and `[[]` stand for the characters themselves."""
     directories, _, file_name = pattern.rpartition("/")
     parts = directories.split("/")
-    first = next((at for at, part in enumerate(parts) if any(mark in part for mark in "*?[")), len(parts))
+    first = next((at for at, part in enumerate(parts) if _WILDCARD.search(_ESCAPED.sub("", part))), len(parts))
     names = [*parts[first:], *(["**", "*"] if file_name == "**" else [file_name])]
-    return "/".join(parts[:first]), names
+    return _ESCAPED.sub(r"\1", "/".join(parts[:first])), names
 
 
 def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
@@ -59,6 +62,8 @@ class LandingDirectory:
             stands for any number of them.
         where: The source, for errors.
         s3: How s3:// is reached.
+        within: The directory in which the pattern is to be looked for, whatever characters it has. None: the pattern
+            says it.
 
     Attributes:
         directory: As the pattern spells it, up to the first wildcard.
@@ -66,8 +71,8 @@ class LandingDirectory:
         parquet: Reads its files.
     """
 
-    def __init__(self, pattern: str, where: str, s3: S3Settings | None) -> None:
-        directory, self._names = _cut(pattern)
+    def __init__(self, pattern: str, where: str, s3: S3Settings | None, within: str | None = None) -> None:
+        directory, self._names = _cut(pattern) if within is None else (within, [pattern])
         refuse_secrets(pattern.rpartition("/")[0], where)  # all of it: options would look like a wildcard
         if not directory.strip("/"):
             raise ConfigurationError(

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from pipelines.api import files
 from pipelines.runtime.epoch.scheduler import EpochScheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import plan
+from pipelines.runtime.operations import drill, plan
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run import fsck
 from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.sources.landing import LandingDirectory
 from state_ops.errors import InputError, TransientError
 from state_ops.storage.instrumented_store import NAMES
 from tests.runtime.sources import test_decoded_files as decoded
@@ -152,3 +154,27 @@ def test_requests_for_what_is_landed_are_in_an_epochs_totals(tmp_path):
     assert many["requests_put"] - one["requests_put"] == 9, "a file for each part"
     assert many["bytes_up"] - one["bytes_up"] > 9 * 500
     assert many_after["requests_put"] - many["requests_put"] == one_after["requests_put"] - one["requests_put"]
+
+
+@pytest.mark.parametrize("name", ["a[b]", "a*?", "[!a]{b}"])
+def test_a_storage_root_may_have_any_characters(tmp_path, name):
+    site = site_of(tmp_path / name, ARCHIVED, {"WEIR_CHECKPOINTS__NUM_RETAINED": "2"})
+    for n in range(2):
+        put(site.landing, "p", row("a", n, n))
+        epochs(site)
+    rows = DeltaTable(site.storage / "tables" / "sums").to_pyarrow_table().sort_by("epoch").to_pylist()
+    assert [(row["n"], row["total"]) for row in rows] == [(1, 0), (2, 1)]
+    assert fsck.examine(site.pipeline, site.settings).findings == ()
+    if "[" not in name:  # a restore is recorded by delta-rs' writer, which takes no such path
+        done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
+        assert done.replay is not None and not done.problems, done
+
+
+def test_a_character_that_is_no_wildcard_can_be_written_in_a_pattern(tmp_path):
+    home = tmp_path / "a[1]" / "b*"
+    home.mkdir(parents=True)
+    (home / "1.csv").touch()
+    escaped = f"{tmp_path}/a[[]1]/b[*]"
+    for pattern in (f"{escaped}/*.csv", f"{tmp_path}/a[[]1]/*/*.csv", f"{tmp_path}/a?1?/b[*]/*.csv"):
+        assert [file.name.rpartition("/")[2] for file in LandingDirectory(pattern, "here", None).files()] == ["1.csv"]
+    assert LandingDirectory(f"{escaped}/*.csv", "here", None).directory == str(home)
