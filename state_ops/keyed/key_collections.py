@@ -24,6 +24,7 @@ from state_ops.schema.state_schema import Field
 
 _GONE: Any = object()
 _MOMENT = "__weir_moment"
+_AHEAD, _MOST_AHEAD = 8, 512  # keys whose maps are read at once: at first, and at most
 
 
 class KeyList:
@@ -90,10 +91,11 @@ class KeyList:
 
 
 class KeyMap:
-    """A map of the current key: `state.<name>`. Reading one entry costs a look-up of its own, whatever the map's size.
+    """A map of the current key: `state.<name>`.
 
-    An entry is the same under every spelling of its key, as it is once it is stored: a datetime without a zone and the
-    one in UTC, a date and its midnight, a number of NumPy's and Python's.
+    Small maps are read whole, those of the next keys of the batch with them; an entry of a large one is a look-up of
+    its own. An entry is the same under every spelling of its key, as it is once it is stored: a datetime without a zone
+    and the one in UTC, a date and its midnight, a number of NumPy's and Python's.
     """
 
     def __init__(self, declared: Collection, where: str) -> None:
@@ -106,6 +108,9 @@ class KeyMap:
         self._handle, self._frame, self._keys = getattr(handle, self._declared.name), frame, keys
         self._changed: dict[tuple[int, Any], Any] = {}  # by keys as they are stored; _GONE: deleted
         self._cleared: set[int] = set()
+        self._maps: dict[int, dict[Any, Any] | None] = {}  # as stored, of the current key and some after it
+        self._seen: dict[Any, Any] = {}  # entries of the current key, where its map is large
+        self._ahead = _AHEAD
         self.index = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -113,22 +118,20 @@ class KeyMap:
         key = self._spelled(key)
         if (self.index, key) in self._changed:
             value = self._read(key)
-            return default if value is _GONE else _given(value, self._declared)
-        if self.index in self._cleared:
+        elif self.index in self._cleared:
             return default
-        asked = self._addressed([(self.index, key)])
-        if not self._handle.contains(asked)[0].as_py():
-            return default
-        return _given(_values(self._handle.get(asked), self._declared)[0], self._declared)
+        else:
+            entries = self._whole()
+            value = self._looked_up(key) if entries is None else entries.get(key, _GONE)
+        return default if value is _GONE else _given(value, self._declared)
 
     def items(self) -> list[tuple[Any, Any]]:
         """All entries, in the order of their keys."""
         entries: dict[Any, Any] = {}
         if self.index not in self._cleared:
-            table = self._handle.all(self._frame[[self.index]])
-            keys = table.column(self._declared.key_column).to_pylist()
-            entries = dict(zip(keys, _values(table, self._declared), strict=True))
-        entries |= {key: self._read(key) for index, key in self._changed if index == self.index}
+            entries = self._whole() or self._all()
+        changed = {key: self._read(key) for index, key in self._changed if index == self.index}
+        entries = entries | changed
         return [(key, _given(entries[key], self._declared)) for key in sorted(entries) if entries[key] is not _GONE]
 
     def clear(self) -> None:
@@ -182,14 +185,48 @@ class KeyMap:
             self._changed[self.index, key] = value
         return value
 
-    def _addressed(self, entries: Sequence[tuple[int, Any]]) -> pa.Table:
-        keys = columns(
+    def _whole(self) -> dict[Any, Any] | None:
+        """The current key's map as it is stored, read with those of the next keys; None for one that is too large."""
+        if self.index not in self._maps:
+            self._maps, self._seen = {}, {}
+            while (read := self._handle.whole(codes := self._upcoming())) is None and len(codes) > 1:
+                self._ahead = max(1, len(codes) // 4)
+            if read is None:
+                self._maps[self.index] = None
+            else:
+                self._ahead = min(_MOST_AHEAD, 2 * len(codes))
+                maps: dict[int, dict[Any, Any]] = {code: {} for code in codes}
+                owners, keys, table = read
+                for owner, key, value in zip(owners, keys, _values(table, self._declared), strict=True):
+                    maps[owner][key] = value
+                self._maps.update(maps)
+        return self._maps[self.index]
+
+    def _upcoming(self) -> range:
+        return range(self.index, min(self.index + self._ahead, len(self._keys)))
+
+    def _looked_up(self, key: Any) -> Any:
+        if key not in self._seen:
+            row = self._handle.entry(self.index, self._column([(self.index, key)]).column(0).combine_chunks())
+            self._seen[key] = _GONE if row is None else _values(row, self._declared)[0]
+        return self._seen[key]
+
+    def _all(self) -> dict[Any, Any]:
+        table = self._handle.all(self._frame[[self.index]])
+        keys = table.column(self._declared.key_column).to_pylist()
+        return dict(zip(keys, _values(table, self._declared), strict=True))
+
+    def _column(self, entries: Sequence[tuple[int, Any]]) -> pa.Table:
+        """Map keys of some entries, in one column of their type."""
+        return columns(
             [self._key],
             [(key,) for _, key in entries],
             lambda number: _of(self._keys[entries[number][0]], self._declared),
             self._where,
         )
-        return beside(self._frame, [index for index, _ in entries], keys)
+
+    def _addressed(self, entries: Sequence[tuple[int, Any]]) -> pa.Table:
+        return beside(self._frame, [index for index, _ in entries], self._column(entries))
 
 
 class KeyTimers:

@@ -93,7 +93,8 @@ class KeyStates:
         self._fields = visible(schema)
         self._names = [field.name for field in self._fields]
         self._reader = RowReader(self._fields, where)
-        self._plain = not collections_of(state) and not any(pa.types.is_nested(field.type) for field in self._fields)
+        self._plain = not any(pa.types.is_nested(field.type) for field in self._fields)
+        self._empty = [(declared.name, list if declared.kind == LIST else dict) for declared in collections_of(state)]
         self._collections: dict[str, KeyList | KeyMap] = {
             declared.name: (KeyList if declared.kind == LIST else KeyMap)(declared, where)
             for declared in collections_of(state)
@@ -151,6 +152,8 @@ class KeyStates:
             return self._state(**{name: copied(value) for name, value in zip(self._names, row, strict=True)})
         instance = self._state.__new__(self._state)
         instance.__dict__.update(zip(self._names, row, strict=True))
+        for name, empty in self._empty:
+            instance.__dict__[name] = empty()
         return instance
 
     def set(self, value: State) -> None:

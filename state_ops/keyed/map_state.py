@@ -32,6 +32,8 @@ from state_ops.schema.state_schema import TOUCHED
 
 _CODE = "__weir_code"
 _ENTRY = "__weir_entry"
+_FEW, _MORE = 256, 32  # entries that are read whole: of one key, and for each key beside it
+_SMALL, _LARGER = 256 << 10, 8 << 10  # bytes, likewise
 
 
 class MapState(CollectionState):
@@ -128,6 +130,50 @@ class MapState(CollectionState):
         """Forget the maps of the frame's keys."""
         codes = np.unique(self.batch.codes(frames.polars(frame), f"{self._name}.clear"))
         self._entries.delete(self._below(codes)[0])
+
+    # -- for functions that see one key at a time
+
+    def whole(self, codes: range) -> tuple[list[int], list[Any], pa.Table] | None:
+        """Read the maps of some keys of the batch at once.
+
+        Returns:
+            Of each entry, the code of its key, its map key, and its value as a row of fields. None where there are too
+            many for the number of keys, or where reading an entry keeps it from expiring: then each is asked for alone.
+        """
+        if self._expiry is not None and self._expiry.ttl is not None and self._expiry.ttl.on_read:
+            return None
+        prefixes = self.batch.encoded(MAP_STATE, np.arange(codes.start, codes.stop), [self._declared.tag])
+        code_of = dict(zip(prefixes, codes, strict=True))
+        entries_left, bytes_left = _FEW + _MORE * len(codes), _SMALL + _LARGER * len(codes)
+        owners: list[int] = []
+        encoded: list[bytes] = []
+        values: list[bytes] = []
+        ordered = sorted(prefixes)
+        position = 0
+        for key, value in self._entries.below(ordered):
+            while not key.startswith(ordered[position]):
+                position += 1
+            bytes_left -= len(value)
+            if len(owners) == entries_left or bytes_left < 0:
+                return None
+            owners.append(code_of[ordered[position]])
+            encoded.append(key)
+            values.append(value)
+        _, columns = decode_keys(encoded, [pa.int32(), *self._keys.types, self._key_type])
+        rows, alive = ttl.decoded_table(self._schema, values, self._expiry)
+        if alive.all():
+            return owners, columns[-1].to_pylist(), rows
+        living = pa.array(alive)
+        return np.array(owners)[alive].tolist(), columns[-1].filter(living).to_pylist(), rows.filter(living)
+
+    def entry(self, code: int, key: pa.Array) -> pa.Table | None:
+        """Return the value of one entry of one key of the batch, as a row of fields; None where there is none."""
+        encoded = self.batch.encoded(MAP_STATE, np.array([code]), [self._declared.tag], [key])
+        rows, present = self._rows(encoded)
+        if not present[0]:
+            return None
+        self._touch(encoded, rows, present)
+        return frames.arrow(rows.select(list(self._types)))
 
     # -- how
 
