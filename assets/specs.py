@@ -20,7 +20,7 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
     return [
         dg.AssetSpec(
             key(pipeline, source.name),
-            description=_arrives(source),
+            description=_arrives(pipeline, source),
             kinds={"file", "parquet"} if isinstance(source, FileSource) else {source.kind},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
@@ -36,9 +36,9 @@ def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
     return settings.resolve(pipeline.name, source.pattern) if isinstance(source, FileSource) else source.kind
 
 
-def _arrives(source: Source) -> str:
+def _arrives(pipeline: Pipeline, source: Source) -> str:
     what = f"Files that arrive as {source.pattern}" if isinstance(source, FileSource) else f"Rows of {source.kind}"
-    return f"{what}, each read exactly once."
+    return f"{what}, each read {'at most' if pipeline.at_most_once else 'exactly'} once."
 
 
 def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
@@ -63,7 +63,7 @@ def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.
         dg.AssetSpec(
             table_key(pipeline, sink.name),
             deps=[key(pipeline, stage.uid)],
-            description=_of_sink(stage, sink),
+            description=_of_sink(pipeline, stage, sink),
             kinds={"delta", "table"} if pipeline.is_table(sink) else {sink.kind},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
@@ -99,9 +99,10 @@ def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2))
 
 
-def _of_sink(stage: Stage, sink: Sink) -> str:
+def _of_sink(pipeline: Pipeline, stage: Stage, sink: Sink) -> str:
     if sink == stage.sink:
-        return f"What {stage.uid} hands out, {'appended ' if sink.kind == 'delta' else ''}exactly once."
+        often = pipeline.delivery.replace("_", " ")
+        return f"What {stage.uid} hands out, {'appended ' if sink.kind == 'delta' else ''}{often}."
     if sink == stage.late:
         return f"Rows that came too late for {stage.uid}, as they came."
     return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

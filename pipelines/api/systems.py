@@ -123,7 +123,8 @@ def foreach(function: Function, *, name: str | None = None) -> ForeachSink:
     """Call a function with the rows of each checkpoint (a pyarrow.Table) and its id, in order, at least once.
 
     It has no transactions, so a pipeline with it says `delivery="at_least_once"`: after a crash the function is called
-    again. What it does must then be the same, or go by the id.
+    again, and what it does must then be the same, or go by the id. Or it says "at_most_once": then it is never called
+    again, and the rows of an epoch that failed are lost.
 
     Args:
         function: Called as `function(rows, checkpoint)` in the coordinator's process; epochs without rows call nothing.

@@ -18,7 +18,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.timings import bottleneck
-from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
+from state_ops.checkpoints.checkpoint import ROWS_LOST, Checkpoint, from_micros, rows_lost
 from state_ops.coordination import gate_hold, lease, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.restore_progress import Restoring
@@ -64,6 +64,8 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new"
         ended = " (of the last run)" if holder["alive"] is False else ""
         yield "bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none"
+    if facts["rows_lost"]:
+        yield "lost", f"{facts['rows_lost']:,} rows were read, and lost with epochs that failed (at most once)"
     for restoring in facts["restoring"]:
         whose = f"{restoring['stage']}, subtask {restoring['subtask']}, on" if restoring["stage"] else "on"
         progress = restore_progress.described([Restoring(**restoring)])
@@ -131,6 +133,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         },
         "halted": None if suspended is None else dataclasses.asdict(suspended),
         "last_checkpoint": None if head is None else _brief(head),
+        "rows_lost": _rows_lost(head, lease.alive(holder)),
         "restoring": [fetch.to_dict() for fetch in _restoring(storage, head)],
         "held": None if holds is None else holds.to_dict(),
         "lag": waiting,
@@ -169,6 +172,13 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             if not pipeline.is_table(sink)
         ],
     }
+
+
+def _rows_lost(head: Checkpoint | None, alive: bool | None) -> int:
+    """How many rows no epoch has applied, nor is about to."""
+    if head is None or alive is False:
+        return rows_lost(head)
+    return head.totals.get(ROWS_LOST, 0)
 
 
 def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:

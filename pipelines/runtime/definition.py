@@ -58,7 +58,11 @@ class FileSource(Source):
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
 ROWS, STATE, FIGURES = "rows", "state", "figures"
-EXACTLY_ONCE, AT_LEAST_ONCE = "exactly_once", "at_least_once"
+EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
+_DECLINED = {  # what would be amiss if a gate declined an epoch
+    AT_LEAST_ONCE: "that is delivered before",
+    AT_MOST_ONCE: "whose rows are then lost, since none is read again",
+}
 MAX_PARALLELISM = 128  # key groups, unless a pipeline says how many
 ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
 _POLICIES, _LOOKED_AT = (HOLD, WARN, QUARANTINE), (ROWS, STATE, FIGURES)
@@ -354,8 +358,8 @@ class Pipeline:
         on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
             checkpoint is used.
         branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
-        delivery: How often sinks get the rows of an epoch that fails late: "exactly_once" or "at_least_once". State is
-            exactly once in both.
+        delivery: How often sinks get the rows of an epoch that fails: "exactly_once", "at_least_once" or
+            "at_most_once". State has each row exactly once in the first two, and at most once in the third.
     """
 
     name: str
@@ -425,28 +429,34 @@ class Pipeline:
                 raise PipelineError(
                     f"{self.name} cannot deliver exactly once: {'; '.join(why)}.",
                     where=where,
-                    next=f'Say Pipeline(..., delivery="{AT_LEAST_ONCE}"), or take another source or sink.',
+                    next=f'Say Pipeline(..., delivery="{AT_LEAST_ONCE}" or "{AT_MOST_ONCE}"), or take another source or'
+                    " sink.",
                 )
-        elif self.delivery != AT_LEAST_ONCE:
+            return
+        if self.delivery not in _DECLINED:
             raise PipelineError(
                 f"delivery={self.delivery!r} is nothing that {self.name} can promise.",
                 where=where,
-                next=f'Say "{EXACTLY_ONCE}" or "{AT_LEAST_ONCE}".',
+                next=f"Say one of: {', '.join((EXACTLY_ONCE, *_DECLINED))}.",
             )
-        else:
-            for stage in self.stages:
-                for gate in stage.gates:
-                    if gate.on_failure != WARN:
-                        raise PipelineError(
-                            f"A gate of {stage.uid} may decline an epoch that is delivered before: {gate.title}.",
-                            where=where,
-                            next=f'Let it warn, on_failure="{WARN}", or deliver exactly once.',
-                        )
+        for stage in self.stages:
+            for gate in stage.gates:
+                if gate.on_failure != WARN:
+                    raise PipelineError(
+                        f"A gate of {stage.uid} may decline an epoch {_DECLINED[self.delivery]}: {gate.title}.",
+                        where=where,
+                        next=f'Let it warn, on_failure="{WARN}", or deliver exactly once.',
+                    )
 
     @property
     def early(self) -> bool:
         """Whether sinks get rows before their epoch is committed."""
         return self.delivery == AT_LEAST_ONCE
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether an epoch's positions are committed before it begins, and sinks get its rows once or never."""
+        return self.delivery == AT_MOST_ONCE
 
     @property
     def sources(self) -> tuple[Source, ...]:

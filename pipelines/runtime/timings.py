@@ -14,6 +14,7 @@ def record_ms(ms: dict[str, float], phase: str, since: float) -> float:
 
 _SLOTS = {
     "gate": "gates",
+    "deliver": "deliveries",
     "upload": "uploads",
     "seal": "commits",
     "commits_before": "commits",
@@ -23,8 +24,8 @@ _SLOTS = {
 
 
 def bottleneck(ms: Mapping[str, float]) -> str | None:
-    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads",
-    "commits", "publishing" or "pruning".
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates",
+    "deliveries", "uploads", "commits", "publishing" or "pruning".
 
     ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing:
     each is done one after the other."""

@@ -23,9 +23,11 @@ NEWEST_FORMAT = WITH_ARCHIVE
 STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
 TABLES = "tables/"  # the directory of sinks' Delta tables
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
-FORK, PROMOTION, SEEK = "fork", "promotion", "seek"
+FORK, PROMOTION, SEEK, POSITIONS = "fork", "promotion", "seek", "positions"
 STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
 RANGE_START, RANGE_END = "range_start", "range_end"
+ROWS_AHEAD = "rows_ahead"  # in totals: rows that positions are past, and that the next epoch is to apply
+ROWS_LOST = "rows_lost"  # in totals: such rows whose epoch failed, so that no other has applied them
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
 REWRITTEN = "rewritten"  # in totals: the edit that has rewritten this checkpoint; its sums are those of before
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
@@ -241,7 +243,8 @@ class Checkpoint:
         operators: By stage uid, what is recorded of the stage.
         kind: `checkpoint` is an epoch's. `start` begins a pipeline from another one's savepoint. `rewind` goes back to
             its parent, and what lies between is abandoned. `edit` changes one stage's state by hand. `seek` has
-            another position of one source. `fork` is the first of a branch. `promotion` has a branch's state and rows
+            another position of one source. `positions` has those behind what the next epoch is about to apply, where
+            rows are delivered at most once. `fork` is the first of a branch. `promotion` has a branch's state and rows
             instead of what followed its parent.
         sinks: By sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
             that. A rewind or a promotion also has `to`, whose rows are the newest that stay, and `at`, the Delta
@@ -323,6 +326,13 @@ def began(parent: Checkpoint | None) -> dict[str, int]:
     return {name: parent.totals[name] for name in (STARTED, FORKED, RANGE_START, RANGE_END) if name in parent.totals}
 
 
+def rows_lost(checkpoint: Checkpoint | None) -> int:
+    """How many rows were read, up to a checkpoint that another one continues or is to continue, and applied by no
+    epoch. That happens only where rows are delivered at most once.
+    """
+    return sum(checkpoint.totals.get(name, 0) for name in (ROWS_LOST, ROWS_AHEAD)) if checkpoint is not None else 0
+
+
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
     """The checkpoints that rewinds and promotions have left behind, each with the newest rewind or promotion that did
     so.
@@ -394,10 +404,13 @@ def format_with(format_version: int, sinks: Mapping[str, Mapping[str, Any]]) -> 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
     """The checkpoints that seem to have read no row of this event time or a later one, in their order.
 
+    Positions alone are none of them: they are past rows that only the next epoch has applied.
+
     Args:
         lateness: As in `event_time`.
     """
-    return [row for row in checkpoints if (seen := event_time(row, lateness)) is not None and seen < moment]
+    epochs = [row for row in checkpoints if row.kind != POSITIONS]
+    return [row for row in epochs if (seen := event_time(row, lateness)) is not None and seen < moment]
 
 
 def to_begin_from(earlier: Sequence[Checkpoint], timed: Collection[str]) -> Sequence[Checkpoint]:

@@ -109,18 +109,26 @@ class Coordinator:
         return catching_up or requested or (interval is not None and at - self._last >= interval)
 
     def trigger(
-        self, now: float, trigger: Trigger, expected: Mapping[str, int], *, catching_up: bool = False
+        self,
+        now: float,
+        trigger: Trigger,
+        expected: Mapping[str, int],
+        *,
+        catching_up: bool = False,
+        positions_first: bool = False,
     ) -> PendingCheckpoint | Refusal:
         """Begin the next epoch, with an id above every one that was ever begun.
 
         Args:
             expected: By operator, its number of subtasks.
+            positions_first: The id below the epoch's is that of a checkpoint of positions (`begin_positions`).
         """
         at = self._clock(now)
         held = self._held(at, catching_up or trigger in (Trigger.SAVEPOINT, Trigger.DRAIN))
         if held is not None:
             return Refusal(held)
-        self._last_id, self._last = next_id(self.head, [self._last_id]), at
+        self._last_id = CheckpointId(next_id(self.head, [self._last_id]) + positions_first)
+        self._last = at
         newest = self._pending[-1] if self._pending else self.head
         parent = newest.id if newest is not None else None
         deadline = at + self.policy.timeout
@@ -250,6 +258,22 @@ class Coordinator:
         planned.
         """
         self._count_failure(now)
+
+    def begin_positions(self) -> CheckpointId:
+        """The only pending epoch waits for a checkpoint of positions alone, which it will continue; returns its id."""
+        (only,) = self._pending
+        only.committing = True
+        return CheckpointId(only.id - 1)
+
+    def positioned(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
+        """The registry has that checkpoint: it is the head now, and the pending epoch continues it.
+
+        Args:
+            files: Its listing.
+        """
+        (only,) = self._pending
+        self._confirmed[checkpoint.id] = _objects(checkpoint, files)
+        self.head, only.parent_id, only.committing = checkpoint, checkpoint.id, False
 
     def begin_commit(self) -> PendingCheckpoint | None:
         """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, even if newer

@@ -3,9 +3,12 @@
     plan    -> which checkpoints stay and why, and which objects only the others name
     apply   -> drop the rows; look for running restores; drop the listings; delete the objects
 
-A checkpoint stays for any of these reasons: - It is the head, or among the newest `keep` that have no name. - A
-savepoint or a branch names it. - A rewind left it behind, and can still be taken back. - Something needs it: a sink
-lacks its rows, a restore reads it, an epoch in flight is built on it.
+A checkpoint stays for any of these reasons:
+
+- It is the head, or among the newest `keep` that have no name; positions alone do not count among those.
+- A savepoint or a branch names it.
+- A rewind left it behind, and can still be taken back.
+- Something needs it: a sink lacks its rows, a restore reads it, an epoch in flight is built on it.
 
 A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next
 take-over remove. The registry alone decides what a checkpoint references. An object of our own or a newer generation is
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, abandoned
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, StateFile, abandoned
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
 from state_ops.checkpoints.registry import Pin, Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
@@ -93,7 +96,9 @@ def reasons(
     named = {pin.commit_id for pin in pins}
     ordered = sorted(checkpoints, key=lambda row: row.id)
     left = abandoned(ordered)
-    newest = [row.id for row in ordered if row.commit_id not in named and row.id not in left][-keep:] if keep else []
+    # Positions alone are of use only until the epoch that they were committed for is: its checkpoint says all of it.
+    counted = [row for row in ordered if row.commit_id not in named and row.id not in left and row.kind != POSITIONS]
+    newest = [row.id for row in counted[-keep:]] if keep else []
     taken_back = {*newest, *(row.id for row in ordered[-1:])} if keep else set()
     stays: dict[CheckpointId, tuple[str, ...]] = {}
     for row in ordered:

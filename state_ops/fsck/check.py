@@ -51,15 +51,16 @@ def check(
     reading: Reading = iter,
     markers: Mapping[str, Marker] | None = None,
     early: bool = False,
+    behind: bool = False,
 ) -> Report:
     """Look at everything that one pipeline has stored. Reads only.
 
     app_id: of the pipeline's registry. tables: names of its sinks that are tables; markers: of others, how they are
     asked. alive: whether a coordinator of it lives, other than the caller. owned: the caller owns the newest
-    generation. early: sinks get rows before their commit, so they may be ahead. quick: compare sizes only. Raises
-    OSError when storage does not answer: half a listing proves nothing."""
+    generation. early: sinks get rows before their commit, so they may be ahead. behind: they may lack rows for ever.
+    quick: compare sizes only. Raises OSError when storage does not answer: half a listing proves nothing."""
     names = frozenset(tables)
-    last = first = look(storage, app_id, names, alive, owned, markers or {}, early)
+    last = first = look(storage, app_id, names, alive, owned, markers or {}, early, behind)
     read, altered = 0, []
     for expected in () if quick else reading(first.whole):
         read += expected.bytes
@@ -67,7 +68,7 @@ def check(
             altered.append(problem)
     findings: list[Finding] = []
     if first.findings or altered:
-        second = look(storage, app_id, names, alive, owned, markers or {}, early)
+        second = look(storage, app_id, names, alive, owned, markers or {}, early, behind)
         seen_before = {_key(finding) for finding in first.findings}
         findings = [finding for finding in second.findings if _key(finding) in seen_before]
         for problem in altered:
@@ -99,6 +100,7 @@ def look(
     owned: bool,
     markers: Mapping[str, Marker],
     ahead: bool,
+    behind: bool,
 ) -> Look:
     """In this order: the sinks' versions, the registry, the sinks, the listing. Each may only be newer than the one
     before."""
@@ -115,7 +117,7 @@ def look(
     if seen.readable:
         elsewhere = {name: sinks.ask(name, marker) for name, marker in sorted(markers.items())}
         for name, table in (*tables.items(), *elsewhere.items()):
-            findings += sinks.chain_problems(storage, seen, table, None if ahead else early.get(name))
+            findings += sinks.chain_problems(storage, seen, table, None if ahead else early.get(name), behind=behind)
     wanted = objects.expectations(seen, tables)
     compared = list(objects.compare(wanted, {**stored, **_inherited(storage, wanted)}))
     findings += compared

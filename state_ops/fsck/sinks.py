@@ -91,8 +91,15 @@ def expected(rows: list[Checkpoint], sink: str) -> int | None:
     return (rows[-1].sinks.get(sink) or {}).get("id") if rows else None
 
 
-def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int | None) -> Iterator[Finding]:
-    """Where one table does not stand where the checkpoints say. early: its version before the registry was read."""
+def chain_problems(
+    storage: Storage, seen: Survey, table: SinkTable, early: int | None, *, behind: bool = False
+) -> Iterator[Finding]:
+    """Where one table does not stand where the checkpoints say.
+
+    Args:
+        early: Its version before the registry was read.
+        behind: It may lack rows that were recorded as published.
+    """
     name, newest = table.name, expected(seen.checkpoints, table.name)
     if table.problem is not None and table.elsewhere:
         yield Finding.of(Kind.UNREACHABLE_SINK, table.problem, table.path)
@@ -114,7 +121,9 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
     with_rows = [row for row in seen.checkpoints if row.sinks.get(name, {}).get("id") == row.id]
     recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}
     lacking = [row for row in with_rows if row.id > (table.version or 0)]
-    if (table.version or 0) < newest:
+    if behind:
+        lacking = [row for row in lacking if row.id not in recorded]
+    elif (table.version or 0) < newest:
         published = [row.id for row in lacking if row.id in recorded]
         if published or not lacking or lacking[0].sinks[name]["before"] != table.version:
             what = (

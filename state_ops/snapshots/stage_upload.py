@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from state_ops.checkpoints.checkpoint import CHANNEL, Ack, LocalFile, Snapshot, StagedFile, StateFile
+from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, Ack, LocalFile, Snapshot, StagedFile, StateFile
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots import snapshot
@@ -24,6 +24,21 @@ from state_ops.storage.transfers import together
 MAIN, REST = "main", "rest"  # outputs: a stage's rows, and what it has not applied of its input
 
 
+def upload_outputs(storage: Storage, acks: Sequence[Ack], *, deadline: float | None) -> list[StateFile]:
+    """Upload the rows that some acks hand to sinks, and nothing else yet; `upload` is told that they are there.
+
+    Args:
+        deadline: On time.monotonic().
+    """
+    staged = [ack.handover.staged if ack.handover is not None else () for ack in acks]
+    todo = [(ack, file) for ack, files in zip(acks, staged, strict=True) for file in files if file.kind == OUTPUT]
+
+    def upload_file(item: tuple[Ack, StagedFile], cancelled: Event) -> StateFile:
+        return _sent(storage, *item, cancelled)
+
+    return together(upload_file, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
+
+
 def upload(
     storage: Storage,
     acks: Sequence[Ack],
@@ -32,6 +47,7 @@ def upload(
     full: bool,
     channels: Callable[[StagedFile], bool],
     deadline: float | None,
+    sent: Sequence[StateFile] = (),
 ) -> list[Ack]:
     """Upload what some acks stand for, and return the acks with their files in storage.
 
@@ -43,14 +59,15 @@ def upload(
         full: As in `snapshot.upload`.
         channels: Which files of `for_stages` are to be read from storage.
         deadline: On time.monotonic().
+        sent: Files of these acks that are in storage already.
     """
-    started = time.perf_counter()
+    started, there = time.perf_counter(), {file.path for file in sent}
     todo: list[tuple[Ack, LocalFile | StagedFile]] = []
     for ack in acks:
         if ack.handover is not None:
             _check_base(ack, bases.get(ack.subtask))
             todo += [(ack, file) for file in ack.handover.snapshot.files] if ack.handover.snapshot else []
-            todo += [(ack, file) for file in ack.handover.staged if file.kind != CHANNEL]
+            todo += [(ack, file) for file in ack.handover.staged if file.kind != CHANNEL and file.path not in there]
             todo += [(ack, file) for file in for_stages(ack) if isinstance(file, StagedFile) and channels(file)]
 
     damaged: list[Ack] = []
@@ -63,19 +80,23 @@ def upload(
             except DamageError:
                 damaged.append(ack)
                 raise
-        size, digest = storage.put_file(Path(file.local), file.path, cancelled=cancelled)
-        fields = (file.kind, file.name, file.path, size, digest, True, ack.attempt, None, file.sink, file.rows)
-        return StateFile(ack.operator, ack.subtask, *fields)
+        return _sent(storage, ack, file, cancelled)
 
     try:
         moved = together(upload_file, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
     except DamageError as error:  # only now, because the other transfers read the same directories
         raise _healed(damaged, error) from error
     by_subtask: dict[int, list[StateFile]] = {}
-    for file in moved:
+    for file in (*sent, *moved):
         by_subtask.setdefault(file.subtask, []).append(file)
     took = round((time.perf_counter() - started) * 1000, 3)
     return [_durable(ack, bases.get(ack.subtask), by_subtask.get(ack.subtask, []), took) for ack in acks]
+
+
+def _sent(storage: Storage, ack: Ack, file: StagedFile, cancelled: Event) -> StateFile:
+    size, digest = storage.put_file(Path(file.local), file.path, cancelled=cancelled)
+    fields = (file.kind, file.name, file.path, size, digest, True, ack.attempt, None, file.sink, file.rows)
+    return StateFile(ack.operator, ack.subtask, *fields)
 
 
 def _check_base(ack: Ack, base: Snapshot | None) -> None:

@@ -1,6 +1,6 @@
 """A run of one source, one stage and one sink in a process of its own, which dies at its n-th request of storage or of
-a sink: `python -m tests.recovery.doors_child CONFIG N [commit]`. CONFIG is a JSON file; N 0: it lives; commit: only the
-commits of checkpoints count."""
+a sink: `python -m tests.recovery.doors_child CONFIG N [WHICH]`. CONFIG is a JSON file; N 0: it lives, below 0: it dies
+after the request; WHICH: which requests count, a name in `REQUESTS`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ import polars as pl
 import pyarrow as pa
 
 from configs import settings
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, kafka, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, kafka, stage
 from pipelines.runtime.connectors.generator import GeneratorSource
+from pipelines.runtime.epoch import positions
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.registry import Registry
 from state_ops.storage.storage import Storage
-from tests.recovery.ledger import Ledger, LedgerSink
+from tests.recovery.ledger import Ledger, LedgerSink, transaction
+from tests.recovery.queue_source import QueueSource
 from tests.runtime.sources.partitions import PartitionsSource
 
 SCHEMA = {"seq": pa.int64(), "id": pa.int64()}
@@ -48,6 +51,8 @@ def source_of(kind: str, place: dict[str, str]) -> Any:
             return delta.table("{landing}", name="in", start={"version": 0}, changes=True)
         case "partitions" | "archived":
             return PartitionsSource(name="in", archive=kind == "archived")
+        case "queue":
+            return QueueSource(name="in")
         case "kafka":
             return kafka(place["topic"], name="in", servers=place["servers"], schema=SCHEMA)
         case _:
@@ -64,6 +69,8 @@ def sink_of(kind: str, place: dict[str, str]) -> Any:
             return delta.upsert("out", key=["id", "amount"], order_by="nth")
         case "ledger":
             return LedgerSink(name="out", path=place["ledger"])
+        case "foreach":
+            return foreach(partial(call, place["ledger"]), name="out")
         case "kafka":
             return kafka.sink(place["out"], name="out", servers=place["servers"], key="id")
         case "postgres":
@@ -74,11 +81,19 @@ def sink_of(kind: str, place: dict[str, str]) -> Any:
             raise ValueError(kind)
 
 
+def call(path: str, rows: pa.Table, checkpoint: int) -> None:
+    """Keep what a function as a sink is called with, each call in a transaction of its own."""
+    Ledger(path, "").prepare(rows.schema)
+    with transaction(path) as connection:
+        given = [(checkpoint, row["id"], row["amount"]) for row in rows.to_pylist()]
+        connection.executemany("INSERT INTO booked VALUES (?, ?, ?)", given)
+
+
 def pipeline_of(config: dict[str, Any]) -> Pipeline:
     """Rows with their number among those of their key."""
     source = source_of(config["source"], config["place"])
     key = {"generator": "key", "partitions": "id", "archived": "id"}.get(config["source"], "id")
-    number = {"partitions": "n", "archived": "n"}.get(config["source"], "seq")
+    number = {"partitions": "n", "archived": "n", "queue": "n"}.get(config["source"], "seq")
 
     @stage("all", source=source, key=key, state=Count, order_by=[number], sink=sink_of(config["sink"], config["place"]))
     def everything(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
@@ -92,15 +107,19 @@ def pipeline_of(config: dict[str, Any]) -> Pipeline:
     return Pipeline("doors", (everything,), max_parallelism=8, delivery=config["delivery"])
 
 
-REQUESTS = (
-    (Storage, ("put_bytes", "put_file", "delete")),
-    (Registry, ("commit",)),
-    (Ledger, ("publish",)),
-)
-COMMITS = ((Registry, ("commit",)),)
+REQUESTS: dict[str, tuple[tuple[Any, tuple[str, ...]], ...]] = {
+    "all": (
+        (Storage, ("put_bytes", "put_file", "delete")),
+        (Registry, ("commit",)),
+        (Ledger, ("publish",)),
+    ),
+    "commit": ((Registry, ("commit",)),),
+    "positions": ((positions, ("commit",)),),
+    "publication": ((Registry, ("record_publications",)),),
+}
 
 
-def mortal(at: int, requests: tuple[tuple[type, tuple[str, ...]], ...]) -> None:
+def mortal(at: int, requests: tuple[tuple[Any, tuple[str, ...]], ...]) -> None:
     """Let the process die at its n-th request: half of them before, half after it was carried out."""
     count = 0
 
@@ -109,10 +128,10 @@ def mortal(at: int, requests: tuple[tuple[type, tuple[str, ...]], ...]) -> None:
             nonlocal count
             count += 1
             mine = count
-            if mine == at and at % 2:
+            if mine == at and at % 2:  # of those below 0 none
                 os.kill(os.getpid(), signal.SIGKILL)
             result = call(*arguments, **named)
-            if mine == at:
+            if mine == abs(at):
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -126,7 +145,7 @@ def mortal(at: int, requests: tuple[tuple[type, tuple[str, ...]], ...]) -> None:
 def main() -> None:
     config, at = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     if at:
-        mortal(at, COMMITS if "commit" in sys.argv[3:] else REQUESTS)
+        mortal(at, REQUESTS[sys.argv[3] if sys.argv[3:] else "all"])
     loaded = settings.load(config["env"])
     pipeline = pipeline_of(config)
     executor = None if config["spark"] else InMemoryExecutor()

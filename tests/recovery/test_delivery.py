@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
-from pipelines.api import Pipeline, delta, expect
+from pipelines.api import Epoch, Pipeline, ValueState, delta, expect
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership.leftovers import remove
 from pipelines.runtime.ownership.publish import deliver
 from pipelines.runtime.restore import rewind
@@ -16,9 +19,12 @@ from state_ops.checkpoints.checkpoint import OUTPUT
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import FencedError, PipelineError, WeirError
 from state_ops.fsck.findings import Severity
+from state_ops.snapshots import stage_upload
+from state_ops.storage.storage import Storage
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
-from tests.recovery.small import Bank
+from tests.recovery.small import Apart, Bank, until
+from tests.tools.sampling import sampled
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 KINDS = ["table", "ledger"]
@@ -77,6 +83,61 @@ def test_without_failures_each_row_comes_once_and_before_the_commit(bank, monkey
     assert [len(report.publications) for report in bank.epochs(3)] == [1]
     assert {row.checkpoint_id for row in bank.registry.publications()} == {1, 2, 3}
     assert not fsck.examine(bank.site.pipeline, bank.site.settings).findings
+
+
+def test_rows_can_be_seen_before_state_is_uploaded(bank, monkeypatch):
+    seen = []
+    upload = stage_upload.upload
+
+    def watched(storage, acks, *arguments, **options):
+        seen.append(amounts(bank))
+        moved = upload(storage, acks, *arguments, **options)
+        assert {file.path for ack in moved for file in ack.files if file.kind == OUTPUT} <= puts
+        return moved
+
+    puts: set[str] = set()
+    put = Storage.put_file
+
+    def put_once(self, local, path, **options):
+        assert path not in puts, "what was delivered is not uploaded again"
+        puts.add(path)
+        return put(self, local, path, **options)
+
+    monkeypatch.setattr(stage_upload, "upload", watched)
+    monkeypatch.setattr(Storage, "put_file", put_once)
+    bank.epochs(1)
+    bank.epochs(2)
+    assert seen == [{1: 1}, {1: 1, 2: 1}]
+
+
+@pytest.mark.parametrize("executor", sampled([InMemoryExecutor, Apart]))
+def test_rows_of_a_stage_can_be_seen_before_the_next_one_ends(tmp_path, executor):
+    found = Bank.at(tmp_path / "site", **RETAINED)
+    log = found.site.storage / "tables" / "booked" / "_delta_log"
+
+    def after(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        for number in rows["amount"].unique():
+            until(lambda number=number: list(log.glob("*.json")) and number in amounts(bank))
+        if epoch.id == 3 and rows.height:
+            raise ValueError("it fails after the first stage's rows of 3 are there")
+        return rows
+
+    second = Stage(
+        uid="second", input=small.accounts, key=("id",), function=after, state=small.Account, sink=delta.append("again")
+    )
+    pipeline = Pipeline("small", (small.accounts, second), max_parallelism=8, delivery="at_least_once")
+    bank = Bank(replace(found.site, pipeline=pipeline))
+    bank.epochs(1, executor=executor())
+    bank.epochs(2, executor=executor())
+    assert amounts(bank) == {1: 1, 2: 1}
+    with pytest.raises(WeirError, match="it fails"):
+        bank.epochs(3, executor=executor())
+    assert amounts(bank) == {1: 1, 2: 1, 3: 1} and bank.ids() == [1, 2]
+    bank.epochs(4, executor=executor())
+    assert amounts(bank) == {1: 1, 2: 1, 3: 2, 4: 1}
+    assert Counter(int(amount) for amount in bank.site.table("again")["amount"]) == {1: 10, 2: 10, 3: 10, 4: 10}
+    assert bank.state()["k0"] == (4, 10)
+    assert damage(bank) == []
 
 
 def test_rows_whose_commit_fails_come_twice_and_state_once(bank, monkeypatch):
@@ -180,5 +241,5 @@ def test_gates_that_decline_epochs_are_refused_with_at_least_once():
 
 
 def test_other_deliveries_are_refused():
-    with pytest.raises(PipelineError, match="'at_most_once' is nothing that small can promise"):
-        Pipeline("small", (small.accounts,), delivery="at_most_once")
+    with pytest.raises(PipelineError, match="'now_and_then' is nothing that small can promise"):
+        Pipeline("small", (small.accounts,), delivery="now_and_then")

@@ -1,5 +1,6 @@
 """Each source with some sink, killed again and again at its requests: exactly once is once, at least once is at least
-once and somewhere more, and state is exact in both. What there should be is told by the input alone, without Weir."""
+once and somewhere more, and state is exact in both; at most once is at most once and somewhere less. What there should
+be is told by the input alone, without Weir."""
 
 from __future__ import annotations
 
@@ -20,8 +21,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from configs import settings
 from configs.settings import PROJECT
+from pipelines.runtime.connectors.generator import GeneratorSource
+from pipelines.runtime.connectors.source import Limits, Opening
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck
+from state_ops.fsck.findings import Severity
 from tests.recovery import ledger
+from tests.recovery.doors_child import pipeline_of
+from tests.recovery.queue_source import Queue
 from tests.replay.flights import read_delta
 from tests.runtime.sources.partitions import put, row
 from tests.tools.sampling import sampled
@@ -57,9 +67,27 @@ class Door:
 
     def run(self, dies_at: int, *of: str) -> bool:
         """Whether it came to its end. of: which requests count, as `doors_child` names them."""
-        config = self.root / "config.json"
+        file = self.root / "config.json"
+        file.write_text(json.dumps({**self.config(), "env": self.env()}))
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.recovery.doors_child", str(file), str(dies_at), *of],
+            cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode in (0, -signal.SIGKILL), done.stdout[-4000:] + done.stderr[-4000:]
+        return done.returncode == 0
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "sink": self.sink,
+            "delivery": self.delivery,
+            "place": self.place,
+            "spark": self.spark,
+        }
+
+    def env(self) -> dict[str, str]:
         params = {"landing": str(self.landing)}
-        env = {
+        return {
             "WEIR_STORAGE__ROOT": str(self.root / "storage"),
             "WEIR_LOCAL__WORK_DIR": str(self.root / "work"),
             "WEIR_PIPELINES__DOORS__OBJECT": "tests.recovery.doors_child:pipeline",
@@ -70,28 +98,10 @@ class Door:
             "WEIR_RUN__POLL_SECONDS": "0.05",
             "WEIR_CONNECTIONS": json.dumps(self.connections),
         }
-        config.write_text(
-            json.dumps(
-                {
-                    "source": self.source,
-                    "sink": self.sink,
-                    "delivery": self.delivery,
-                    "place": self.place,
-                    "env": env,
-                    "spark": self.spark,
-                }
-            )
-        )
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.recovery.doors_child", str(config), str(dies_at), *of],
-            cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode in (0, -signal.SIGKILL), done.stdout[-4000:] + done.stderr[-4000:]
-        return done.returncode == 0
 
     def given(self) -> Counter[tuple[str, int]]:
         """What the sink has: key and number, as often as it has them."""
-        if self.sink == "ledger":
+        if self.sink in ("ledger", "foreach"):
             return Counter(ledger.rows_of(self.place["ledger"]))
         rows = read_delta(self.root / "storage" / "doors" / "tables" / "out")
         return Counter(zip(rows["id"].astype(str), rows["amount"].astype(int), strict=True))
@@ -107,11 +117,11 @@ def expected(door: Door) -> Counter[tuple[str, int]]:
     keys = np.random.default_rng(5).integers(0, KEYS, ROWS)
     rows = [(int(key), seq) for seq, key in enumerate(keys)]
     door.landing.mkdir(parents=True)
+    if door.source == "queue":
+        Queue(str(door.landing / "queue.db")).put([(str(key), seq) for key, seq in rows])
+        return Counter((str(key), seq) for key, seq in rows)
     cut = [rows[at : at + 20] for at in range(0, ROWS, 20)]
     if door.source == "generator":
-        from pipelines.runtime.connectors.generator import GeneratorSource
-        from pipelines.runtime.connectors.source import Limits, Opening
-
         source = GeneratorSource(name="in", end=ROWS, keys=KEYS, seed=3)
         connector = source.open(Opening("doors", str, {}))
         (part,) = connector.plan(connector.begin("earliest"), Limits(9, 1 << 40, 1 << 40)).parts
@@ -216,3 +226,51 @@ def test_at_least_once_is_at_least_once_and_somewhere_more(tmp_path, source, sin
     if sink == "append":
         for id, numbers in door.numbers().items():
             assert set(numbers) == set(range(1, sum(key == id for key, _ in wanted) + 1)), "state is exact"
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    sampled(
+        [
+            ("queue", "foreach"),
+            ("csv", "append"),
+            ("parquet", "upsert"),
+            ("partitions", "ledger"),
+            ("archived", "partitioned"),
+            ("generator", "foreach"),
+            ("queue", "append"),
+            ("json", "ledger"),
+            ("avro", "foreach"),
+            ("queue", "ledger"),
+        ],
+    ),
+)
+def test_at_most_once_is_at_most_once_and_somewhere_less(tmp_path, source, sink):
+    door = door_at(tmp_path, source, sink, "at_most_once")
+    wanted = expected(door)
+    assert not door.run(2, "positions"), "after positions were committed, whose rows nobody has applied"
+    assert not door.run(2, "publication"), "before the sink gets what is recorded as published"
+    killed(door, seed=len(source) * 17 + len(sink))
+    given = door.given()
+    assert given <= wanted and set(given.values()) == {1} and given.total() < wanted.total()
+
+    loaded, pipeline = settings.load(door.env()), pipeline_of(door.config())
+    head = open_storage(pipeline, loaded)[1].head()
+    applied = {row["key" if source == "generator" else "id"]: row["rows"]
+               for table in state_reader.scan(pipeline, loaded, "all") for row in table.to_pylist()}  # fmt: skip
+    assert sum(applied.values()) == head.totals["rows_read"], "state is what was applied"
+    seen = head.totals["rows_read"] + head.totals["rows_lost"]
+    assert seen == ROWS or (seen < ROWS and source == "queue"), (
+        "what a queue has given is lost before its positions too"
+    )
+    assert head.totals["rows_lost"] >= 50
+    assert all(Counter(id for id, _ in given)[str(id)] <= rows for id, rows in applied.items())
+    if sink in ("append", "partitioned", "upsert"):
+        for id, numbers in door.numbers().items():
+            assert len(set(numbers)) == len(numbers) and set(numbers) <= set(range(1, applied[_typed(source, id)] + 1))
+    damage = [finding for finding in fsck.examine(pipeline, loaded).findings if finding.severity is Severity.DAMAGE]
+    assert not damage
+
+
+def _typed(source: str, id: str) -> str | int:
+    return id if source in ("queue", "partitions", "archived") else int(id)

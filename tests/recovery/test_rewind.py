@@ -12,9 +12,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
+from pipelines.runtime.ownership import derived_checkpoint
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import derived_checkpoint, rewind
+from pipelines.runtime.restore import rewind
 from pipelines.runtime.restore.rewind import hindrances
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.restore_version import TableRewind

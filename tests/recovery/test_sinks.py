@@ -202,7 +202,7 @@ def test_a_zombie_may_publish_while_a_rewind_is_decided_and_not_published(bank, 
         raise OSError("cut off")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.restore.derived_checkpoint.publish_missing", crash)
+        patched.setattr("pipelines.runtime.ownership.derived_checkpoint.publish_missing", crash)
         with pytest.raises(WeirError, match="cut off"):
             maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=_obstacles(bank))
     with ledger.transaction(path) as connection:  # as if 3 had not been published yet, and a zombie is at it

@@ -63,7 +63,7 @@ class _Caller:
             raise StageError(
                 f"The function of the sink {self._sink.name} failed: {plainly(error)}",
                 where=f"checkpoint {checkpoint}",
-                next="Correct it and run again: it is called with the same rows once more.",
+                next="Correct it and run again: it gets the same rows again, unless rows come at most once.",
             ) from error
         return Published(rows.count)
 

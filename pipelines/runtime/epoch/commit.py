@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pipelines.runtime.epoch.model import InFlightEpoch
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.leftovers import remove
-from pipelines.runtime.ownership.publish import deliver
 from pipelines.runtime.timings import record_ms
 from state_ops import errors
 from state_ops.checkpoints.checkpoint import (
@@ -22,10 +21,6 @@ from state_ops.errors import RunEndedError, TransientError, plainly
 
 def commit(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, files: Sequence[StateFile]) -> Checkpoint:
     """The one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh claim."""
-    if context.pipeline.early:
-        clock = time.perf_counter()
-        deliver(context, checkpoint, files)
-        record_ms(epoch.ms, "deliver", clock)
     record_ms(epoch.ms, "to_commit", epoch.started)
     checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(epoch.ms))
     clock = time.perf_counter()

@@ -211,6 +211,9 @@ class Failover:
         if is_discarded:
             self._discard(reversed(fallen))
         self.build_on_head()
+        for epoch in (epoch for epoch in fallen if epoch.positioned):
+            rows = {name: planned.rows for name, planned in epoch.plan.slices.items()}
+            log.warning("rows are lost with an epoch", epoch=int(epoch.pending.id), rows=rows)
         try:
             if failure is not None:
                 self._go_on_after(failure, fallen)
@@ -245,8 +248,9 @@ class Failover:
 
     def _without_bad_file(self, error: HoldingError, epoch: InFlightEpoch) -> EpochPlan | None:
         """Note on an error which epoch it ended; returns the plan to take instead, where a file is set aside."""
-        plan = replace(epoch.plan, at=epoch.triggered_at)
-        again = hold_causes.without_bad_file(self._context.readers, plan, error, self._epochs.offsets.expected)
+        plan, again = replace(epoch.plan, at=epoch.triggered_at), None
+        if not epoch.positioned:  # else nothing of it begins again
+            again = hold_causes.without_bad_file(self._context.readers, plan, error, self._epochs.offsets.expected)
         hold_causes.note_slice(error, epoch.pending.id, plan)
         return again
 
@@ -271,6 +275,7 @@ class Failover:
         """Delete what epochs have staged, except one whose commit may have landed."""
         for epoch in epochs:
             if not epoch.may_stand:
+                self._context.early.pop(epoch.pending.id, None)
                 discard(self._context, epoch.pending.generation, epoch.pending.id)
                 stage_upload.clear(epoch.handed_over)
 

@@ -21,7 +21,7 @@ from pipelines.runtime.operators import Shapes
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import Slice
-from state_ops.arrow.frames import schema_from_json
+from state_ops.arrow.frames import schema_from_json, schema_to_json
 from state_ops.checkpoints.checkpoint import (
     Ack,
     Checkpoint,
@@ -199,7 +199,9 @@ class Step(StrEnum):
     that is named after its stage."""
 
     NOTE_ID = "ids"
+    POSITIONS = "positions"
     RUN_STAGE = "stage"
+    DELIVER = "deliveries"
     JUDGE = "gates of rows"
     UPLOAD = "uploads"
     SEAL = "seal"
@@ -226,6 +228,9 @@ class InFlightEpoch:
         acks: By stage, the acks of its subtasks as they gave them, once all are in. An upload does not change them.
         uploaded: By stage, acks whose files are in storage, until the epoch before is confirmed.
         noted: Its id is written down.
+        positions_first: Its positions are committed before it begins, so that nothing of it is read again.
+        positioned: That is done.
+        delivered: By stage, the files of the rows that sinks have got before the commit.
         judged: Uids of stages whose rows no gate refuses.
         begun: Its steps that have begun, each with the uid of its stage.
         elsewhere: Uids of stages that run again, once what they build on is in storage.
@@ -251,6 +256,9 @@ class InFlightEpoch:
     acks: dict[str, list[Ack]] = field(default_factory=dict)
     uploaded: dict[str, list[Ack]] = field(default_factory=dict)
     noted: bool = False
+    positions_first: bool = False
+    positioned: bool = False
+    delivered: dict[str, list[StateFile]] = field(default_factory=dict)
     judged: set[str] = field(default_factory=set)
     begun: set[tuple[Step, str | None]] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
@@ -290,6 +298,10 @@ class InFlightEpoch:
     def local_rows(self) -> set[str]:
         """Where rows lie that its stages read from this disk."""
         return local_rows(file for work in self.work.values() for file in work.files)
+
+    def recorded_inputs(self) -> dict[str, Any]:
+        """By source, the columns of its files, as a checkpoint records them."""
+        return {name: schema_to_json(schema) for name, schema in self.source_offsets.expected.items()}
 
     @property
     def now(self) -> datetime:
@@ -346,6 +358,7 @@ class EpochsInFlight:
         has_fallen: Whether epochs have fallen since the run asked last.
         failures_before: Failures in a row before the one that makes epochs fall now.
         reports: Of epochs that have ended and that nobody has been given yet.
+        early: Whether sinks get rows before their epoch is committed.
     """
 
     stages: tuple[Stage, ...]
@@ -365,6 +378,7 @@ class EpochsInFlight:
     has_fallen: bool = False
     failures_before: int = 0
     reports: list[EpochReport] = field(default_factory=list)
+    early: bool = False
 
     def before(self, epoch: InFlightEpoch) -> InFlightEpoch | None:
         """The epoch that this one builds on, if that is in flight too."""

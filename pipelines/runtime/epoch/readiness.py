@@ -1,8 +1,10 @@
 """When a step of an epoch may begin: a table of rules, each of which gives its reason. Pure functions over the model.
 
     ids              1 2 3 4        an epoch's id is written down before anything else of it begins
+    positions        1 . . .        at most once: committed before anything is applied, and then nothing overlaps
     a stage          1 2 3 4        a stage takes epochs in order, each on the snapshot that the epoch before left
     the next stage     1 2 3 4      ... and after the stage upstream; rows that it left come first in its next epoch
+    deliveries         1 2 3 4      at least once: rows go to sinks as soon as their stage has acked
     gates of rows      1 2 3 4      before a stage that reads the rows, and beside the next epoch
     uploads              1 2 3      after the upload of the epoch before, to whose objects this one refers
     commits                1 2 3    sealed and committed one epoch after the other
@@ -46,6 +48,16 @@ def id_is_noted(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
     return epoch.noted
 
 
+def positions_come_first(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
+    """Positions alone are committed where rows are delivered at most once, for an epoch that reads some."""
+    return epoch.positions_first
+
+
+def is_behind_positions(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
+    """At most once: no stage gets to see rows that the next run could read again."""
+    return epoch.positioned or not epoch.positions_first
+
+
 def epoch_before_is_confirmed(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
     """Checkpoints are committed in order, and each names only objects of confirmed ones."""
     before = epochs.before(epoch)
@@ -71,6 +83,16 @@ def rows_left_are_known(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 def all_is_stored(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
     """A checkpoint needs the ack of every subtask, and all that the acks name is in storage."""
     return epoch.pending.complete
+
+
+def rows_come_before_commit(epochs: EpochsInFlight, _: InFlightEpoch) -> bool:
+    """Sinks get rows of an epoch that may still fall only where rows are delivered at least once."""
+    return epochs.early
+
+
+def all_is_delivered(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
+    """At least once: nobody publishes an epoch's rows after its commit."""
+    return all(stage_is_delivered(epochs, epoch, stage) for stage in epochs.stages)
 
 
 def gates_have_passed(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
@@ -123,8 +145,19 @@ def base_is_at_hand(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) 
     return at_hand or epoch_before_is_confirmed(epochs, epoch)
 
 
+def stage_is_delivered(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
+    """At least once: rows are uploaded before state, so that they can be seen sooner."""
+    return not epochs.early or stage.uid in epoch.delivered
+
+
+def stage_has_delivered_epoch_before(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
+    """A sink gets epochs in order."""
+    before = epochs.before(epoch)
+    return before is None or stage.uid in before.delivered
+
+
 def stage_has_acked(_: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
-    """Gates look at the rows of all subtasks."""
+    """Gates look at the rows of all subtasks, and a sink gets these at once."""
     return stage.uid in epoch.acks
 
 
@@ -148,13 +181,15 @@ class Rules:
 
 MAY_BEGIN: Mapping[Step, Rules] = {
     Step.NOTE_ID: Rules(),
+    Step.POSITIONS: Rules((id_is_noted, positions_come_first)),
     Step.RUN_STAGE: Rules(
-        (id_is_noted, disk_has_room),
+        (id_is_noted, is_behind_positions, disk_has_room),
         (stage_has_done_epoch_before, gates_have_passed_upstream, base_is_at_hand),
     ),
+    Step.DELIVER: Rules((rows_come_before_commit,), (stage_has_acked, stage_has_delivered_epoch_before)),
     Step.JUDGE: Rules((), (stage_has_acked, gates_have_not_spoken)),
-    Step.UPLOAD: Rules((epoch_before_is_stored, rows_left_are_known), (has_pending_upload,)),
-    Step.SEAL: Rules((all_is_stored, gates_have_passed, epoch_before_is_confirmed)),
+    Step.UPLOAD: Rules((epoch_before_is_stored, rows_left_are_known), (has_pending_upload, stage_is_delivered)),
+    Step.SEAL: Rules((all_is_stored, all_is_delivered, gates_have_passed, epoch_before_is_confirmed)),
     Step.COMMIT: Rules((is_sealed, publishing_keeps_up, pruning_keeps_up)),
     Step.PUBLISH: Rules((is_confirmed,)),
     Step.FINISH: Rules((is_published,)),

@@ -49,7 +49,10 @@ class EpochScheduler:
         tolerated: Callable[[int, WeirError], None],
     ) -> None:
         self._context, self._coordinator, self._runner = context, coordinator, runner
-        self._epochs = EpochsInFlight(context.pipeline.stages, context.settings.checkpoints)
+        limits = context.settings.checkpoints
+        if context.pipeline.at_most_once:  # positions are committed behind an epoch that is confirmed
+            limits = limits.model_copy(update={"max_concurrent": 1})
+        self._epochs = EpochsInFlight(context.pipeline.stages, limits, early=context.pipeline.early)
         self._failover = Failover(context, coordinator, heartbeat, self._epochs, tolerated)
         self._transitions = Transitions(context, coordinator, heartbeat, runner, self._epochs, self._failover)
         self._looking_since: float | None = None
@@ -113,7 +116,8 @@ class EpochScheduler:
         context, coordinator, epochs = self._context, self._coordinator, self._epochs
         expected = {stage.uid: context.settings.spark.parallelism for stage in epochs.stages}
         # It was due before its slice was planned, or nobody was to wait for it: no pause is kept twice.
-        pending = coordinator.trigger(time.monotonic(), plan.trigger, expected, catching_up=True)
+        first = context.pipeline.at_most_once and any(planned.files for planned in plan.slices.values())
+        pending = coordinator.trigger(time.monotonic(), plan.trigger, expected, catching_up=True, positions_first=first)
         if isinstance(pending, Refusal):
             log.warning("no epoch was begun", reason=pending.reason)
             return False
@@ -121,7 +125,9 @@ class EpochScheduler:
         now = max(triggered_at, plan.now or triggered_at)
         epochs.offsets = epochs.offsets.after(plan.slices, context.readers, now)
         deadline = time.monotonic() + coordinator.policy.timeout
-        epochs.epochs.append(InFlightEpoch(pending, plan, epochs.offsets, triggered_at, time.perf_counter(), deadline))
+        epoch = InFlightEpoch(pending, plan, epochs.offsets, triggered_at, time.perf_counter(), deadline)
+        epoch.positions_first = first
+        epochs.epochs.append(epoch)
         epochs.again = None if plan is epochs.again else epochs.again
         self._transitions.begin_steps()
         return True

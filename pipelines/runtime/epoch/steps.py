@@ -3,6 +3,9 @@
     slice -> stages, each one Spark job that yields acks -> its gates, uploads -> gates on the whole -> commit ->
     publish -> prune
 
+Where rows are delivered at least once, they go to sinks as soon as their stage has acked; where at most once, positions
+are committed before the first stage.
+
 Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
 row in the registry. Everything after the commit can be done again by whoever comes next.
 
@@ -19,9 +22,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
+from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import FileSource, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
 from pipelines.runtime.epoch.stage_job import sinks_of
@@ -31,15 +36,15 @@ from pipelines.runtime.operators import duplicates
 from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import nothing_before
 from pipelines.runtime.ownership.fencing import as_owner
 from pipelines.runtime.ownership.leftovers import delete_staged
 from pipelines.runtime.ownership.prune import prune
-from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.ownership.publish import deliver, publish_missing
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources import archive
 from pipelines.runtime.task.staged_output import PARTS
 from pipelines.runtime.timings import record_ms
-from state_ops.arrow.frames import schema_to_json
 from state_ops.backends import composite
 from state_ops.checkpoints.checkpoint import (
     CHANNEL,
@@ -47,6 +52,9 @@ from state_ops.checkpoints.checkpoint import (
     FORMAT_VERSION,
     INPUT,
     OUTPUT,
+    POSITIONS,
+    ROWS_AHEAD,
+    ROWS_LOST,
     STATE,
     WITH_ARCHIVE,
     WITH_PARTS,
@@ -59,6 +67,7 @@ from state_ops.checkpoints.checkpoint import (
     began,
     format_with,
     is_untold,
+    rows_lost,
     spans_with,
     stats_of,
     told_times,
@@ -106,7 +115,37 @@ def upload(context: RunContext, epoch: InFlightEpoch, stage: Stage, bases: Mappi
     def waits(file: StagedFile) -> bool:
         return file.path in waiting
 
-    return stage_upload.upload(context.storage, acks, bases, full=full, channels=waits, deadline=epoch.deadline)
+    return stage_upload.upload(
+        context.storage,
+        acks,
+        bases,
+        full=full,
+        channels=waits,
+        deadline=epoch.deadline,
+        sent=epoch.delivered.get(stage.uid, ()),
+    )
+
+
+def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tuple[list[StateFile], dict[str, float]]:
+    """Let the sinks of a stage have its rows before the epoch is committed, which may fail: at least once.
+
+    Returns:
+        The rows' files that were uploaded for it, and its milliseconds.
+    """
+    clock, ms, acks = time.perf_counter(), dict[str, float](), epoch.acks[stage.uid]
+    uploaded = stage_upload.upload_outputs(context.storage, acks, deadline=epoch.deadline)
+    files = [*uploaded, *(file for ack in acks for file in ack.files if file.kind == OUTPUT)]
+    if not files:
+        return [], ms
+    _prepare(context, _looked_at(context, epoch, [stage], files))
+    id, head = epoch.pending.id, context.head
+    sinks = {
+        name: {"id": int(id), "before": head.published(name) if head else None, **context.sinks.recorded(name)}
+        for name in {file.sink for file in files if file.sink}
+    }
+    deliver(context, replace(nothing_before(context, id, epoch.now), sinks=sinks), files)
+    record_ms(ms, f"deliver:{stage.uid}", clock)
+    return uploaded, ms
 
 
 def publish(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint) -> tuple[Publication, ...]:
@@ -219,27 +258,36 @@ def completed(
     files = pending.files()
     files += _carried(epoch, files, channels)
     files += _archived(context, epoch, channels)
+    early = context.pipeline.early  # then the rows are there by now
+    unfit = [] if early else _looked_at(context, epoch, context.pipeline.stages, files)
+    judged = len(epoch.verdicts)
+    checkpoint = _judged(context, epoch, _row(context, epoch, parent, files), files)
+    if len(epoch.verdicts) > judged and not early:  # gates take their time, in which somebody may alter a sink
+        unfit = _looked_at(context, epoch, context.pipeline.stages, ())
+    _prepare(context, unfit)
+    record_ms(epoch.ms, "seal", clock)
+    return checkpoint, files
+
+
+def _looked_at(
+    context: RunContext, epoch: InFlightEpoch, stages: Sequence[Stage], files: Sequence[StateFile]
+) -> list[tuple[Sink, pa.Schema]]:
+    """Check staged rows; returns those sinks of some stages that may not take them as they are, with their columns."""
     outputs_of = [(uid, *output) for uid, fixed in epoch.shapes.items() for output in fixed.outputs.items()]
     schemas = {(uid, f"{name}{parts}"): schema for uid, name, schema in outputs_of for parts in ("", PARTS)}
     written = [
-        output
-        for stage in context.pipeline.stages
-        if (fixed := epoch.shapes.get(stage.uid))
-        for output in sinks_of(stage, fixed)
+        output for stage in stages if (fixed := epoch.shapes.get(stage.uid)) for output in sinks_of(stage, fixed)
     ]
     outputs = [file for file in files if file.kind == OUTPUT]
     looks: list[Callable[[], object]] = [partial(context.sinks.fits, sink, schema) for sink, schema in written]
     looks.append(lambda: context.sinks.keep(delta.check(context.storage, outputs, schemas)))
     *fit, _ = at_once(looks)
-    judged = len(epoch.verdicts)
-    checkpoint = _judged(context, epoch, _row(context, epoch, parent, files), files)
-    if len(epoch.verdicts) > judged:  # gates take their time, in which somebody may alter a sink
-        fit = at_once([partial(context.sinks.fits, sink, schema) for sink, schema in written])
-    for (sink, schema), fits in zip(written, fit, strict=True):
-        if not fits:
-            context.sinks.prepare(sink, schema)
-    record_ms(epoch.ms, "seal", clock)
-    return checkpoint, files
+    return [output for output, fits in zip(written, fit, strict=True) if not fits]
+
+
+def _prepare(context: RunContext, unfit: Sequence[tuple[Sink, pa.Schema]]) -> None:
+    for sink, schema in unfit:
+        context.sinks.prepare(sink, schema)
 
 
 def _judged(
@@ -299,11 +347,12 @@ def _row(
             stage.uid: _stats(context, epoch, stage, stats_of(parent, stage.uid)) for stage in context.pipeline.stages
         },
         sinks=sinks,
-        inputs={name: schema_to_json(schema) for name, schema in epoch.source_offsets.expected.items()},
+        inputs=epoch.recorded_inputs(),
         ms={},
         totals={
             **{name: before.get(name, 0) + added[name] for name in _TOTALS},
             **{name: before[name] for name in (EDITED,) if name in before},
+            **_lost(epoch, parent),
             **began(parent),
             **context.requested(),
         },
@@ -314,6 +363,15 @@ def _row(
         lineage=spans_with(parent, context.generation, pending.id),
         format_version=format_with(_format(epoch, state, any(file.kind == INPUT for file in files)), sinks),
     )
+
+
+def _lost(epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, int]:
+    """How many rows no epoch has applied: those that its parent's positions were committed for are, unless they were
+    for another one."""
+    lost = rows_lost(parent)
+    if parent is not None and parent.kind == POSITIONS and epoch.positions_first:
+        lost -= parent.totals[ROWS_AHEAD]
+    return {ROWS_LOST: lost} if lost else {}
 
 
 def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, Any]:

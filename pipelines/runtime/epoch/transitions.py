@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.epoch import readiness, steps
+from pipelines.runtime.epoch import positions, readiness, steps
 from pipelines.runtime.epoch.commit import commit
 from pipelines.runtime.epoch.failover import Failover, channels_of
 from pipelines.runtime.epoch.model import (
@@ -82,8 +82,13 @@ class Transitions:
     def begin_steps(self) -> None:
         """Begin every step whose time has come."""
         self._watch_restores()
-        for_stage = {Step.RUN_STAGE: self._run_stage, Step.UPLOAD: self._upload, Step.JUDGE: self._judge}
-        committing = {Step.SEAL: self._seal, Step.COMMIT: self._commit}
+        for_stage = {
+            Step.RUN_STAGE: self._run_stage,
+            Step.DELIVER: self._deliver,
+            Step.UPLOAD: self._upload,
+            Step.JUDGE: self._judge,
+        }
+        committing = {Step.POSITIONS: self._commit_positions, Step.SEAL: self._seal, Step.COMMIT: self._commit}
         afterwards = {Step.PUBLISH: self._publish, Step.FINISH: self._finish}
         for epoch in list(self._epochs.epochs):
             if readiness.may_begin(self._epochs, epoch, Step.NOTE_ID):
@@ -136,6 +141,20 @@ class Transitions:
 
     def _noted(self, epoch: InFlightEpoch, _: None) -> None:
         epoch.noted = True
+
+    # -- its positions, where they are committed before its rows are applied
+
+    def _commit_positions(self, epoch: InFlightEpoch) -> None:
+        epoch.may_stand = True
+        call = partial(
+            positions.commit, self._context, epoch, self._coordinator.head, self._coordinator.begin_positions()
+        )
+        self._begin(epoch, Step.POSITIONS, call, self._positioned, self._failover.commit_failed)
+
+    def _positioned(self, epoch: InFlightEpoch, committed: tuple[Checkpoint, Sequence[StateFile]]) -> None:
+        self._coordinator.positioned(*committed)
+        self._context.head, epoch.positioned, epoch.may_stand = self._coordinator.head, True, False
+        self._failover.prolong(epoch)
 
     # -- a stage's job
 
@@ -202,6 +221,17 @@ class Transitions:
         epoch.losers += received.discard
         if received.error is not None:
             raise from_report(received.error)
+
+    # -- rows that sinks get before the commit
+
+    def _deliver(self, epoch: InFlightEpoch, stage: Stage) -> None:
+        call = partial(steps.deliver_stage, self._context, epoch, stage)
+        self._begin(epoch, Step.DELIVER, call, partial(self._delivered, stage), stage=stage)
+
+    def _delivered(self, stage: Stage, epoch: InFlightEpoch, result: tuple[list[StateFile], dict[str, float]]) -> None:
+        files, ms = result
+        epoch.delivered[stage.uid] = files
+        epoch.ms |= ms
 
     # -- gates of rows
 

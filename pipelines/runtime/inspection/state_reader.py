@@ -21,7 +21,7 @@ from pipelines.runtime.inspection.snapshot_files import SnapshotCache, opened
 from pipelines.runtime.inspection.view import View, parsed, state_stats, view_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.backends.base import Backend, BackendOptions
-from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, snapshots_of, stats_of
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, Snapshot, snapshots_of, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.errors import DamageError, PrunedError, WeirError
@@ -131,6 +131,24 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
         f"{pipeline.title} has {what}.",
         next=f"Retained checkpoints: {', '.join(str(row.id) for row in completed)}. "
         f"Savepoints: {', '.join(f'{pin.name} ({pin.checkpoint_id})' for pin in pins) or 'none'}.",
+    )
+
+
+def whole(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
+    """The same, to go on from: none of positions alone, unless it has a name. By default the newest.
+
+    Raises:
+        WeirError: It has positions alone.
+    """
+    checkpoint = chosen(pipeline, registry, at)
+    if checkpoint.kind != POSITIONS or isinstance(at, str):
+        return checkpoint
+    others = [row for row in registry.checkpoints() if row.kind != POSITIONS]
+    if at is None and others:
+        return others[-1]
+    raise WeirError(
+        f"Checkpoint {checkpoint.id} of {pipeline.title} has positions alone, past rows that its state has not got.",
+        next=f"Name another one: {', '.join(str(row.id) for row in others) or 'there is none yet'}.",
     )
 
 

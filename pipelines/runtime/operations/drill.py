@@ -180,7 +180,7 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
         seconds = time.perf_counter() - clock
         done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
         shutil.rmtree(directory / "restored", ignore_errors=True)
-        why = _not_comparable(head, parent)
+        why = _not_comparable(pipeline, head, parent)
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
         there = _at(settings, work=directory / "replayed", root=directory / "storage")
@@ -255,8 +255,10 @@ def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
     return max(0.0, time.time() - min(waiting) / 1e9) if waiting else 0.0
 
 
-def _not_comparable(head: Checkpoint, parent: Checkpoint | None) -> str | None:
+def _not_comparable(pipeline: Pipeline, head: Checkpoint, parent: Checkpoint | None) -> str | None:
     """Why the newest checkpoint's epoch cannot be played again, in words; None if it can."""
+    if pipeline.at_most_once:
+        return f"{pipeline.title} delivers at most once: what an epoch was begun on is let go with its end"
     if head.kind != EPOCH:
         return f"checkpoint {head.id} is no epoch but a {head.kind}"
     if head.parent_id is None:

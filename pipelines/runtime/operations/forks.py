@@ -21,12 +21,12 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.inspection.state_reader import At, chosen
+from pipelines.runtime.inspection.state_reader import At, whole
 from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.ownership.derived_checkpoint import commit, lasting, pointed
 from pipelines.runtime.ownership.local_paths import local_directory
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
-from pipelines.runtime.restore.derived_checkpoint import commit, lasting, pointed
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.replace_where import Range
 from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
@@ -115,6 +115,7 @@ def fork(
         WeirError: There is no such checkpoint, or the name is taken.
     """
     _check_trunk(pipeline)
+    _check_replayable(pipeline)
     savepoints.check_name(name)
     storage, registry = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
@@ -127,7 +128,7 @@ def _forked(
     newest = (
         registry.head()
     )  # read before the base is chosen and pinned: the branch may not know what is promoted from here on
-    pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
+    pin, base = registry.pinned(BRANCH, name), whole(pipeline, registry, at)
     if pin is not None:  # a fork that was cut off at an unknown time
         newest = None
     else:
@@ -263,6 +264,16 @@ def _check_trunk(pipeline: Pipeline) -> None:
         raise ConfigurationError(
             f"{pipeline.title} is a branch, and branches have none of their own.",
             next=f"Name the pipeline: {pipeline.name}.",
+        )
+
+
+def _check_replayable(pipeline: Pipeline) -> None:
+    gone = [source for source in pipeline.sources if not (source.replayable or source.archive)]
+    if gone:
+        raise ConfigurationError(
+            f"{pipeline.title} cannot be forked: a branch reads again, and {gone[0].name} ({gone[0].kind}) can be read "
+            "once.",
+            next="archive=True of the source keeps what was read, for branches and rewinds.",
         )
 
 

@@ -35,11 +35,11 @@ from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operations.forks import behind, branched, range_of
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import begin, commit, copied, copy, lasting, pointed, unchanged
 from pipelines.runtime.ownership.ownership import Ownership, claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore.derived_checkpoint import begin, commit, copied, copy, lasting, pointed, unchanged
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.rewind import given, has_table, hindrances, marker_moves
 from pipelines.runtime.run import run as runtime

@@ -29,11 +29,11 @@ from pipelines.runtime.inspection.snapshot_files import SnapshotCache
 from pipelines.runtime.inspection.state_reader import chosen
 from pipelines.runtime.inspection.view import parsed, state_stats
 from pipelines.runtime.operations.state_edit import edited
+from pipelines.runtime.ownership.derived_checkpoint import commit, unchanged
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.prune import prune
-from pipelines.runtime.restore.derived_checkpoint import commit, unchanged
 from pipelines.runtime.restore.recovery import owning
 from state_ops.arrow.types import type_named
 from state_ops.backends import composite

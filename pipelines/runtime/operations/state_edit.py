@@ -16,10 +16,9 @@ import structlog
 
 from pipelines.runtime.operators import index_changes
 from pipelines.runtime.operators.compatibility import is_deduplication
-from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import commit, nothing_before, unchanged
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
 from pipelines.runtime.ownership.ownership import Ownership
-from pipelines.runtime.restore.derived_checkpoint import commit, unchanged
 from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.loader import named
@@ -100,7 +99,7 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
     """
     context, head = owner.context, target.head
     id = owner.begin(head)
-    before = head or _without_epochs(context, id)
+    before = head or nothing_before(context, id, datetime.now(UTC))
     listing = unchanged(context, head) if head else []
     bases = {} if replaces else snapshots_of(tuple(listing), target.uid)
     place = f"state/{target.uid}/{epoch_dir(context.generation, id)}"
@@ -227,34 +226,6 @@ def edited(
         inputs={**inputs, **before.inputs},
         totals={**before.totals, **sums, EDITED: int(id)},
         bytes_total=bytes_total + sum(file.bytes for file in others if file.kind == STATE),
-    )
-
-
-def _without_epochs(context: RunContext, id: CheckpointId) -> Checkpoint:
-    """The parts of a pipeline's first checkpoint, which has read nothing."""
-    now = datetime.now(UTC)
-    return Checkpoint(
-        id=id,
-        parent_id=None,
-        kind=EDIT,
-        generation=context.generation,
-        commit_id="",
-        triggered_at=now,
-        completed_at=now,
-        epoch_now=now,
-        trigger="",
-        reason="",
-        offsets={},
-        slice={},
-        watermarks={},
-        operators={},
-        sinks={},
-        inputs={},
-        ms={},
-        totals=dict.fromkeys(("epochs", "rows_read", "bytes_new", "files_new"), 0),
-        files=0,
-        bytes_total=0,
-        bytes_new=0,
     )
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
+
+import structlog
 
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
+from pipelines.runtime.definition import EXACTLY_ONCE
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sinks import delta, replace_partitions, replace_where, restore_version, upsert
 from pipelines.runtime.sinks.opening import marker_of
@@ -25,11 +29,21 @@ from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.errors import DamageError
 from state_ops.storage.transfers import at_once
 
+log = structlog.get_logger("weir.sink")
+
 
 def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> list[Publication]:
-    """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op."""
+    """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op.
+
+    At most once: what the registry says was published is not published again, whatever became of it.
+    """
+    once: list[Publication] = []
     published: list[Publication] = []
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
+        # Taking back twice changes nothing, and input must not be read again before tables are without its rows.
+        if context.pipeline.at_most_once and checkpoint.kind not in TAKES_BACK:
+            once += _publish_once(context, checkpoint)
+            continue
         sinks = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
         staged: dict[str, list[StateFile]] = {sink: [] for sink in sinks if checkpoint.kind in TAKES_BACK}
         delivered = context.early.pop(checkpoint.id, None)
@@ -39,17 +53,37 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
             else _publish_all(context, checkpoint, _staged(context.registry.files(checkpoint), staged))
         )
     context.registry.record_publications(context.generation, published)
-    return published
+    return [*once, *published]
+
+
+def _publish_once(context: RunContext, checkpoint: Checkpoint) -> list[Publication]:
+    """Record first that a checkpoint's rows are published, then hand them to the sinks: no sink gets them twice."""
+    recorded = {(row.checkpoint_id, row.sink) for row in context.registry.publications(as_owner=True)}
+    staged = _staged(context.registry.files(checkpoint), {})
+    lacking = {sink: files for sink, files in staged.items() if (checkpoint.id, sink) not in recorded}
+    now = datetime.now(UTC)
+    context.registry.record_publications(
+        context.generation,
+        [
+            Publication(checkpoint.id, sink, None, len(files), sum(file.rows or 0 for file in files), now, 0.0)
+            for sink, files in lacking.items()
+        ],
+    )
+    try:
+        return _publish_all(context, checkpoint, lacking)
+    except Exception:
+        log.warning("rows are lost that a sink did not take", checkpoint=int(checkpoint.id), sinks=sorted(lacking))
+        raise
 
 
 def deliver(context: RunContext, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
-    """Publish an epoch's rows before its commit, where they are delivered at least once.
+    """Publish rows of an epoch before its commit, where they are delivered at least once.
 
     No id is ever used twice, and the lease says that this one is taken before the pipeline is proven to be ours. So a
     process that is not its owner any more delivers what nobody else will have under this id.
     """
     context.registry.prove(context.generation)
-    context.early[checkpoint.id] = _publish_all(context, checkpoint, _staged(files, {}))
+    context.early.setdefault(checkpoint.id, []).extend(_publish_all(context, checkpoint, _staged(files, {})))
 
 
 def _staged(files: Sequence[StateFile], staged: dict[str, list[StateFile]]) -> dict[str, list[StateFile]]:
@@ -61,18 +95,20 @@ def _staged(files: Sequence[StateFile], staged: dict[str, list[StateFile]]) -> d
 
 
 def _publish_all(context: RunContext, checkpoint: Checkpoint, staged: dict[str, list[StateFile]]) -> list[Publication]:
-    if context.pipeline.early:
-        checkpoint = _behind_what_failed(context, checkpoint, staged)
+    if context.pipeline.delivery != EXACTLY_ONCE:
+        checkpoint = _behind_what_is_there(context, checkpoint, staged)
     return at_once([partial(_publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())])
 
 
-def _behind_what_failed(context: RunContext, checkpoint: Checkpoint, sinks: Collection[str]) -> Checkpoint:
-    """A checkpoint that follows what its sinks have: perhaps an epoch that failed after its rows were delivered."""
+def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sinks: Collection[str]) -> Checkpoint:
+    """A checkpoint that follows what its sinks have: perhaps an epoch that failed after its rows were delivered; at
+    most once, perhaps none of the epochs before, whose rows never came."""
     chain = dict(checkpoint.sinks)
     for sink in sinks:
         before = chain[sink]["before"]
         marker = context.sinks.marker(sink, checkpoint, before)
-        if marker is not None and (before or 0) < marker < checkpoint.id:
+        lacks = context.pipeline.at_most_once and (marker or 0) < (before or 0)
+        if lacks or (before or 0) < (marker or 0) < checkpoint.id:
             chain[sink] = {**chain[sink], "before": marker}
     return replace(checkpoint, sinks=chain)
 

@@ -20,7 +20,7 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint
-from state_ops.errors import DamageError, HoldingError, WeirError
+from state_ops.errors import DamageError, HoldingError, InputError, WeirError
 
 log = structlog.get_logger("weir.run")
 
@@ -50,7 +50,7 @@ def owning(
             yield recovered(owner, epochs)
         except HoldingError as error:
             context = owner.context
-            if epochs and not _next_run_rewinds(context, error):
+            if epochs and not _next_run_rewinds(context, error) and not _next_run_is_past(context, error):
                 raise_if_fenced(context, error)
                 hold_causes.note(context.storage, context.head, context.generation, context.run_id, error)
             raise
@@ -61,6 +61,11 @@ def _next_run_rewinds(context: RunContext, error: HoldingError) -> bool:
     return (
         isinstance(error, DamageError) and error.epoch is not None and context.settings.restore.on_invalid == "rewind"
     )
+
+
+def _next_run_is_past(context: RunContext, error: HoldingError) -> bool:
+    """Whether an epoch has met bad input that the next run does not read again."""
+    return isinstance(error, InputError) and error.epoch is not None and context.pipeline.at_most_once
 
 
 def recovered(owner: Ownership, epochs: bool) -> Ownership:

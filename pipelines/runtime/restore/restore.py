@@ -25,10 +25,10 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import restore_gates
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import waiting_paths
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore import rewind
-from pipelines.runtime.restore.derived_checkpoint import waiting_paths
 from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
 from state_ops.backends.loader import named

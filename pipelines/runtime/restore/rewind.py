@@ -20,11 +20,11 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.inspection.state_reader import whole
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import begin, commit, publish, unchanged
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.restore.derived_checkpoint import begin, commit, publish, unchanged
 from pipelines.runtime.sinks import restore_version
 from pipelines.runtime.sinks.opening import kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
@@ -126,7 +126,7 @@ def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
     checkpoint."""
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
-    target = chosen(pipeline, registry, to)
+    target = whole(pipeline, registry, to)
     assert head is not None, "there is a checkpoint, so there is a newest one"
     return planned(pipeline, settings, storage, registry, head, target)
 

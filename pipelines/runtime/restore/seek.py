@@ -18,9 +18,9 @@ from typing import Any
 from configs.settings import Settings
 from pipelines.runtime.connectors.source import Position
 from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership.derived_checkpoint import commit, unchanged
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.restore.derived_checkpoint import commit, unchanged
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import SEEK, Checkpoint
 from state_ops.errors import ConfigurationError

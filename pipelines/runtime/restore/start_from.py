@@ -17,8 +17,8 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import commit, copied, lasting, pointed
 from pipelines.runtime.ownership.ownership import Ownership
-from pipelines.runtime.restore.derived_checkpoint import commit, copied, lasting, pointed
 from state_ops.checkpoints.checkpoint import START, STARTED, Checkpoint
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry

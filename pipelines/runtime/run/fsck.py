@@ -45,6 +45,7 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
             reading=reading,
             markers=markers,
             early=pipeline.early,
+            behind=pipeline.at_most_once,
         )
     return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
 
@@ -101,6 +102,7 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
         quick=True,
         markers=markers,
         early=pipeline.early,
+        behind=pipeline.at_most_once,
     )
     plan = agreed(plan_repair(fresh), shown)
     if plan.refused is not None:

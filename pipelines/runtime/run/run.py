@@ -126,7 +126,7 @@ def run(
         coordinator = coordinator_of(owner.context, options, owner.last_id)
         threads = Threads()
         scheduler = EpochScheduler(
-            owner.context, coordinator, owner.heartbeat, runner or threads, partial(_tolerated, coordinator)
+            owner.context, coordinator, owner.heartbeat, runner or threads, partial(_tolerated, coordinator, pipeline)
         )
         try:
             yield from _epochs(owner.context, options, Loop(coordinator, scheduler), owner.heartbeat)
@@ -373,12 +373,13 @@ def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochRepor
     return loop.head is not before
 
 
-def _tolerated(coordinator: Coordinator, epoch: int, error: WeirError) -> None:
+def _tolerated(coordinator: Coordinator, pipeline: Pipeline, epoch: int, error: WeirError) -> None:
     """An epoch failed, everything that it staged is discarded: raise its error if a replay is of no use, or was one too
     many."""
     if isinstance(error, _FINAL):
         raise error
-    _counted(coordinator, f"epoch {epoch} declined, will be replayed", error)
+    what = "declined, with its rows" if pipeline.at_most_once else "declined, will be replayed"
+    _counted(coordinator, f"epoch {epoch} {what}", error)
 
 
 def _counted(coordinator: Coordinator, event: str, error: Exception) -> None:

@@ -409,15 +409,15 @@ def marker(storage: Storage, app_id: str, table: str) -> int | None:
         return None
 
 
-def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
+def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None, *, lacks: bool = False) -> str | None:
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
-    rows for it."""
+    rows for it. lacks: it may have less."""
     published = head.published(table) if head else None
     try:
         version = fenced_table.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
     except TableNotFoundError:  # without rows so far; else making it anew would hide that those of the past are gone
         return None if published is None else f"it is gone, and checkpoint {published} has rows in it"
-    if version == published:
+    if version == published or (lacks and (version or 0) < (published or 0)):
         return None
     return f"its last published checkpoint is {version}, but the registry's newest is {published}"
 

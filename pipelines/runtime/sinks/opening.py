@@ -7,6 +7,7 @@ process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_ta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from threading import RLock
 from types import TracebackType
@@ -167,12 +168,13 @@ class Sinks:
         marker = self.marker(name, head, published) if self._pipeline.early else None
         if marker is not None and marker > (published or 0):
             return None  # it has rows of an epoch that failed after they were delivered
+        lacks = self._pipeline.at_most_once  # rows that it was to get may be lost
         if self._at_table(name, head):
-            return delta.diverged(self._storage, self._pipeline.app_id, name, head)
+            return delta.diverged(self._storage, self._pipeline.app_id, name, head, lacks=lacks)
         if sink is None or not sink.exactly_once:
             return None
         marker = self.marker(name, head, published)
-        if marker == published:
+        if marker == published or (lacks and (marker or 0) < (published or 0)):
             return None
         return f"its last published checkpoint is {marker}, but the registry's newest is {published}"
 
@@ -186,7 +188,12 @@ class Sinks:
             return delta.marker(self._storage, self._pipeline.app_id, name)
         if self._pipeline.sink(name) is None:
             return None
-        return marker_of(self.publisher(name), published)
+        publisher = self.publisher(name)
+        if not self._pipeline.at_most_once:
+            return marker_of(publisher, published)
+        with suppress(DamageError):
+            return marker_of(publisher, published)
+        return publisher.marker()  # all that it was to get may be lost, so that nothing tells of it
 
     def renew(self, name: str, head: Checkpoint | None) -> None:
         """Write a marker again that its system may forget. Only in the process that owns the pipeline."""
@@ -195,7 +202,8 @@ class Sinks:
             return
         publisher = self.publisher(name)
         if isinstance(publisher, Expiring):
-            publisher.renew(published)
+            with suppress(DamageError) if self._pipeline.at_most_once else nullcontext():
+                publisher.renew(published)
 
     def recorded(self, name: str) -> dict[str, str]:
         """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is."""

@@ -198,11 +198,11 @@ def version_of(storage: Storage, handle: DeltaTable, table: str, to: int | None)
 
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
     """The version that published a checkpoint, None for before all, and the entries after it that came before the
-    handle's version."""
+    handle's version. Where that checkpoint's rows never came (at most once), the one that published the last before."""
     entries = seen_by(storage, table, handle.history())
     history = [entry for entry in entries if entry["version"] <= handle.version()]
     published = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
-    wanted = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
+    wanted = [int(entry["version"]) for entry in history if to is not None and int(entry.get(CHECKPOINT, to + 1)) <= to]
     if to is not None and not wanted:
         raise _unreachable(storage, table, f"its log does not reach back to checkpoint {to}")
     if to is None and published and (first := min(int(entry["version"]) for entry in history)):

@@ -166,6 +166,8 @@ class PartsReader(SourceReader):
 
     def preview(self, position: Position | None, _: EpochSettings, expected: pa.Schema | None) -> Slice:
         assert self.landed is not None, "a connector's rows are landed"
+        if not self.source.replayable:  # reading them would take them from the next epoch
+            return Slice((), False, None, expected)
         with self.landed.elsewhere() as landed:
             reader = PartsReader(self.source, self._opening, landed, self._upto)
             reader._connector = self.connector
@@ -226,8 +228,14 @@ class PartsReader(SourceReader):
             kept = self._slice_at(self._at(position)) if position is not None else None
             if kept is not None and [part.name for part in kept.planned.parts] == [part.name for part in parts]:
                 gathered = self._gathered(self._taken(attempt, kept)[0], expected)
-            else:
+            elif self.source.replayable or not parts:
                 gathered, _ = self._landed(attempt, parts, expected, recorded.get("now"))
+            else:
+                raise InputError(
+                    "What was read cannot be read again: the source gives each row once.",
+                    where=self.location,
+                    next="archive=True of the source keeps what it gives.",
+                )
             attempt.kept.update(attempt.written)
         for file, was in zip(gathered.files, recorded["files"], strict=True):
             if file.rows != was["rows"]:
@@ -376,7 +384,7 @@ class PartsReader(SourceReader):
         }
 
     def verify(self, planned: Slice) -> None:
-        if self.source.archive:  # what was read is kept
+        if self.source.archive or not self.source.replayable:  # what was read is kept; or is there no more anyway
             return
         self.connector.verify([file.part for file in planned.files if file.part is not None])
 
@@ -384,6 +392,8 @@ class PartsReader(SourceReader):
         if now is None:
             return [], []
         at, end, waiting, lost = self._at(then), self._at(now), list[SourceFile](), list[str]()
+        if not (self.source.replayable or self.source.archive) and at != end:
+            return [], [f"{self.location} cannot be read again"]
         try:
             while at != end:
                 parts, planned = self._ahead(at, end, _EVERYTHING)

@@ -49,13 +49,15 @@ def an_epoch(number: int) -> InFlightEpoch:
         pending.record(ack(stage, number))
     epoch = InFlightEpoch(pending, EpochPlan(Trigger.MANUAL, "", {}), SourceOffsets({}, {}, NOW), NOW, 0.0, 100.0)
     epoch.noted, epoch.judged = True, {"first", "second"}
+    epoch.positions_first = epoch.positioned = True
+    epoch.delivered = {"first": [], "second": []}
     epoch.acks = {stage.uid: pending.acks_of(stage.uid) for stage in STAGES}
     epoch.sealed = epoch.confirmed = epoch.published = ()  # the rules ask only whether they are there
     return epoch
 
 
 def in_flight(*numbers: int) -> EpochsInFlight:
-    epochs = EpochsInFlight(STAGES, LIMITS, [an_epoch(number) for number in numbers])
+    epochs = EpochsInFlight(STAGES, LIMITS, [an_epoch(number) for number in numbers], early=True)
     epochs.progress = {stage.uid: StageProgress() for stage in STAGES}
     return epochs
 
@@ -110,17 +112,25 @@ def undone(field: str, value: object = None) -> Callable[[EpochsInFlight, InFlig
 
 # What makes one rule of a step fail, while all others hold.
 BROKEN = {
+    (Step.POSITIONS, "id_is_noted"): undone("noted", False),
+    (Step.POSITIONS, "positions_come_first"): undone("positions_first", False),
     (Step.RUN_STAGE, "id_is_noted"): undone("noted", False),
+    (Step.RUN_STAGE, "is_behind_positions"): undone("positioned", False),
     (Step.RUN_STAGE, "disk_has_room"): fill_disk,
     (Step.RUN_STAGE, "stage_has_done_epoch_before"): lambda epochs, _: epochs.epochs[-2].acks.pop("second"),
     (Step.RUN_STAGE, "gates_have_passed_upstream"): undone("judged", {"second"}),
     (Step.RUN_STAGE, "base_is_at_hand"): unsettled,
+    (Step.DELIVER, "rows_come_before_commit"): lambda epochs, _: setattr(epochs, "early", False),
+    (Step.DELIVER, "stage_has_acked"): undone("acks", {}),
+    (Step.DELIVER, "stage_has_delivered_epoch_before"): lambda epochs, _: epochs.epochs[-2].delivered.pop("second"),
     (Step.JUDGE, "stage_has_acked"): undone("acks", {}),
     (Step.JUDGE, "gates_have_not_spoken"): undone("judged", {"second"}),
     (Step.UPLOAD, "epoch_before_is_stored"): lambda epochs, _: epochs.epochs[-2].pending.acks.clear(),
     (Step.UPLOAD, "rows_left_are_known"): unaligned,
     (Step.UPLOAD, "has_pending_upload"): lambda _, epoch: epoch.acks.update(second=[ack(SECOND, 3)]),
+    (Step.UPLOAD, "stage_is_delivered"): lambda _, epoch: epoch.delivered.pop("second"),
     (Step.SEAL, "all_is_stored"): missing_ack,
+    (Step.SEAL, "all_is_delivered"): undone("delivered", {}),
     (Step.SEAL, "gates_have_passed"): undone("judged", {"first"}),
     (Step.SEAL, "epoch_before_is_confirmed"): not_confirmed,
     (Step.COMMIT, "is_sealed"): undone("sealed"),

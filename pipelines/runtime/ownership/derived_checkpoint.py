@@ -1,4 +1,5 @@
-"""Derived checkpoints: a start, a fork, a rewind, a promotion and an edit each make a checkpoint of another one.
+"""Derived checkpoints: a start, a fork, a rewind, a promotion, an edit, a seek and, where rows are delivered at most
+once, each epoch's positions make a checkpoint of another one.
 
 None of them reads input, and all go the same way:
 
@@ -120,6 +121,33 @@ def commit(
     context.registry.commit(row, files, newest=head.id if head is not None else None, rewritten=rewritten)
     context.head = row
     return row
+
+
+def nothing_before(context: RunContext, id: CheckpointId, now: datetime) -> Checkpoint:
+    """What a pipeline's first checkpoint is made of, which has read nothing."""
+    return Checkpoint(
+        id=id,
+        parent_id=None,
+        kind="",
+        generation=context.generation,
+        commit_id="",
+        triggered_at=now,
+        completed_at=now,
+        epoch_now=now,
+        trigger="",
+        reason="",
+        offsets={},
+        slice={},
+        watermarks={},
+        operators={},
+        sinks={},
+        inputs={},
+        ms={},
+        totals=dict.fromkeys(("epochs", "rows_read", "bytes_new", "files_new"), 0),
+        files=0,
+        bytes_total=0,
+        bytes_new=0,
+    )
 
 
 def publish(context: RunContext, row: Checkpoint) -> None:
