@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.decoding import check_schema, decode, infer
+from pipelines.runtime.connectors.kafka import reading
 from state_ops.errors import InputError, PipelineError, TransientError
 
 AT = pa.timestamp("us", tz="UTC")
@@ -480,3 +481,16 @@ def test_structure_is_that_which_spark_reads(tmp_path: Path, spark: Any):
     schema = pa.schema([("a", pa.int64()), ("s", pa.struct([("x", pa.list_(pa.int32()))]))])
     rows = spark.read.schema("a bigint, s struct<x: array<int>>").json(str(file)).toArrow().to_pylist()
     assert read("json", file.read_bytes(), schema) == (rows, [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"null", b"[]", b"1", b'"x"', b"", b"  ", b"{} null {}", b"{}null{}", b"{null}", b"{}\rnull\r{}", b"\0",
+     b'{"a":' * 100_000 + b"1" + b"}" * 100_000, b'{"a":[' * 50_000 + b"]}" * 50_000, b"[" * 1_000_000],
+    ids=lambda value: str(value[:12]),
+)  # fmt: skip
+def test_no_value_of_a_message_ends_the_process(value: bytes):
+    decoder = reading.decoder("json", TWO, False, {})
+    for around in ([], [b'{"a":7}']):
+        rows, reasons = decoder([*around, value, *around])
+        assert rows.column("a").to_pylist() == [7] * 2 * len(around) and list(reasons) == [len(around)]
