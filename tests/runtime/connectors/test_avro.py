@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -16,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.runtime.connectors.formats.decoding import decode, infer
-from state_ops.errors import InputError
+from pipelines.runtime.connectors.kafka import reading
+from state_ops.errors import InputError, PipelineError
 
 ENUM = {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
@@ -38,6 +40,18 @@ def read(
     batches = list(decode("avro", {}, io.BytesIO(data), schema, "f.avro", block))
     rows = [row["v"] for batch in batches for row in batch.rows.to_pylist()]
     return schema.field("v").type, rows, [(row.number, row.reason) for batch in batches for row in batch.rejected]
+
+
+def messages(type: Any, values: list[Any]) -> tuple[pa.DataType, list[Any]]:
+    """The same values, each in a message of its own."""
+    schema = {"type": "record", "name": "Top", "namespace": "of.tests", "fields": [{"name": "v", "type": type}]}
+    sent = []
+    for value in values:
+        fastavro.schemaless_writer(message := io.BytesIO(), fastavro.parse_schema(schema), {"v": value})
+        sent.append(message.getvalue())
+    rows, reasons = reading.decoder("avro", json.dumps(schema), False, {})(sent)
+    assert not reasons and rows.schema == reading.columns_of("avro", json.dumps(schema))
+    return rows.schema.field("v").type, rows.column("v").to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -75,6 +89,7 @@ def test_every_type_is_read_as_it_was_written(type: Any, values: list[Any], expe
     assert str(rows).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc") == str(as_written) or repr(
         rows
     ) == repr([nested(value, got) for value in values])
+    assert messages(type, values) == (got, rows), "a message of the same schema has the same types and values"
 
 
 def nested(value: Any, type: pa.DataType) -> Any:
@@ -86,9 +101,28 @@ def nested(value: Any, type: pa.DataType) -> Any:
 
 def test_local_and_finer_times_are_in_microseconds():
     local = written({"type": "long", "logicalType": "local-timestamp-micros"}, [datetime(2024, 1, 2, 3)])
+    assert (
+        messages({"type": "long", "logicalType": "local-timestamp-micros"}, [datetime(2024, 1, 2, 3)])
+        == read(local)[:2]
+    )
     assert read(local)[:2] == (pa.timestamp("us", "UTC"), [datetime(2024, 1, 2, 3, tzinfo=UTC)])
     fine = written({"type": "long", "logicalType": "timestamp-nanos"}, [-1])
     assert read(fine)[:2] == (pa.timestamp("us", "UTC"), [datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)])
+    assert messages({"type": "long", "logicalType": "timestamp-nanos"}, [-1]) == read(fine)[:2]
+
+
+@pytest.mark.parametrize(
+    "type",
+    [["int", "string"], {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
+     {"type": "array", "items": "null"}],
+    ids=str,
+)  # fmt: skip
+def test_what_no_column_can_have_is_refused_in_files_and_messages_alike(type: Any):
+    schema = json.dumps({"type": "record", "name": "Top", "fields": [{"name": "v", "type": type}]})
+    with pytest.raises(PipelineError, match="type for which there is no column"):
+        reading.columns_of("avro", schema)
+    with pytest.raises(InputError, match="type that cannot be read"):
+        read(written(type, []))
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz"])

@@ -12,14 +12,20 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pipelines.runtime.connectors.formats.avro_schema import (
+    WRITABLE,
+    AvroColumn,
+    AvroSchema,
+    NoSchemaError,
+    UnreadSchemaError,
+)
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
@@ -29,21 +35,6 @@ from state_ops.errors import InputError, first_line
 _MAGIC, _SYNC = b"Obj\x01", 16
 _MOST_ROWS = 1 << 31
 _MOST_BYTES = 1 << 30  # of one block
-_SIMPLE = {
-    "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
-    "bytes": pa.binary(), "string": pa.string(),
-}  # fmt: skip
-_LOGICAL = {
-    ("int", "date"): pa.date32(),
-    ("int", "time-millis"): pa.time32("ms"),
-    ("long", "time-micros"): pa.time64("us"),
-    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
-    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
-    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
-    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
-    ("long", "local-timestamp-micros"): pa.timestamp("us"),
-    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +42,6 @@ class AvroOptions:
     """Avro files say themselves how they are written."""
 
     encoding = "utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A field of a schema, or a part of one.
-
-    Attributes:
-        told: The schema that Polars is told; None: nothing is written of it.
-        type: What it is in Arrow.
-        symbols: Of an enum.
-        parts: Of what it is made.
-    """
-
-    told: Any
-    type: pa.DataType
-    symbols: tuple[str, ...] | None = None
-    parts: tuple[_Column, ...] = ()
 
 
 class AvroReader:
@@ -85,7 +59,7 @@ class AvroReader:
         facts = self._facts()
         self._sync = self._bytes.read(_SYNC)
         self._codec = facts.get("avro.codec", b"null").decode(errors="replace")
-        self._columns = _Schema(file).columns(facts["avro.schema"])
+        self._columns = self._columns_of(facts["avro.schema"])
         self._written = [name for name, column in self._columns.items() if column.told is not None]
         if not self._written:
             raise file.damaged("its schema has no fields that are written")
@@ -162,6 +136,16 @@ class AvroReader:
         if "avro.schema" not in facts:
             raise self._file.damaged("it has no schema")
         return facts
+
+    def _columns_of(self, schema: bytes) -> Mapping[str, AvroColumn]:
+        try:
+            return AvroSchema().columns(schema)
+        except NoSchemaError as error:
+            raise self._file.damaged("its schema is none of Avro") from error
+        except UnreadSchemaError as error:
+            raise InputError(
+                f"An Avro file has a type that cannot be read: {error}", where=self._file.where, next=WRITABLE
+            ) from error
 
     def _unpacked(self, data: bytes, row: int) -> bytes:
         try:
@@ -244,139 +228,11 @@ def _number(value: int) -> bytes:
     return bytes([*data, value])
 
 
-def _header(columns: Mapping[str, _Column], sync: bytes) -> bytes:
+def _header(columns: Mapping[str, AvroColumn], sync: bytes) -> bytes:
     fields = [{"name": name, "type": column.told} for name, column in columns.items() if column.told is not None]
     schema = json.dumps({"type": "record", "name": "top", "fields": fields}).encode()
     name = b"avro.schema"
     return _MAGIC + _number(1) + _number(len(name)) + name + _number(len(schema)) + schema + b"\0" + sync
-
-
-class _Schema:
-    """A writer's schema, read."""
-
-    def __init__(self, file: Bytes) -> None:
-        self._file = file
-        self._named = dict[str, Any]()
-        self._open = list[str]()
-        self._names = 0
-
-    def columns(self, text: bytes) -> dict[str, _Column]:
-        """The columns of the file. Raises InputError for types that no column can have."""
-        try:
-            schema = json.loads(text)
-            if not (isinstance(schema, dict) and schema.get("type") == "record"):
-                raise self._unread(schema)
-            return {field["name"]: self._column(field["type"], "") for field in self._record(schema, "")}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._file.damaged("its schema is none of Avro") from error
-
-    def _record(self, schema: Mapping[str, Any], space: str) -> Sequence[Mapping[str, Any]]:
-        self._named[_full(schema, space)] = schema
-        fields: Sequence[Mapping[str, Any]] = schema["fields"]
-        return fields
-
-    def _column(self, schema: Any, space: str) -> _Column:
-        if isinstance(schema, list):
-            return self._optional(schema, space)
-        if isinstance(schema, str):
-            if schema in _SIMPLE:
-                return _Column(schema, _SIMPLE[schema])
-            if schema == "null":
-                return _Column(None, pa.null())
-            return self._by_name(schema, space)
-        kind = schema["type"]
-        if kind in ("record", "error", "enum", "fixed"):
-            return self._with_name(schema, space)
-        if kind == "array":
-            part = self._column(schema["items"], space)
-            if part.told is None:
-                raise self._unread(schema)
-            return _Column({"type": "array", "items": part.told}, pa.list_(part.type), parts=(part,))
-        if kind == "map":
-            part = self._column(schema["values"], space)
-            if part.told is None:
-                raise self._unread(schema)
-            entry = self._told_record([("key", "string"), ("value", part.told)])
-            return _Column({"type": "array", "items": entry}, pa.map_(pa.string(), part.type), parts=(part,))
-        if isinstance(kind, dict | list):
-            return self._column(kind, space)
-        return self._logical(schema, kind, space)
-
-    def _logical(self, schema: Mapping[str, Any], kind: str, space: str) -> _Column:
-        plain = self._column(kind, space)
-        logical = schema.get("logicalType")
-        if logical == "decimal" and kind == "bytes":
-            return _decimal({"type": "bytes"}, schema)
-        type = _LOGICAL.get((kind, str(logical)))
-        if type is None:
-            return plain
-        return _Column(kind, type)
-
-    def _with_name(self, schema: Mapping[str, Any], space: str) -> _Column:
-        name = _full(schema, space)
-        space = name.rpartition(".")[0]
-        self._named[name] = schema
-        if schema["type"] == "enum":
-            return _Column("int", pa.string(), tuple(schema["symbols"]))
-        if schema["type"] == "fixed":
-            told = {"type": "fixed", "name": self._new_name(), "size": schema["size"]}
-            return _decimal(told, schema) if schema.get("logicalType") == "decimal" else _Column(told, pa.binary())
-        if name in self._open:
-            raise self._unread(name)
-        self._open.append(name)
-        parts = {field["name"]: self._column(field["type"], space) for field in schema["fields"]}
-        self._open.pop()
-        if not any(part.told is not None for part in parts.values()):
-            raise self._unread(schema)
-        told = self._told_record([(name, part.told) for name, part in parts.items() if part.told is not None])
-        return _Column(
-            told, pa.struct([(name, part.type) for name, part in parts.items()]), parts=tuple(parts.values())
-        )
-
-    def _by_name(self, name: str, space: str) -> _Column:
-        full = name if "." in name or not space else f"{space}.{name}"
-        schema = self._named.get(full, self._named.get(name))
-        if schema is None:
-            raise self._unread(name)
-        return self._with_name(schema, space)
-
-    def _optional(self, schema: Sequence[Any], space: str) -> _Column:
-        others = [part for part in schema if part != "null"]
-        if len(schema) != 2 or len(others) != 1:
-            raise self._unread(schema)
-        column = self._column(others[0], space)
-        return replace(column, told=[column.told if part != "null" else "null" for part in schema])
-
-    def _told_record(self, fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        return {
-            "type": "record",
-            "name": self._new_name(),
-            "fields": [{"name": name, "type": told} for name, told in fields],
-        }
-
-    def _new_name(self) -> str:
-        self._names += 1
-        return f"r{self._names}"
-
-    def _unread(self, schema: Any) -> InputError:
-        return InputError(
-            f"An Avro file has a type that cannot be read: {json.dumps(schema)[:200]}",
-            where=self._file.where,
-            next="Write records of values, arrays, maps and records, each at most optional: no other unions, and no "
-            "records in themselves.",
-        )
-
-
-def _full(schema: Mapping[str, Any], space: str) -> str:
-    name = str(schema["name"])
-    space = schema.get("namespace", space)
-    return name if "." in name or not space else f"{space}.{name}"
-
-
-def _decimal(told: Mapping[str, Any], schema: Mapping[str, Any]) -> _Column:
-    precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
-    facts = {"logicalType": "decimal", "precision": precision, "scale": scale}
-    return _Column({**told, **facts}, pa.decimal128(precision, scale))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -384,7 +240,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
 
 
-def _restored(array: pa.Array, column: _Column) -> pa.Array:
+def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
     """What Polars has read as what it is in the file's own schema."""
     mask = array.is_null() if array.null_count else None
     if column.symbols is not None:

@@ -10,25 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.formats.avro_schema import WRITABLE, AvroSchema, NoSchemaError, UnreadSchemaError
+from state_ops.arrow import frames
 from state_ops.errors import PipelineError
 
-_UTC = pa.timestamp("us", "UTC")
-_SIMPLE = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-    "enum": pa.string(),
-    "fixed": pa.binary(),
-}
-_LOGICAL = {
-    "date": pa.date32(),
-    "timestamp-millis": _UTC,
-    "timestamp-micros": _UTC,
-}
 _HEADER = struct.Struct(">bI")  # of a schema registry: a zero, and the schema's number
 
 
@@ -47,15 +32,26 @@ def parsed(schema: str) -> Any:
         ) from error
 
 
-def columns(schema: str) -> pa.Schema:
-    """The columns of a record's schema. Raises PipelineError for what Arrow has no type for, by name."""
+def stored(schema: str) -> pa.Schema:
+    """The columns of a record's schema, in the types in which their values are decoded. Raises PipelineError for what
+    Arrow has no type for, by name."""
     parsed(schema)
     record = json.loads(schema)
     if not isinstance(record, dict) or record.get("type") != "record":
         raise PipelineError("The Avro schema is not that of a record.", next="Wrap it: a row is a record.")
-    types: dict[str, Any] = {}
-    _collect(record, types)
-    return pa.schema([_field(field, types) for field in record["fields"]])
+    try:
+        return pa.schema([(name, column.type) for name, column in AvroSchema().columns(schema).items()])
+    except NoSchemaError as error:
+        raise PipelineError(f"The schema is no Avro schema: {error}", next="Give a record's schema as JSON.") from error
+    except UnreadSchemaError as error:
+        raise PipelineError(
+            f"The Avro schema has a type for which there is no column: {error}", next=WRITABLE
+        ) from error
+
+
+def columns(schema: str) -> pa.Schema:
+    """The same in canonical types."""
+    return frames.canonical_schema(stored(schema))
 
 
 def check(rows: pa.Schema, schema: str, where: str) -> None:
@@ -71,6 +67,14 @@ def check(rows: pa.Schema, schema: str, where: str) -> None:
                 next="Make the schema and the rows fit.",
             )
     expected = columns(schema)
+    unwritten = [field.name for field in stored(schema) if _is_read_alone(field.type)]
+    if unwritten:
+        raise PipelineError(
+            f"The Avro field {', '.join(map(repr, unwritten))} is a time of day, local or in nanoseconds, which only "
+            "sources take.",
+            where=where,
+            next="Make it a timestamp-micros.",
+        )
     unfit = [
         f"{field.name!r} ({field.type}, {expected.field(field.name).type} in the schema)"
         for field in rows
@@ -141,60 +145,11 @@ def _without_uuids(schema: Any) -> Any:
     return schema
 
 
-def _collect(schema: Any, types: dict[str, Any]) -> None:
-    """The named types of a schema."""
-    if isinstance(schema, list):
-        for one in schema:
-            _collect(one, types)
-    elif isinstance(schema, dict):
-        if "name" in schema and schema["type"] in ("record", "enum", "fixed"):
-            types[schema["name"]] = schema
-        for part in (schema.get("items"), schema.get("values"), *(f["type"] for f in schema.get("fields", ()))):
-            _collect(part, types)
-        if isinstance(schema.get("type"), dict | list):
-            _collect(schema["type"], types)
-
-
-def _field(field: Mapping[str, Any], types: Mapping[str, Any]) -> pa.Field:
-    type, nullable = _type(field["type"], types, field["name"])
-    return pa.field(field["name"], type, nullable)
-
-
-def _type(schema: Any, types: Mapping[str, Any], name: str) -> tuple[pa.DataType, bool]:
-    """The Arrow type, and whether it may be null."""
-    if isinstance(schema, list):
-        others = [one for one in schema if one != "null"]
-        if len(others) != 1:
-            raise PipelineError(
-                f"The Avro field {name!r} is a union of several types, for which there is no column.",
-                next='Only ["null", type] can be read.',
-            )
-        return _type(others[0], types, name)[0], "null" in schema
-    if isinstance(schema, str):
-        if schema in types:
-            return _type(types[schema], types, name)
-        schema = {"type": schema}
-    kind, logical = schema["type"], schema.get("logicalType")
-    if isinstance(kind, dict | list):
-        return _type(kind, types, name)
-    if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0)), False
-    if logical in _LOGICAL:
-        return _LOGICAL[logical], False
-    if kind == "record":
-        return pa.struct([_field(field, types) for field in schema["fields"]]), False
-    if kind == "array":
-        item, nullable = _type(schema["items"], types, name)
-        return pa.list_(pa.field("element", item, nullable)), False
-    if kind == "map":
-        item, nullable = _type(schema["values"], types, name)
-        return pa.map_(pa.string(), pa.field("value", item, nullable)), False
-    if kind not in _SIMPLE or (logical or "").startswith(("time", "local", "duration")):
-        raise PipelineError(
-            f"The Avro field {name!r} has the type {logical or kind}, for which there is no column.",
-            next="Leave it out of the schema that is read, or have it written otherwise.",
-        )
-    return _SIMPLE[kind], False
+def _is_read_alone(type: pa.DataType) -> bool:
+    """Whether rows have other values than a type has, and so are not written as such."""
+    if pa.types.is_nested(type):
+        return any(_is_read_alone(type.field(at).type) for at in range(type.num_fields))
+    return pa.types.is_time(type) or (pa.types.is_timestamp(type) and (type.tz is None or type.unit == "ns"))
 
 
 def _same(type: pa.DataType, other: pa.DataType) -> bool:

@@ -207,11 +207,11 @@ def decoder(values: str, schema: pa.Schema | str | None, registry: bool, written
     if values == BYTES:
         return lambda found: (pa.table([pa.array(found, pa.binary())], schema=columns), {})
     if values == AVRO:
-        records = avro.decoder(str(schema), registry, written)
+        records, stored = avro.decoder(str(schema), registry, written), avro.stored(str(schema))
 
         def decode_avro(found: Sequence[bytes]) -> tuple[pa.Table, dict[int, str]]:
             rows, reasons = records(found)
-            return pa.Table.from_pylist(rows, columns), reasons
+            return frames.canonical(pa.Table.from_pylist(rows, stored)), reasons
 
         return decode_avro
     return lambda found: _json(found, columns)
@@ -221,7 +221,7 @@ def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:
     """The columns that values become, in canonical types."""
     if values == BYTES:
         return pa.schema([("value", pa.binary())])
-    return frames.canonical_schema(avro.columns(str(schema)) if values == AVRO else schema)
+    return avro.columns(str(schema)) if values == AVRO else frames.canonical_schema(schema)
 
 
 def _json(found: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
