@@ -30,9 +30,11 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from configs.settings import Settings
+from configs.settings import Settings, load
 from pipelines.api import Pipeline
 from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.execution.java import java_home
+from pipelines.runtime.execution.spark_jars import fetch, locked_jars
 from pipelines.runtime.run.run import RunOptions, run
 
 RESULTS = Path(__file__).parent / "results"
@@ -133,6 +135,26 @@ def in_fresh_process(measure: Callable[..., Result], *arguments: Any) -> Result:
     """Measure in a process that has done nothing before."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *arguments).result()
+
+
+def spark(*jars: str) -> Any:
+    """Spark as it comes, with two cores and 4 GB, and Delta where its jars are asked for.
+
+    Args:
+        jars: Which are needed, by their purpose in infra/jars.lock.
+    """
+    from pyspark.sql import SparkSession
+
+    cache = load({}).cache_dir
+    os.environ["JAVA_HOME"] = str(java_home(cache))
+    files = [str(jar) for purpose in jars for jar in fetch(locked_jars(purpose), cache)]
+    builder = SparkSession.builder.master("local[2]").config("spark.jars", ",".join(files))
+    builder = builder.config("spark.driver.memory", "4g").config("spark.sql.shuffle.partitions", "4")
+    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    if "delta" in jars:
+        builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    return builder.getOrCreate()
 
 
 # Pace

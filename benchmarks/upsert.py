@@ -1,22 +1,28 @@
-"""Upserts: a publish of changes to 1 % of a table's keys, beside delta-rs' MERGE of the same rows.
+"""Upserts: a publish of changes to 1 % of a table's keys, beside the MERGE of the same rows by Spark and by delta-rs.
 
-    python -m benchmarks.upsert                       tables of 2M and 10M rows; some minutes and 5 GB of disk
+    python -m benchmarks.upsert                       tables of 3M and 20M rows; ten minutes and 10 GB of disk
     python -m benchmarks.upsert --rows 500000 --reps 2 --results /tmp/upsert
 
-No Spark: the table lies on the local disk, keys are integers with 64 bytes of text and a number beside them, in files
-of a million rows that are sorted by key. Repetitions alternate, medians count. All changes are updates.
+Each way has a copy of the table on the local disk: keys are integers with 64 bytes of text and a number beside them, in
+files of a million rows that are sorted by key. Spark is `local[2]` and has merged once before. Repetitions alternate,
+medians count. All changes are updates; afterwards all three tables have to be the same.
 
 - clustered: the changed keys lie next to each other. uniform: anywhere, so every file has some.
 - publish: `upsert.publish` of the staged rows, from their file to the commit. merge: `DeltaTable.merge` of the same
-  rows with bounds of the key in its predicate. bytes: what the new version's files have that the one before had not.
+  rows. spark: delta-spark's `MERGE INTO` of the same rows, from a Parquet file. Both have bounds of the key in their
+  predicates. bytes: what the new version's files have that the one before had not.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -41,6 +47,7 @@ SINK = sinks.upsert("out", "key")
 APP = "weir/bench/main"
 _FILE_ROWS = 1_000_000
 _SHARE = 0.01
+WAYS = ("publish", "merge", "spark")
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -72,16 +79,24 @@ def checkpoint(number: int) -> Checkpoint:
 
 
 class Table:
-    """A table of so many rows, to which changes are made."""
+    """A table of so many rows, to which changes are made; or a copy of one."""
 
-    def __init__(self, root: Path, rows: int) -> None:
+    def __init__(self, root: Path, rows: int, like: Table | None = None) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        if like is not None:
+            shutil.copytree(like.storage.uri, root / "p")
         self.storage, self.rows, self._scratch = Storage(str(root / "p")), rows, root / "scratch"
+        self._scratch.mkdir()
         self._draw, self._last = np.random.default_rng(1), 1
+        if like is None:
+            self._fill(root / "file")
+
+    def _fill(self, local: Path) -> None:
         delta.ensure(self.storage, "out", SCHEMA)
         files = []
-        for start in range(0, rows, _FILE_ROWS):
-            local = root / "file"
-            pq.write_table(self._some(np.arange(start, min(start + _FILE_ROWS, rows))), local, compression="zstd")
+        for start in range(0, self.rows, _FILE_ROWS):
+            rows = self._some(np.arange(start, min(start + _FILE_ROWS, self.rows)))
+            pq.write_table(rows, local, compression="zstd")
             path = f"data/g1-e1/{start}-a.parquet"
             size, _ = self.storage.put_file(local, f"tables/out/{path}")
             footer = pq.read_metadata(local)
@@ -111,7 +126,6 @@ class Table:
     def publish(self, changes: pa.Table) -> None:
         """As a checkpoint's rows."""
         number = self._last + 1
-        self._scratch.mkdir(exist_ok=True)
         local, path = self._scratch / "staged", f"outputs/out/g1-e{number}/0-a.parquet"
         pq.write_table(changes, local, compression="zstd")
         size, digest = self.storage.put_file(local, path)
@@ -122,39 +136,70 @@ class Table:
     def merge(self, changes: pa.Table) -> None:
         """By delta-rs, with the transaction's id and version in its commit."""
         number = self._last + 1
-        low, high = (int(bound) for bound in (pl.Series(changes["key"]).min(), pl.Series(changes["key"]).max()))  # type: ignore[arg-type]
-        within = f"t.key = s.key AND t.key >= {low} AND t.key <= {high}"
         properties = CommitProperties(app_transactions=[Transaction(f"{APP}/out", number)])
+        within = _condition(changes)
         merger = self._handle().merge(changes, within, source_alias="s", target_alias="t", commit_properties=properties)
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
         self._last = number
 
+    def spark(self, changes: pa.Table, session: Any) -> None:
+        """By Spark."""
+        pq.write_table(changes, self._scratch / "changes", compression="zstd")
+        session.read.parquet(str(self._scratch / "changes")).createOrReplaceTempView("changes")
+        session.sql(
+            f"MERGE INTO delta.`{self.storage.full('tables/out')}` t USING changes s ON {_condition(changes)} "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
 
-def of_size(root: Path, rows: int, reps: int) -> dict[str, float]:
+    def sums(self) -> tuple[int, ...]:
+        """What tells whether it has the same rows as another one."""
+        rows = pl.scan_parquet(self._handle().file_uris())
+        return rows.select(pl.len(), pl.col("key").n_unique().alias("keys"), pl.col("n").sum()).collect().row(0)
+
+
+def _condition(changes: pa.Table) -> str:
+    low, high = (int(bound) for bound in (pl.Series(changes["key"]).min(), pl.Series(changes["key"]).max()))  # type: ignore[arg-type]
+    return f"t.key = s.key AND t.key >= {low} AND t.key <= {high}"
+
+
+def of_size(root: Path, rows: int, reps: int, session: Any) -> dict[str, float]:
     """Medians of one size, by way and kind of changes."""
     figures: dict[str, list[float]] = defaultdict(list)
-    tables = {way: Table(root / way, rows) for way in ("publish", "merge")}
-    for _ in range(reps):
+    first = Table(root / WAYS[0], rows)
+    tables = {WAYS[0]: first, **{way: Table(root / way, rows, first) for way in WAYS[1:]}}
+    figures["bytes"].append(sum(first.files().values()))
+    for repetition in range(reps):
         for kind in ("clustered", "uniform"):
-            for way, table in tables.items():
-                changes, before = table.changes(kind == "clustered"), table.files()
-                act, cpu = getattr(table, way), cpu_seconds()
-                figures[f"{way} {kind}"].append(seconds(lambda act=act, changes=changes: act(changes)))
+            changes = first.changes(kind == "clustered")
+            for way in (*WAYS[repetition % 3 :], *WAYS[: repetition % 3]):
+                table, before, cpu = tables[way], tables[way].files(), cpu_seconds()
+                more = (session,) if way == "spark" else ()
+                act = partial(getattr(table, way), changes, *more)
+                figures[f"{way} {kind}"].append(seconds(act))
                 figures[f"{way} {kind} cpu"].append(cpu_seconds() - cpu)
                 new = {path: size for path, size in table.files().items() if path not in before}
                 figures[f"{way} {kind} bytes"].append(sum(new.values()))
-    figures["bytes"].append(sum(tables["publish"].files().values()))
+            print(f"{rows} {kind}", {way: round(figures[f"{way} {kind}"][-1], 1) for way in WAYS}, flush=True)
+    if len({table.sums() for table in tables.values()}) > 1:
+        raise RuntimeError("the tables differ")
     return harness.medians_of(figures)
 
 
-def main(rows: str = "2000000,10000000", reps: int = 3, results: Path = harness.RESULTS / "upsert") -> None:
-    """A publish of changes beside delta-rs' MERGE of them. rows: of the tables."""
-    figures = {
-        "machine": harness.machine(),
-        "sizes": {size: harness.in_scratch(of_size, int(size), reps) for size in rows.split(",")},
-    }
-    page = harness.render("upsert", **figures, reps=reps, load=os.getloadavg()[0])
-    harness.publish(results, figures, page)
+def measured(sizes: Sequence[int], reps: int) -> dict[str, dict[str, float]]:
+    """By number of rows, with one session of Spark that has merged before."""
+    session = harness.spark("delta")
+    harness.in_scratch(lambda root: Table(root, 1000).spark(Table(root / "other", 1000).changes(False), session))
+    figures = {str(size): harness.in_scratch(of_size, size, reps, session) for size in sizes}
+    session.stop()
+    return figures
+
+
+def main(rows: str = "3000000,20000000", reps: int = 3, results: Path = harness.RESULTS / "upsert") -> None:
+    """A publish of changes beside the MERGE of them by Spark and by delta-rs. rows: of the tables."""
+    load = os.getloadavg()[0]
+    sizes = measured([int(size) for size in rows.split(",")], reps)
+    figures = {"machine": harness.machine(), "reps": reps, "load": [load, os.getloadavg()[0]], "sizes": sizes}
+    harness.publish(results, figures, harness.render("upsert", **figures))
 
 
 if __name__ == "__main__":

@@ -12,19 +12,19 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from state_ops.storage.storage import Storage
 
-_OURS = {"commitInfo", "txn", "add", "remove"}
+_OURS = frozenset({"commitInfo", "txn", "add", "remove"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +129,39 @@ def append(
     metadata: Mapping[str, str] | None = None,
     *,
     as_logged: bool = False,
+    table: Mapping[str, Any] | None = None,
 ) -> Known:
     """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
 
     number: the transaction version. metadata: texts for the table's history. as_logged: paths are as another entry has
-    them, and not as in storage.
+    them, and not as in storage. table: what the table is from now on, as of `with_columns`.
     Raises CommitFailedError when there is another entry. Any other exception means: outcome unknown.
     """
-    entry = _written(app_id, number, adds, removes, metadata or {}, as_logged)
+    entry = _written(app_id, number, adds, removes, metadata or {}, as_logged, table)
     path = entry_path(version.path, version.number + 1)
     # A put whose answer was lost is tried again, and finds what it has put itself.
     if not version.storage.create(path, entry) and version.storage.read_bytes(path) != entry:
         raise CommitFailedError(f"{version.path} has a version {version.number + 1} already.")
-    newer = _followed(version, entry, app_id)
+    newer = _followed(version, entry, app_id, _OURS | {"metaData"})
     assert newer is not None
     return newer
+
+
+def with_columns(handle: DeltaTable, columns: Sequence[pa.Field]) -> dict[str, Any]:
+    """What a table is with more columns, null in its rows, as its log says it; all else is as the handle shows it."""
+    is_now = handle.metadata()
+    schema = json.loads(handle.schema().to_json())
+    schema["fields"] += json.loads(Schema.from_arrow(pa.schema(columns)).to_json())["fields"]
+    names = {"name": is_now.name, "description": is_now.description}
+    return {
+        "id": str(is_now.id),
+        **{key: text for key, text in names.items() if text is not None},
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": is_now.partition_columns,
+        "createdTime": is_now.created_time,
+        "configuration": is_now.configuration,
+    }
 
 
 def _written(
@@ -153,6 +171,7 @@ def _written(
     removes: Sequence[DataFile],
     metadata: Mapping[str, str],
     as_logged: bool,
+    table: Mapping[str, Any] | None,
 ) -> bytes:
     now = _now()
 
@@ -163,6 +182,8 @@ def _written(
     info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "try": uuid.uuid4().hex}
     lines: list[dict[str, Any]] = [{"commitInfo": {**info, **metadata}}]
     lines.append({"txn": {"appId": app_id, "version": number}})
+    if table is not None:
+        lines.append({"metaData": table})
     for file in adds:
         fields = {"path": path_of(file), "partitionValues": dict(file.partition), "size": file.bytes}
         lines.append({"add": {**fields, "modificationTime": now, "dataChange": True, "stats": file.stats()}})
@@ -177,12 +198,12 @@ def _written(
     return "\n".join(map(json.dumps, lines)).encode()
 
 
-def _followed(before: Known, entry: bytes, app_id: str) -> Known | None:
+def _followed(before: Known, entry: bytes, app_id: str, understood: Set[str] = _OURS) -> Known | None:
     """The version that an entry makes of the one before; None if it does what only delta-rs understands."""
     owners, files = dict(before.owners), dict(before.files)
     try:
         actions = [json.loads(line) for line in entry.splitlines()]
-        if any(action.keys() - _OURS for action in actions):
+        if any(action.keys() - understood for action in actions):
             return None
         for action in actions:
             if "remove" in action:

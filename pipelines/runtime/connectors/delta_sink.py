@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.connectors.source import FIX
+from pipelines.runtime.connectors.source import ADD, FIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +67,8 @@ CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
 def partitions(sink: Sink) -> tuple[str, ...]:
     """The columns by which a sink's files are partitioned."""
     return sink.partition_by if isinstance(sink, DeltaSink) else ()
+
+
+def evolves(sink: Sink) -> bool:
+    """Whether a sink is a table that gets the columns of its rows that it lacks."""
+    return isinstance(sink, DeltaSink) and sink.evolve == ADD

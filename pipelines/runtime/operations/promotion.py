@@ -29,7 +29,7 @@ import structlog
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
@@ -430,7 +430,8 @@ def _tables(
             schema = columns_of(schema)
         if schema is not None:
             by = partitions(sink) if sink is not None else None
-            delta.check_table(storage, name, schema, keyed=isinstance(sink, UpsertSink), partition_by=by)
+            keyed, grows = isinstance(sink, UpsertSink), sink is not None and evolves(sink)
+            delta.check_table(storage, name, schema, keyed=keyed, partition_by=by, evolves=grows)
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import structlog
 
-from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves
 from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
 from pipelines.runtime.definition import EXACTLY_ONCE
 from pipelines.runtime.ownership.context import RunContext
@@ -121,19 +121,24 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
     if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
         app_id, scratch = context.pipeline.app_id, context.settings.work_dir
         return upsert.publish(context.storage, app_id, target, checkpoint, before, files, scratch)
-    replaces = isinstance(target, ReplaceSink)
+    replaces, grows = isinstance(target, ReplaceSink), target is not None and evolves(target)
     if checkpoint.kind in TAKES_BACK:
         context.sinks.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:
             scratch = context.settings.work_dir
-            return replace_where.overwrite(context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch)
+            return replace_where.overwrite(
+                context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch, evolves=grows
+            )
         app_id = context.pipeline.app_id
-        return restore_version.rewind(context.storage, app_id, sink, checkpoint, files, replaces=replaces)
+        return restore_version.rewind(
+            context.storage, app_id, sink, checkpoint, files, replaces=replaces, evolves=grows
+        )
     storage, app_id, footers = context.storage, context.pipeline.app_id, context.sinks.footers
     if replaces:
         done = replace_partitions.publish(storage, app_id, sink, checkpoint, before, files, footers)
     else:
-        done = delta.publish(storage, app_id, sink, checkpoint, before, files, context.sinks.tables, footers)
+        tables = context.sinks.tables
+        done = delta.publish(storage, app_id, sink, checkpoint, before, files, tables, footers, evolves=grows)
     for file in files:
         footers.pop(file.path, None)
     return done

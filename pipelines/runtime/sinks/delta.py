@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from pipelines.runtime.sinks.table_commit import (
@@ -60,6 +60,7 @@ _INERT = {
     "timestampNtz",
     "columnMapping",
 }
+_NAIVE_TIME, _NAIVE_FEATURE = '"timestamp_ntz"', "timestampNtz"
 _FEATURES = 7  # the writer protocol that names its features
 _IMPLIED = {6: {"identityColumns"}}  # by protocols that do not, beside the inert ones
 
@@ -88,21 +89,18 @@ def ensure(
     partition_by: Sequence[str] = (),
     evolves: bool = False,
 ) -> None:
-    """Create the table, or check the existing one and give it the columns that it lacks. Only right before a commit: a
-    declined epoch must not leave a table. Arguments as of `check_table`."""
+    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table.
+
+    Columns that the table lacks come with the commit that has the rows. Times without a zone need a table feature,
+    which changes no row and is set here. Arguments as of `check_table`.
+    """
     fenced_table.ensure_table(storage, table_path(table), schema, partition_by)
     check_table(storage, table, schema, keyed=keyed, partition_by=partition_by, evolves=evolves)
     if evolves:
         handle = fenced_table.open_table(storage, table_path(table))
-        if new := new_columns(handle, schema):
-            handle.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
-            log.info("a table gets new columns", table=table, columns=[field.name for field in new])
-
-
-def new_columns(handle: DeltaTable, schema: pa.Schema) -> list[pa.Field]:
-    """The columns of rows that a table lacks."""
-    has = _columns(handle)
-    return [field for field in schema if field.name not in has]
+        new = Schema.from_arrow(pa.schema([field for field in schema if field.name not in _columns(handle)]))
+        if _NAIVE_TIME in new.to_json() and _NAIVE_FEATURE not in (handle.protocol().writer_features or ()):
+            handle.alter.add_feature(TableFeatures.TimestampWithoutTimezone, True)
 
 
 def fits(left: PublishedTable, schema: pa.Schema, *, evolves: bool = False) -> bool:
@@ -156,22 +154,49 @@ def check_table(
 
 
 def check_committed(
-    storage: Storage, handle: DeltaTable, table: str, checkpoint: CheckpointId, adds: Sequence[DataFile]
-) -> None:
+    storage: Storage,
+    handle: DeltaTable,
+    table: str,
+    checkpoint: CheckpointId,
+    adds: Sequence[DataFile],
+    *,
+    evolves: bool = False,
+    footers: Mapping[str, pq.FileMetaData] | None = None,
+) -> list[pa.Field]:
     """Check before a committed checkpoint's files go into the table that it still takes them: somebody may have altered
     it since.
 
     Its rows can go nowhere else any more; columns that were added to the table are NULL in them. Raises PipelineError,
     and DamageError for a file that cannot be read.
+
+    Args:
+        evolves: The table gets the columns that it lacks.
+        footers: Of files, by path, as far as they are known.
+
+    Returns:
+        The columns that the commit has to add.
     """
     check_demands(handle, table, checkpoint, partitioned_by(adds) if adds else None)
-    was = _columns_of(storage, table, adds[0]) if adds else {}
-    if changes := _changes(was, {name: type for name, type in _columns(handle).items() if name in was}):
+    return check_columns(handle, table, checkpoint, _columns_of(storage, table, adds, evolves, footers), evolves)
+
+
+def check_columns(
+    handle: DeltaTable, table: str, checkpoint: CheckpointId, columns: Mapping[str, pa.DataType], evolves: bool
+) -> list[pa.Field]:
+    """Whether a table has the columns of a committed checkpoint's rows, but for those, which are returned, that it gets
+    with the commit. Raises PipelineError."""
+    has = _columns(handle)
+    new = [pa.field(name, type) for name, type in columns.items() if name not in has] if evolves else []
+    was = {name: type for name, type in columns.items() if name in has or not evolves}
+    if changes := _changes(was, {name: type for name, type in has.items() if name in was}):
         raise PipelineError(
             f"The table {table} has other columns than the rows of checkpoint {checkpoint}: {changes}.",
             where=handle.table_uri,
             next=_undo(checkpoint),
         )
+    if new:
+        log.info("a table gets new columns", table=table, columns=[field.name for field in new])
+    return new
 
 
 def partitioned_by(files: Sequence[DataFile]) -> tuple[str, ...]:
@@ -274,11 +299,25 @@ def _columns(handle: DeltaTable) -> dict[str, pa.DataType]:
     return _canonical(pa.schema(handle.schema().to_arrow()))
 
 
-def _columns_of(storage: Storage, table: str, file: DataFile) -> dict[str, pa.DataType]:
-    """The columns of a committed file, by its footer. Raises DamageError."""
-    path = file_path(table, file)
+def _columns_of(
+    storage: Storage,
+    table: str,
+    adds: Sequence[DataFile],
+    differ: bool,
+    footers: Mapping[str, pq.FileMetaData] | None,
+) -> dict[str, pa.DataType]:
+    """The columns of committed files, by their footers. differ: some may have more than others. Raises DamageError."""
+    columns: dict[str, pa.DataType] = {}
+    for file in adds if differ else adds[:1]:
+        path = file_path(table, file)
+        footer = (footers or {}).get(path) or _footer(storage, path)
+        columns |= _canonical(footer.schema.to_arrow_schema())
+    return columns
+
+
+def _footer(storage: Storage, path: str) -> pq.FileMetaData:
     try:
-        return _canonical(storage.parquet_footer(path).schema.to_arrow_schema())
+        return storage.parquet_footer(path)
     except (FileNotFoundError, pa.ArrowException) as error:
         raise DamageError(
             f"A file of a committed checkpoint cannot be read: {plainly(error)}.",
@@ -346,22 +385,31 @@ def publish(
     files: Sequence[StateFile],
     left: MutableMapping[str, PublishedTable] | None = None,
     footers: Mapping[str, pq.FileMetaData] | None = None,
+    *,
+    evolves: bool = False,
 ) -> Publication:
     """Make a checkpoint's rows visible in one table, exactly once however often this is called.
 
     previous: the id that the chain says was published last, None for none. left: tables as this process has left them,
-    which is kept up to date. footers: of files, by path, as far as they are known.
+    which is kept up to date. footers: of files, by path, as far as they are known. evolves: the table gets the columns
+    that it lacks.
     """
     started, adds = time.perf_counter(), data_files(storage, table, files, footers)
     last_left = left.pop(table, None) if left is not None else None
+    if (
+        last_left is not None
+        and evolves
+        and _columns_of(storage, table, adds, True, footers).keys() - last_left.columns
+    ):
+        last_left = None
     now = _put(last_left, f"{app_id}/{table}", checkpoint.id, previous, adds) if last_left is not None else None
     if now is not None:
         version = now.version.number
     else:
 
         def change_of(handle: DeltaTable) -> Change:
-            check_committed(storage, handle, table, checkpoint.id, adds)
-            return Change(adds)
+            new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves, footers=footers)
+            return Change(adds, columns=new)
 
         gone = partial(damaged, storage, table)
         committed = commit(storage, app_id, table, checkpoint, previous, change_of, gone)

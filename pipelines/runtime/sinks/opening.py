@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink, partitions
+from pipelines.runtime.connectors.delta_sink import UpsertSink, evolves, partitions
 from pipelines.runtime.connectors.sink import Expiring, Publisher, Sink, SinkOpening
-from pipelines.runtime.connectors.source import ADD, LOOKING, RUNNING
+from pipelines.runtime.connectors.source import LOOKING, RUNNING
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
@@ -104,20 +104,20 @@ class Sinks:
     def fits(self, sink: Sink, schema: pa.Schema) -> bool:
         """Whether it takes rows of these columns for certain, without a look at it."""
         left = self.tables.get(sink.name)
-        return left is not None and delta.fits(left, schema, evolves=_evolves(sink))
+        return left is not None and delta.fits(left, schema, evolves=evolves(sink))
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Whether it takes rows of these columns. Raises PipelineError."""
         if self._upserts(sink):
             check_columns(sink, schema)
-            delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True, evolves=_evolves(sink))
+            delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
         elif self._pipeline.is_table(sink):
             delta.check_table(
                 self._storage,
                 sink.name,
                 schema,
                 partition_by=self._partitions(sink, schema),
-                evolves=_evolves(sink),
+                evolves=evolves(sink),
             )
         else:
             self.publisher(sink.name).check(schema)
@@ -125,14 +125,14 @@ class Sinks:
     def prepare(self, sink: Sink, schema: pa.Schema) -> None:
         """Create what is not there, or check what is. Only right before a commit: a declined epoch leaves nothing."""
         if self._upserts(sink):
-            delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True, evolves=_evolves(sink))
+            delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
         elif self._pipeline.is_table(sink):
             delta.ensure(
                 self._storage,
                 sink.name,
                 schema,
                 partition_by=self._partitions(sink, schema),
-                evolves=_evolves(sink),
+                evolves=evolves(sink),
             )
         else:
             publisher = self.publisher(sink.name)
@@ -250,7 +250,3 @@ def kind_in(checkpoint: Checkpoint | None, name: str) -> str | None:
 
 def _not_owned() -> None:
     raise FencedError("This process does not own the pipeline.", next="Nothing to do: it only looks.")
-
-
-def _evolves(sink: Sink) -> bool:
-    return isinstance(sink, DeltaSink) and sink.evolve == ADD

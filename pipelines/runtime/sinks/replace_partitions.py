@@ -38,7 +38,7 @@ def publish(
     started, adds = time.perf_counter(), data_files(storage, table, files, footers)
 
     def change_of(handle: DeltaTable) -> Change:
-        check_committed(storage, handle, table, checkpoint.id, adds)
+        check_committed(storage, handle, table, checkpoint.id, adds, footers=footers)
         check_keyed(handle, table)
         return Change(adds, within(active_files(handle), partitions_of(adds)))
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.sinks.delta import check_demands, partitioned_by
+from pipelines.runtime.sinks.delta import check_committed
 from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
     RANGE,
@@ -106,20 +106,28 @@ def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) ->
 
 
 def overwrite(
-    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile], scratch: Path
+    storage: Storage,
+    app_id: str,
+    table: str,
+    checkpoint: Checkpoint,
+    files: Sequence[StateFile],
+    scratch: Path,
+    *,
+    evolves: bool = False,
 ) -> Publication:
     """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
 
     files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time.
+    evolves: the table gets the columns of theirs that it lacks.
     Raises DamageError when the table is not where the registry says.
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
     wanted, column = Range(sink["start"], sink["end"]), sink["column"]
 
     def change_of(handle: DeltaTable) -> Change:
-        check_demands(handle, table, checkpoint.id, partitioned_by(adds) if adds else None)
+        new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
         goes, rests = _apart(storage, app_id, table, checkpoint, active_files(handle), column, wanted, scratch)
-        return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)})
+        return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)}, new)
 
     damaged = partial(_unreachable, storage, table)
     committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)

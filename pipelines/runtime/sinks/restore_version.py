@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
+import pyarrow as pa
 import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pipelines.runtime.sinks.delta import check_demands, partitioned_by
+from pipelines.runtime.sinks.delta import check_committed
 from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
 from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
@@ -137,16 +138,19 @@ def rewind(
     files: Sequence[StateFile] = (),
     *,
     replaces: bool = False,
+    evolves: bool = False,
 ) -> Publication:
     """Carry out a rewind or a promotion that is committed, on one table, exactly once however often this is called.
 
     files: a branch's rows, which come in the same commit. replaces: they are the only ones in their partitions.
+    evolves: the table gets the columns of theirs that it lacks.
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
 
     def change_of(handle: DeltaTable) -> Change:
+        new: list[pa.Field] = []
         if adds:  # what comes back was in this very table
-            check_demands(handle, table, checkpoint.id, partitioned_by(adds))
+            new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
         then, _ = _since(storage, handle, table, sink["to"])
         now, wanted = active_files(handle), files_at(storage, table, then)
         if replaces:
@@ -160,7 +164,7 @@ def rewind(
         comes = tuple(described(storage, table, file) for file in comes if file.path not in active)
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
-        return Change([*comes, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)})
+        return Change([*comes, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)}, new)
 
     damaged = partial(_unreachable, storage, table)
     committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)

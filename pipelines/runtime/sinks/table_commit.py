@@ -42,11 +42,19 @@ BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it bro
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one commit adds to a table and removes from it, and what its entry says beside the checkpoint's id."""
+    """What one commit does to a table.
+
+    Attributes:
+        adds: Files that come.
+        removes: Files that go.
+        metadata: What its entry says beside the checkpoint's id.
+        columns: That the table gets.
+    """
 
     adds: Sequence[DataFile]
     removes: Sequence[DataFile] = ()
     metadata: Mapping[str, str] | None = None
+    columns: Sequence[pa.Field] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ def commit(
         metadata = {CHECKPOINT: str(checkpoint.id), **mark(storage, table), **(change.metadata or {})}
         before = handle.version()
         try:
-            if change.removes:
+            if change.removes or change.columns:
                 _put_after(storage, table, handle, sink_app, checkpoint, change, metadata)
             else:
                 fenced_table.commit(handle, sink_app, checkpoint.id, change.adds, (), metadata, _log_cleanup(handle))
@@ -205,7 +213,7 @@ def _put_after(
     change: Change,
     metadata: Mapping[str, str],
 ) -> None:
-    """Commit a change that removes files as the entry right after the version that it was made for.
+    """Commit a change that removes files or adds columns as the entry right after the version that it was made for.
 
     delta-rs would put it behind what others have committed since, although an OPTIMIZE among it has removed these very
     files and added their rows in others: they would be there twice. Raises CommitFailedError where there is another
@@ -214,7 +222,10 @@ def _put_after(
     version = log_entries.known(storage, table_path(table), handle, sink_app, [])
     if version is None:
         raise CommitFailedError(f"the entry of version {handle.version()} was cleaned away")
-    log_entries.append(version, sink_app, checkpoint.id, change.adds, change.removes, metadata, as_logged=True)
+    table_now = log_entries.with_columns(handle, change.columns) if change.columns else None
+    log_entries.append(
+        version, sink_app, checkpoint.id, change.adds, change.removes, metadata, as_logged=True, table=table_now
+    )
     if not log_entries.still_there(version):
         raise CommitFailedError(f"the entry of version {version.number} was cleaned away")
     if is_due(version.number, interval(handle)):

@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.delta_sink import UpsertSink, evolves
 from pipelines.runtime.sinks.changes import ROW, Changes, no_changes, spill
-from pipelines.runtime.sinks.delta import check_demands, check_keyed, damaged
+from pipelines.runtime.sinks.delta import check_columns, check_demands, check_keyed, damaged
 from pipelines.runtime.sinks.replace_where import remove_unnamed
 from pipelines.runtime.sinks.restore_version import REWIND, described, files_at, version_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
@@ -117,12 +117,15 @@ def publish(
             nonlocal merged
             check_demands(handle, sink.name, checkpoint.id)
             check_keyed(handle, sink.name)
+            columns = {field.name: field.type for field in changes().schema}
+            new = check_columns(handle, sink.name, checkpoint.id, columns, evolves(sink))
+            is_now = pa.schema([*frames.canonical_schema(pa.schema(handle.schema().to_arrow())), *new])
             if not promoted:
-                merged = _merged(upsert, handle, active_files(handle), changes())
-                return Change(merged.adds, merged.removes)
+                merged = _merged(upsert, handle, active_files(handle), changes(), is_now)
+                return Change(merged.adds, merged.removes, columns=new)
             then = version_of(storage, handle, sink.name, ids["to"])
-            merged = _on_earlier(upsert, handle, then, changes())
-            return Change(merged.adds, merged.removes, {REWIND: str(ids["to"] or 0), **branch_of(ids)})
+            merged = _on_earlier(upsert, handle, then, changes(), is_now)
+            return Change(merged.adds, merged.removes, {REWIND: str(ids["to"] or 0), **branch_of(ids)}, new)
 
         committed = commit(
             storage, app_id, sink.name, checkpoint, previous, change_of, partial(damaged, storage, sink.name)
@@ -154,12 +157,12 @@ def spilled(
         yield spill(sink, pa.unify_schemas(schemas), [rows.batches() for rows in staged], directory / "rows")
 
 
-def _on_earlier(upsert: Upsert, handle: DeltaTable, then: int | None, changes: Changes) -> Merged:
+def _on_earlier(upsert: Upsert, handle: DeltaTable, then: int | None, changes: Changes, schema: pa.Schema) -> Merged:
     """The changes, made to an earlier version of the table: what came since goes in the same commit."""
     now = {file.path: file for file in active_files(handle)}
     was = files_at(upsert.storage, upsert.table, then)
     base = handle if then is None else fenced_table.open_table(upsert.storage, table_path(upsert.table), then)
-    merged = _merged(upsert, base, was, changes)
+    merged = _merged(upsert, base, was, changes, schema)
     gone = {file.path for file in merged.removes}
     stays = {file.path: file for file in was if file.path not in gone}
     back = [described(upsert.storage, upsert.table, file) for path, file in stays.items() if path not in now]
@@ -179,10 +182,12 @@ class Merged:
     keys: int = 0
 
 
-def _merged(upsert: Upsert, handle: DeltaTable, active: Sequence[DataFile], changes: Changes) -> Merged:
+def _merged(
+    upsert: Upsert, handle: DeltaTable, active: Sequence[DataFile], changes: Changes, schema: pa.Schema
+) -> Merged:
+    """schema: of the files that come."""
     if not changes.count:
         return Merged()
-    schema = frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
     places = _placed(upsert, handle, active, changes)
     small = [file for file in active if file.bytes < _SMALL]
     gathered = {file.path for file in small} if len(small) >= _MANY else set()

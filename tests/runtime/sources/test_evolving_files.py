@@ -6,17 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, delta, files, stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import plan
+from pipelines.runtime.operations import forks, plan, promotion
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import InputError, PipelineError
+from state_ops.errors import InputError, PipelineError, WeirError
 from tests.recovery.harness import Site
 
 
@@ -133,3 +135,86 @@ def test_csv_gains_columns_too(tmp_path):
     (site.landing / "3.csv").write_text("id\nc\n")
     epochs(site)
     assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, "Bern"), ("c", None, None)]
+
+
+# -- the commit that adds columns
+
+
+def cut_off(*asked: Any, **options: Any) -> None:
+    raise OSError("cut off")
+
+
+def versions(site: Site) -> list[tuple[str, str | None]]:
+    """The entries of the table's log, oldest first: what they did, and for which checkpoint."""
+    history = DeltaTable(str(site.storage / "tables" / "rows")).history()
+    return [(entry["operation"], entry.get("weir.checkpoint")) for entry in reversed(history)]
+
+
+@pytest.mark.parametrize("sink", [SINK, delta.upsert("rows", "id", evolve="add")], ids=["append", "upsert"])
+def test_columns_come_with_the_rows_or_not_at_all(tmp_path, monkeypatch, sink):
+    site = site_of(tmp_path, sink=sink)
+    put(site, "1", id=["a"], n=[1])
+    epochs(site)
+    put(site, "2", id=["b"], n=[2], city=["Bern"], at=pa.array([5], pa.timestamp("us")), more=[{"x": 1}])
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.runtime.sinks.table_commit._put_after", cut_off)
+        with pytest.raises(WeirError):
+            epochs(site)
+    assert rows(site, "id", "n") == [("a", 1)] and set(site.table("rows").columns) == {"id", "n"}
+    put(site, "3", id=["c"], n=[3], city=["Chur"])
+    epochs(site)
+    put(site, "4", id=["d"], n=[4])
+    epochs(site)
+    assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, "Bern"), ("c", 3, "Chur"), ("d", 4, None)]
+    writes = [("WRITE", str(number)) for number in (1, 2, 3, 4)]
+    assert [entry for entry in versions(site) if entry[1] is not None] == writes
+    assert "ADD COLUMN" not in dict(versions(site))
+
+
+@pytest.mark.long
+def test_all_readers_see_the_columns(tmp_path, spark):
+    """Through a Delta checkpoint too, of the table's properties and comments nothing is lost."""
+    site = site_of(tmp_path)
+    put(site, "1", id=["a"], n=[1])
+    epochs(site)
+    table = str(site.storage / "tables" / "rows")
+    DeltaTable(table).alter.set_table_name("rows of all")
+    DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 90 days"})
+    before = DeltaTable(table)
+    put(site, "2", id=["b"], n=[2], city=["Bern"], at=pa.array([5], pa.timestamp("us")), more=[{"x": 1}])
+    epochs(site)
+    expected = [("a", 1, None, None), ("b", 2, "Bern", 1)]
+    for checkpointed in (False, True):
+        if checkpointed:
+            DeltaTable(table).create_checkpoint()
+            put(site, "3", id=["c"], n=[3])
+            epochs(site)
+            expected.append(("c", 3, None, None))
+        assert rows(site, "id", "n", "city") == [row[:3] for row in expected]
+        frame = spark.read.format("delta").load(table).selectExpr("id", "n", "city", "more.x").orderBy("id")
+        assert list(map(tuple, frame.collect())) == expected
+        query = "SELECT id, n, city, more.x FROM rows ORDER BY id"
+        found = DeltaTable(table).to_pyarrow_dataset()  # as DuckDB's own extension, which is not here, it reads the log
+        assert duckdb.connect().register("rows", found).sql(query).fetchall() == expected
+    after = DeltaTable(table)
+    assert after.metadata().configuration == before.metadata().configuration
+    assert (after.metadata().id, after.metadata().name) == (before.metadata().id, "rows of all")
+
+
+@pytest.mark.parametrize("sink", [SINK, delta.upsert("rows", "id", evolve="add")], ids=["append", "upsert"])
+def test_a_promotion_brings_the_columns_of_its_rows(tmp_path, sink):
+    """The branch has read further than the fork, and so has the pipeline, whose function drops the column."""
+    site = site_of(tmp_path, sink=sink)
+    put(site, "1", id=["a"], n=[1])
+    epochs(site)
+    narrow = replace(site, pipeline=of(replace(SOURCE, evolve="fix"), replace(sink, evolve="fix")))
+    put(site, "2", id=["b"], n=[2], city=["Bern"])
+    epochs(narrow)
+    put(site, "3", id=["c"], n=[3])
+    epochs(narrow)
+    forks.fork(site.pipeline, site.settings, "fix", 1)
+    epochs(replace(site, pipeline=forks.branched(site.pipeline, site.settings, "fix")))
+    assert "city" not in site.table("rows").columns
+    promotion.promote(site.pipeline, site.settings, "fix", executor=InMemoryExecutor())
+    assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, "Bern"), ("c", 3, None)]
+    assert versions(site)[-1] == ("WRITE", "4")
