@@ -21,7 +21,7 @@ from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
 from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
-from pipelines.runtime.sources.landed import LandedFiles, LandingAttempt
+from pipelines.runtime.sources.landed import MOST_REJECTED_BYTES, LandedFiles, LandingAttempt, size_of
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader
@@ -229,7 +229,9 @@ class FilesReader(SourceReader):
                 with self._about(file):
                     rows, bad_rows = self._as_parquet(file, gathered, attempt, left)
                     opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
-                    if gathered.opened and limits is not None and gathered.rows + opened.rows > limits.max_rows:
+                    is_beyond = limits is not None and gathered.rows + opened.rows > limits.max_rows
+                    is_beyond |= limits is not None and size_of((*gathered.bad_rows, *bad_rows)) > MOST_REJECTED_BYTES
+                    if gathered.opened and is_beyond:
                         self._left = _Left(rows, bad_rows) if rows.landed is not None else None
                         limited = True
                         break
@@ -276,6 +278,7 @@ class FilesReader(SourceReader):
             with self.landing.opened(file) as stream:
                 there = infer(source.format, options, stream, where)
             schema = there if schema is None else _with_new(schema, there)
+        attempt.room = MOST_REJECTED_BYTES  # a file alone: what comes behind it goes into the next slice
         with self.landing.opened(file) as stream:
             batches = decode(source.format, options, stream, schema, where)
             landed = attempt.land(batches, source.event_time, gathered.latest, where)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,13 +23,16 @@ import pyarrow.parquet as pq
 from configs.settings import S3Settings
 from pipelines.runtime.connectors.source import Batch, Rejected
 from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.slices import BadRow
 from state_ops.arrow import frames
 from state_ops.errors import InputError
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 
 LANDED = "landed"
-_MOST_REJECTED = 10_000  # rows of one part: each of them is held in memory
+MOST_REJECTED_BYTES = 64 << 20  # of the bad rows of a slice, which are held in memory
+_MOST_REJECTED = 10_000  # rows of one part
+_REJECTED_BYTES = 512  # of a bad row beside its texts
 _ROW_GROUP = 1 << 20
 
 
@@ -110,18 +114,21 @@ class LandedFiles:
             yield LandedFiles(root, self.source, None, self.scratch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LandingAttempt:
     """Files that are written for one slice; threads may share it.
 
     Attributes:
         written: Their names.
         kept: The names of those that stay.
+        room: For how many more bytes of bad rows there is memory.
     """
 
     files: LandedFiles
     written: list[str]
     kept: set[str] = field(default_factory=set)
+    room: int = MOST_REJECTED_BYTES
+    _counting: Lock = field(default_factory=Lock, repr=False)
 
     def land(self, batches: Iterable[Batch], event_time: str | None, latest: int | None, where: str) -> LandedPart:
         """Write the rows of one part.
@@ -132,7 +139,7 @@ class LandingAttempt:
             where: The part's place, for errors.
 
         Raises:
-            InputError: More than 10,000 rows are bad, or the part has no columns.
+            InputError: Too many rows are bad, or the part has no columns.
         """
         stored, rejected = self._named("parquet"), list[Rejected]()
         self.files.scratch.mkdir(parents=True, exist_ok=True)
@@ -143,6 +150,7 @@ class LandingAttempt:
                 for batch in batches:
                     rows, late = _not_later(frames.canonical(batch.rows), event_time, latest, count)
                     count += batch.rows.num_rows
+                    self._take_room([*batch.rejected, *late], where)
                     rejected += [*batch.rejected, *late]
                     if len(rejected) > _MOST_REJECTED:
                         raise _too_many(where, rejected)
@@ -167,9 +175,26 @@ class LandingAttempt:
         self.files.storage.put_bytes(self.files.path(stored), data)
         return stored, hashlib.sha256(data).hexdigest()
 
+    def _take_room(self, rejected: Sequence[Rejected], where: str) -> None:
+        with self._counting:
+            self.room -= size_of(rejected)
+            if self.room < 0:
+                raise InputError(
+                    f"So many rows of one slice cannot be decoded that they do not fit into "
+                    f"{MOST_REJECTED_BYTES >> 20} MiB, the last one at {rejected[-1].number}: {rejected[-1].reason}",
+                    where=where,
+                    next="Correct the source's format or schema, or cut smaller slices (epoch.max_rows); nothing of "
+                    "this epoch was applied.",
+                )
+
     def _named(self, ending: str) -> str:
         self.written.append(stored := f"{uuid.uuid4().hex}.{ending}")
         return stored
+
+
+def size_of(rejected: Iterable[Rejected | BadRow]) -> int:
+    """The bytes that bad rows take in memory, about."""
+    return sum(_REJECTED_BYTES + 4 * len(row.reason) + 4 * len(row.raw or "") for row in rejected)
 
 
 def _not_later(

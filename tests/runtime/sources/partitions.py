@@ -76,8 +76,9 @@ class Partitions:
 
     def read(self, part: Part) -> Iterator[Batch]:
         good, bad = [], []
+        lines = self._lines(part.partition)
         for number in range(part.place["from"], part.place["to"]):
-            line = self._lines(part.partition)[number]
+            line = lines[number]
             try:
                 row = json.loads(line)
                 good.append({**row, "at": datetime.fromisoformat(row["at"])})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,27 @@ def test_a_character_that_is_no_wildcard_can_be_written_in_a_pattern(tmp_path):
     for pattern in (f"{escaped}/*.csv", f"{tmp_path}/a[[]1]/*/*.csv", f"{tmp_path}/a?1?/b[*]/*.csv"):
         assert [file.name.rpartition("/")[2] for file in LandingDirectory(pattern, "here", None).files()] == ["1.csv"]
     assert LandingDirectory(f"{escaped}/*.csv", "here", None).directory == str(home)
+
+
+def test_bad_rows_of_all_parts_of_a_slice_are_bounded_together(tmp_path):
+    site = site_of(tmp_path, replace(SOURCE, on_bad="quarantine"), NO_FAILURE)
+    for name in "pqrst":
+        put(site.landing, name, *("x" * 4000 for _ in range(1000)))  # 16 MiB as Python may hold them
+    with pytest.raises(InputError, match="do not fit into 64 MiB") as refused:
+        epochs(site)
+    assert "epoch.max_rows" in str(refused.value) and landed(site) == []
+    smaller = replace(site, options={**site.options, "WEIR_EPOCH__MAX_FILES": "2"})
+    for name in "pqrst":
+        put(site.landing, name, row("a", 1, 1))
+    epochs(smaller)
+    assert totals(smaller) == {"a": (5, 5)} and site.table("sums_quarantine").shape[0] == 5000
+
+
+def test_a_file_whose_bad_rows_have_no_room_in_a_slice_waits_for_the_next(tmp_path):
+    source = replace(SOURCE_OF_JSON, on_bad="quarantine")
+    site = decoded.site_of(tmp_path, source)
+    for number in range(9):
+        (site.landing / f"{number}.json").write_text(f"{GOOD}\n" + ("x" * 4000 + "\n") * 1000)
+    done = decoded.epochs(site)
+    assert [done.checkpoint.slice["files"]["bad_rows"] for done in done] == [4000, 4000, 1000]
+    assert decoded.totals(site) == {"a": (9, 9)} and site.table("sums_quarantine").shape[0] == 9000
