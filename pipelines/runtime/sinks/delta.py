@@ -396,12 +396,9 @@ def publish(
     """
     started, adds = time.perf_counter(), data_files(storage, table, files, footers)
     last_left = left.pop(table, None) if left is not None else None
-    if (
-        last_left is not None
-        and evolves
-        and _columns_of(storage, table, adds, True, footers).keys() - last_left.columns
-    ):
-        last_left = None
+    if last_left is not None and evolves:
+        columns = _columns_of(storage, table, adds, True, footers)
+        last_left = last_left if columns.keys() <= last_left.columns.keys() else None
     now = _put(last_left, f"{app_id}/{table}", checkpoint.id, previous, adds) if last_left is not None else None
     if now is not None:
         version = now.version.number

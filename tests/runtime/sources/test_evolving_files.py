@@ -162,10 +162,11 @@ def test_columns_come_with_the_rows_or_not_at_all(tmp_path, monkeypatch, sink):
             epochs(site)
     assert rows(site, "id", "n") == [("a", 1)] and set(site.table("rows").columns) == {"id", "n"}
     put(site, "3", id=["c"], n=[3], city=["Chur"])
-    epochs(site)
-    put(site, "4", id=["d"], n=[4])
+    put(site, "4", id=["d"], n=[4], zip=[4])
+    site.options["WEIR_EPOCH__MAX_FILES"] = "1"
     epochs(site)
     assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, "Bern"), ("c", 3, "Chur"), ("d", 4, None)]
+    assert rows(site, "zip") == [(4,), (None,), (None,), (None,)]
     writes = [("WRITE", str(number)) for number in (1, 2, 3, 4)]
     assert [entry for entry in versions(site) if entry[1] is not None] == writes
     assert "ADD COLUMN" not in dict(versions(site))
