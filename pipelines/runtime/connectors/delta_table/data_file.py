@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.runtime.connectors.formats.old_calendar import shifted, shifts_of
+
 _ROWS = 1 << 16
 _ZONE = re.compile(r".*(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})")
 
@@ -26,16 +28,21 @@ def tables(opened: pa.NativeFile, columns: pa.Schema, partition: Mapping[str, st
         stored = [name for name in columns.names if name not in values and name in parquet.schema_arrow.names]
         if not parquet.metadata.num_rows:
             yield columns.empty_table()
+        shifts = shifts_of(parquet)
         for batch in parquet.iter_batches(_ROWS, columns=stored, use_threads=False):
-            yield pa.table([_column(field, batch, values) for field in columns], schema=columns)
+            rows = pa.Table.from_batches([batch])
+            for at, name in enumerate(rows.column_names):
+                if name in shifts:
+                    rows = rows.set_column(at, name, shifted(rows.column(at), shifts[name]))
+            yield pa.table([_column(field, rows, values) for field in columns], schema=columns)
 
 
-def _column(field: pa.Field, batch: pa.RecordBatch, values: Mapping[str, pa.Scalar]) -> pa.Array:
+def _column(field: pa.Field, rows: pa.Table, values: Mapping[str, pa.Scalar]) -> pa.Array | pa.ChunkedArray:
     if field.name in values:
-        return pa.repeat(values[field.name], batch.num_rows)
-    if field.name not in batch.schema.names:
-        return pa.nulls(batch.num_rows, field.type)
-    return batch.column(field.name).cast(field.type)
+        return pa.repeat(values[field.name], rows.num_rows)
+    if field.name not in rows.column_names:
+        return pa.nulls(rows.num_rows, field.type)
+    return rows.column(field.name).cast(field.type)
 
 
 def value_of(text: str | None, type: pa.DataType) -> pa.Scalar:

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.runtime.sources.parquet.old_calendar import OldCalendar, old_calendar
+from pipelines.runtime.connectors.formats.old_calendar import OldCalendar, leaf_count, old_calendar
 
 _MICROS = {"days": 86_400_000_000, "milliseconds": 1000, "microseconds": 1}
 _MOST = (1 << 63) - 1
@@ -131,13 +131,6 @@ def _leaves(footer: pq.FileMetaData, stored: pa.Schema) -> Iterator[tuple[pa.Fie
         count = leaf_count(field.type)
         yield field, [footer.schema.column(at + part) for part in range(count)]
         at += count
-
-
-def leaf_count(type: pa.DataType) -> int:
-    """How many columns of a Parquet file a column of this Arrow type has."""
-    if isinstance(type, pa.BaseExtensionType):
-        return leaf_count(type.storage_type)
-    return sum(leaf_count(type.field(part).type) for part in range(type.num_fields)) or 1
 
 
 def _of_arrow(type: pa.DataType) -> bool:

@@ -11,8 +11,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.hive import with_columns
-from pipelines.runtime.sources.parquet.footers import enums, leaf_count, unknown
-from pipelines.runtime.sources.parquet.old_calendar import Shift, old_calendar
+from pipelines.runtime.connectors.formats.old_calendar import shifted, shifts_of
+from pipelines.runtime.sources.parquet.footers import enums, unknown
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
 from state_ops.errors import InputError, TransientError, VanishedError, first_line
@@ -93,12 +93,12 @@ class ParquetFiles:
             texts = enums(parquet.metadata, parquet.schema_arrow)
             if not parquet.metadata.num_rows:
                 yield self._converted(file, parquet.schema_arrow.empty_table().select(names), texts)
-            shifts = _shifts(parquet)
+            shifts = shifts_of(parquet)
             for batch in parquet.iter_batches(rows, columns=names, use_threads=False):
                 table = pa.Table.from_batches([batch]).select(names)
                 for at, name in enumerate(names):
                     if name in shifts:
-                        table = table.set_column(at, name, _shifted(table.column(at), shifts[name]))
+                        table = table.set_column(at, name, shifted(table.column(at), shifts[name]))
                 yield self._converted(file, table, texts)
 
     def _converted(self, file: SourceFile, table: pa.Table, texts: Mapping[str, pa.DataType]) -> pa.Table:
@@ -207,29 +207,3 @@ class _Stream:
     @property
     def closed(self) -> bool:
         return bool(self._stream.closed)
-
-
-def _shifts(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
-    """Of the columns that have values by an old calendar, what brings each of their parts to today's."""
-    calendar = old_calendar(parquet.metadata)
-    shifts_by_column: dict[str, list[Shift | None]] = {}
-    if calendar is None:
-        return shifts_by_column
-    at = 0
-    for field in parquet.schema_arrow:
-        count = leaf_count(field.type)
-        shifts_by_column[field.name] = [calendar.shifts(parquet.schema.column(at + part)) for part in range(count)]
-        at += count
-    return {name: shifts for name, shifts in shifts_by_column.items() if any(shifts)}
-
-
-def _shifted(column: pa.ChunkedArray, shifts: Sequence[Shift | None]) -> pa.ChunkedArray:
-    def leaf(array: pa.Array, rest: Iterator[Shift | None]) -> pa.Array:
-        shift = next(rest)
-        return array if shift is None else shift(array)
-
-    def whole(chunk: pa.Array) -> pa.Array:
-        rest = iter(shifts)
-        return frames.with_leaves(chunk, lambda array: leaf(array, rest))
-
-    return pa.chunked_array([whole(chunk) for chunk in column.chunks])

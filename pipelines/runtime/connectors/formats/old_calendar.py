@@ -12,7 +12,7 @@ import functools
 import json
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from state_ops.arrow import frames
 from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.errors import ConfigurationError
 
@@ -144,3 +145,38 @@ def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {
         str(zone["tz"]): (np.array(zone["switches"], np.int64), np.array(zone["diffs"], np.int64)) for zone in zones
     }
+
+
+def leaf_count(type: pa.DataType) -> int:
+    """How many columns of a Parquet file a column of this Arrow type has."""
+    if isinstance(type, pa.BaseExtensionType):
+        return leaf_count(type.storage_type)
+    return sum(leaf_count(type.field(part).type) for part in range(type.num_fields)) or 1
+
+
+def shifts_of(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
+    """Of the columns that have values by an old calendar, what brings each of their parts to today's."""
+    calendar = old_calendar(parquet.metadata)
+    shifts_by_column: dict[str, list[Shift | None]] = {}
+    if calendar is None:
+        return shifts_by_column
+    at = 0
+    for field in parquet.schema_arrow:
+        count = leaf_count(field.type)
+        shifts_by_column[field.name] = [calendar.shifts(parquet.schema.column(at + part)) for part in range(count)]
+        at += count
+    return {name: shifts for name, shifts in shifts_by_column.items() if any(shifts)}
+
+
+def shifted(column: pa.ChunkedArray, shifts: Sequence[Shift | None]) -> pa.ChunkedArray:
+    """A column as today's calendar has it. shifts: of its parts."""
+
+    def leaf(array: pa.Array, rest: Iterator[Shift | None]) -> pa.Array:
+        shift = next(rest)
+        return array if shift is None else shift(array)
+
+    def whole(chunk: pa.Array) -> pa.Array:
+        rest = iter(shifts)
+        return frames.with_leaves(chunk, lambda array: leaf(array, rest))
+
+    return pa.chunked_array([whole(chunk) for chunk in column.chunks])
