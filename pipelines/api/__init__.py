@@ -212,7 +212,9 @@ class delta:
         event_time: str | None = None,
         changes: bool = False,
         start: str | datetime | Mapping[str, int] = "earliest",
+        on_bad: str = "fail",
         on_lost: str = "fail",
+        idle_after: str | timedelta | None = "5m",
         max_future: str | timedelta | None = None,
         evolve: str = "fix",
         archive: bool = False,
@@ -230,8 +232,11 @@ class delta:
                 pipeline.
             start: Where a pipeline begins: "earliest", with all rows that the table has then; "latest"; a time, with
                 the first version that was committed then or later; or {"version": n}.
+            on_bad: What becomes of a row whose event time lies beyond `max_future`: "fail" or "quarantine".
             on_lost: What becomes of versions and files that are cleaned away before they were read: "fail", or "skip",
                 which goes on and records what is missing.
+            idle_after: For how long a table that is read to its end has been quiet before it holds event time back no
+                more. None: never.
             max_future: How far an event time may lie ahead of processing time.
             evolve: Columns that the table gains are counted and reported ("fix"), or read from then on ("add").
             archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
@@ -242,7 +247,9 @@ class delta:
             event_time=event_time,
             changes=changes,
             start=tuple(start.items()) if isinstance(start, Mapping) else start,
+            on_bad=on_bad,
             on_lost=on_lost,
+            idle_after=idle_after,
             max_future=max_future,
             evolve=evolve,
             archive=archive,

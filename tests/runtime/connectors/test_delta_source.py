@@ -17,6 +17,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, write_deltalake
 
 from pipelines.api import delta
+from pipelines.runtime.connectors.delta_table import table_log
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.source import Limits, Opening
 from pipelines.testing import SourceContract, SourceSystem
@@ -410,6 +411,22 @@ def test_versions_that_are_cleaned_away_are_named_or_left_out(tmp_path: Path):
         Reader(source(table), datetime(2020, 1, 1))
 
 
+def test_versions_that_go_under_somebody_who_has_looked_ahead_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(table_log, "_KEPT_BYTES", 0)  # entries that were read are soon read again
+    table = tmp_path / "t"
+    for id in range(40):
+        append(table, id, post_commithook_properties=KEEP)
+    reader = Reader(source(table), {"version": 1})
+    assert len(reader.connector.plan(reader.position, LARGE).parts) == 39
+    DeltaTable(table).create_checkpoint()
+    for version in range(39):
+        (table / f"_delta_log/{version:020}.json").unlink()
+    with pytest.raises(LostError, match="Versions 1 to 38 cannot be read any more"):
+        reader.rows()
+
+
 def test_it_begins_with_the_first_version_at_a_time(tmp_path: Path):
     table = tmp_path / "t"
     for id in range(5):
@@ -525,3 +542,15 @@ def batches(of: DeltaTableSource, version: int) -> list[Any]:
     connector = of.open(Opening("p", str, {}))
     (part,) = connector.plan(connector.begin({"version": version}), LARGE).parts
     return list(connector.read(part))
+
+
+def test_days_that_an_old_spark_has_counted_by_the_julian_calendar(tmp_path: Path):
+    table = tmp_path / "t"
+    days = pa.table({"day": pa.array([date(1500, 1, 10), date(2020, 1, 1), None])})
+    write_deltalake(table, days)
+    path = next(action["add"]["path"] for action in actions(table, 0) if "add" in action)
+    with pq.ParquetWriter(table / path, days.schema, store_schema=False) as writer:
+        writer.write_table(days)
+        writer.add_key_value_metadata({"org.apache.spark.version": "2.4.8"})
+    edited(table, 0, lambda line: "add" in line and line["add"].update(size=(table / path).stat().st_size))
+    assert [row["day"] for row in Reader(source(table)).rows()] == [date(1500, 1, 1), date(2020, 1, 1), None]

@@ -49,7 +49,7 @@ from state_ops.storage.transfers import together
 _PARTITION = "table"
 _TYPE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
 _CHANGES = pa.schema([(_TYPE, pa.string()), (_VERSION, pa.int64()), (_TIME, pa.timestamp("us", "UTC"))])
-_COUNTED = 10_000  # files that wait are counted up to here
+_COUNTED = 1_000  # files that wait are counted up to here
 _REQUESTS = 8  # at a time
 
 
@@ -109,7 +109,7 @@ class _Connector:
 
     def begin(self, start: str | datetime | Position) -> Position:
         with self._log.asking():
-            newest, metadata = self._log.newest()
+            first, newest, metadata = self._log.opened()
             self._columns(metadata)
             if isinstance(start, Mapping):
                 return self._given(start, metadata.id)
@@ -118,7 +118,7 @@ class _Connector:
             if start == LATEST:
                 return _Place(metadata.id, newest + 1).to_dict()
             if isinstance(start, datetime):
-                return _Place(metadata.id, self._at(start)).to_dict()
+                return _Place(metadata.id, self._at(start, first, newest)).to_dict()
         raise PipelineError(
             f"start={start!r} is no place to begin in a table.",
             where=self._log.where,
@@ -137,10 +137,9 @@ class _Connector:
             raise no_position(start, '{"version": 0}', f"{self._log.where}, table {table}")
         return _Place.of(place).to_dict()
 
-    def _at(self, start: datetime) -> int:
+    def _at(self, start: datetime, first: int, newest: int) -> int:
         """The first version that was committed at a time or later."""
         wanted = (start if start.tzinfo is not None else start.replace(tzinfo=UTC)).timestamp() * 1000
-        first, newest = self._log.versions()
 
         def time(version: int) -> int:
             commit = self._log.commit(version)
@@ -246,18 +245,18 @@ class _Connector:
         self._columns(metadata)
         if self._source.changes and commit.changes:
             return commit.changes
-        if commit.vectors and (commit.adds or self._source.changes):
-            raise self._log.with_vectors(commit.version)
-        if self._source.changes:
-            return self._derived(commit, metadata)
-        if commit.removes or (commit.adds and commit.operation == "RESTORE"):
+        restored = commit.operation == "RESTORE" and commit.adds
+        if not self._source.changes and (commit.removes or restored):
+            behind = f"`weir seek PIPELINE {self._source.name} --to '{{\"version\": {commit.version + 1}}}'`"
             raise self._log.problem(
                 f"The table was not only added to: {commit.operation} removed or restored rows.",
-                f"Read its changes (changes=True); or leave this version out: `weir seek PIPELINE {self._source.name} "
-                f"--to '{{\"version\": {commit.version + 1}}}'`; or rewind this pipeline too, and seek then.",
+                f"Read its changes (changes=True); or leave this version out: {behind}; or rewind this pipeline too, "
+                "and seek then.",
                 commit.version,
             )
-        return commit.adds
+        if commit.vectors:
+            raise self._log.with_vectors(commit.version)
+        return self._derived(commit, metadata) if self._source.changes else commit.adds
 
     def _derived(self, commit: Commit, metadata: Metadata) -> tuple[DataFile, ...]:
         """The files of a commit whose rows are the changes: first those that are gone, then those that are new."""

@@ -34,6 +34,7 @@ from state_ops.delta.log_entries import entry_path
 from state_ops.errors import ConfigurationError, InputError, LostError, TransientError, plainly
 from state_ops.storage.s3 import refuse_secrets
 from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
 
 _READABLE = frozenset(  # features of a reader
     {
@@ -42,7 +43,8 @@ _READABLE = frozenset(  # features of a reader
     }
 )  # fmt: skip
 _NAMED = re.compile(r"([0-9]{20})\.(json|checkpoint\..+)")
-_OPENED = 64  # versions
+_OF_STORES = re.compile(r"Generic \w+ error|error sending request|non-2xx status")  # in what delta-rs says
+_AHEAD, _REQUESTS, _KEPT_BYTES = 32, 8, 64 << 20  # versions, at a time, of entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,12 @@ class TableLog:
         self._lock = threading.RLock()
         self._base, self._top, self._digest = 0, -1, ""
         self._metadata: list[tuple[int, Metadata]] = []
-        self._opened: dict[int, Metadata] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was read of a table is not taken for what another one in its place has."""
+        self._newest = -1
+        self._entries: dict[int, bytes] = {}
         self._files: tuple[int, Sequence[DataFile]] = (-1, ())
 
     @contextmanager
@@ -131,26 +138,17 @@ class TableLog:
         """What storage or delta-rs raise here is about this table."""
         try:
             yield
-        except DeltaError as error:
-            said = plainly(error)
-            if error_status(str(error)) in ("401", "403"):
-                raise self._refused(said) from None
-            raise InputError(
-                f"The table's log cannot be read: {said}", where=f"{self.where}, {self.uri}", next=_REPAIR
-            ) from None
-        except PermissionError as error:
-            raise self._refused(plainly(error)) from None
-        except OSError as error:
-            raise TransientError(
-                f"The table cannot be read now: {plainly(error)}", where=f"{self.where}, {self.uri}", next="Run again."
-            ) from None
-
-    def _refused(self, why: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"The table must not be read: {why}",
-            where=f"{self.where}, {self.uri}",
-            next="Give the host the right to read it; storage.s3 says by reference where keys are.",
-        )
+        except (DeltaError, OSError) as error:
+            said, where = plainly(error), f"{self.where}, {self.uri}"
+            if isinstance(error, PermissionError) or error_status(str(error)) in ("401", "403"):
+                raise ConfigurationError(
+                    f"The table must not be read: {said}",
+                    where=where,
+                    next="Give the host the right to read it; storage.s3 says by reference where keys are.",
+                ) from None
+            if isinstance(error, OSError) or _OF_STORES.search(str(error)):
+                raise TransientError(f"The table cannot be read now: {said}", where=where, next="Run again.") from None
+            raise InputError(f"The table's log cannot be read: {said}", where=where, next=_REPAIR) from None
 
     def problem(self, what: str, next: str, version: int | None = None) -> InputError:
         """An error about the table, or about one of its versions."""
@@ -174,10 +172,12 @@ class TableLog:
         opened = {version for at in checkpoints for version in (at, at + 1)} | {0}
         return min(version for version in (*opened, newest + 1) if version > first), newest
 
-    def newest(self) -> tuple[int, Metadata]:
-        """The newest version, and what holds of it."""
-        _, newest = self.versions()
-        return newest, self._open(newest)
+    def opened(self) -> tuple[int, int, Metadata]:
+        """The first version from which on all can be read, the newest one, and what holds of that."""
+        with self._lock:
+            self._forget()
+            first, self._newest = self.versions()
+            return first, self._newest, self._open(self._newest)
 
     def follow(self, table: str, version: int) -> int:
         """Be ready to read from a version on; returns the first one that can be read, which is a later one if entries
@@ -189,9 +189,7 @@ class TableLog:
         with self._lock:
             if self._is_followed(table, version):
                 return version
-            self._opened, self._files = {}, (-1, ())
-            first, newest = self.versions()
-            metadata = self._open(newest)
+            first, newest, metadata = self.opened()
             if metadata.id != table:
                 raise self.problem(
                     f"The table was dropped and made anew: its id is {metadata.id}, and {table} has been read.", _ANEW
@@ -212,30 +210,26 @@ class TableLog:
         if not (self._metadata and self._base <= version <= self._top + 1 and self._metadata[0][1].id == table):
             return False
         raw = self.storage.read_bytes(entry_path(self.name, self._top))
-        return raw is not None and _digest(raw) == self._digest
+        is_there = version > self._top or self._entry(version) is not None
+        return is_there and raw is not None and _digest(raw) == self._digest
 
     def metadata(self, version: int, table: str) -> Metadata:
         """What holds of a version. Raises LostError if its entry has been cleaned away, InputError if it is of another
         table."""
         with self._lock:
-            if self._metadata and self._base <= version <= self._top:
-                metadata = next(of for since, of in reversed(self._metadata) if since <= version)
-            else:
-                if version not in self._opened:
-                    first, _ = self.versions()
-                    if version < first:
-                        raise LostError(
-                            f"The log begins with version {first}: what version {version} was is not known any more.",
-                            where=f"{self.where}, {self.uri}",
-                            next=AFTER_LOSS,
-                        )
-                    if len(self._opened) >= _OPENED:
-                        self._opened.clear()
-                    self._opened[version] = self._open(version)
-                metadata = self._opened[version]
-        if metadata.id != table:
-            raise self.problem("The table was dropped and made anew since it was planned.", _REPAIR, version)
-        return metadata
+            known = self._metadata[0][1].id if self._metadata else None
+            if known != table or not self._base <= version <= self._top + _AHEAD:
+                first = self.follow(table, version)
+                if first > version:
+                    raise LostError(
+                        f"The log begins with version {first}: what version {version} was is not known any more.",
+                        where=f"{self.where}, {self.uri}",
+                        next=AFTER_LOSS,
+                    )
+            while self._top < version:
+                if self.commit(self._top + 1) is None:
+                    raise self.problem("The version that was planned is gone: the table went back.", _REPAIR, version)
+            return next(of for since, of in reversed(self._metadata) if since <= version)
 
     def has(self, version: int) -> bool:
         """Whether the log has the entry of a version."""
@@ -247,7 +241,14 @@ class TableLog:
         Raises:
             InputError: It cannot be read, or makes another table of this one.
         """
-        raw = self.storage.read_bytes(entry_path(self.name, version))
+        raw = self._entry(version)
+        if raw is None and version <= max(self._top, self._newest):
+            self._metadata = []
+            raise TransientError(
+                f"Version {version} was cleaned away while it was to be read.",
+                where=f"{self.where}, {self.uri}",
+                next="Run again, which says what is missing.",
+            )
         if raw is None:
             return None
         try:
@@ -260,6 +261,21 @@ class TableLog:
                 self._go_on(version, actions)
                 self._top, self._digest = version, _digest(raw)
         return commit
+
+    def _entry(self, version: int) -> bytes | None:
+        """An entry as it was put. Those of the next versions that are there are read with it."""
+
+        def read(at: int, _: object) -> bytes | None:
+            return self.storage.read_bytes(entry_path(self.name, at))
+
+        with self._lock:
+            if version not in self._entries:
+                ahead = range(version, max(version, min(version + _AHEAD, self._newest)) + 1)
+                if sum(map(len, self._entries.values())) > _KEPT_BYTES:
+                    self._entries.clear()
+                raws = zip(ahead, together(read, ahead, at_once=_REQUESTS), strict=True)
+                self._entries |= {at: raw for at, raw in raws if raw is not None}
+            return self._entries.get(version)
 
     def _go_on(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
         before = self._metadata[-1][1]
@@ -314,11 +330,12 @@ class TableLog:
         with self._lock:
             if self._files[0] != version:
                 handle = self._handle(version)
-                with scrubbing():
-                    vectors = pa.RecordBatchReader.from_stream(handle.deletion_vectors()).read_all()
-                if vectors.num_rows:
-                    raise self.with_vectors(version)
-                self._files = (version, _files(pa.table(handle.get_add_actions(flatten=True))))
+                if "deletionVectors" in (handle.protocol().reader_features or ()):
+                    with scrubbing():
+                        vectors = _table(handle.deletion_vectors())
+                    if vectors.num_rows:
+                        raise self.with_vectors(version)
+                self._files = (version, _files(_table(handle.get_add_actions(flatten=True))))
             return self._files[1]
 
     def with_vectors(self, version: int) -> InputError:
@@ -361,6 +378,11 @@ def _commit(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
 def _file(action: Mapping[str, Any], change: str | None) -> DataFile:
     rows = json.loads(action.get("stats") or "{}").get("numRecords")
     return DataFile(unquote(action["path"]), action.get("size"), rows, action.get("partitionValues") or {}, change)
+
+
+def _table(stream: Any) -> pa.Table:
+    """What delta-rs hands out; `pa.table` would import pandas."""
+    return pa.RecordBatchReader.from_stream(stream).read_all()
 
 
 def _files(actions: pa.Table) -> list[DataFile]:
