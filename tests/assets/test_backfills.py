@@ -109,12 +109,14 @@ def test_the_promote_job_accepts_only_what_a_dry_run_has_shown(works):
     assert works.promote(branch, dry_run=False, accept=list(shown)).success
 
 
+@pytest.mark.long
 def test_it_is_promoted_at_once_where_that_is_wanted(works):
     assert works.backfill("2026-01-02", "2026-01-03", promote="automatic", replaces="range").success
     assert works.check() == (True, f"rows differ in readings, daily; promoted as checkpoint {works.plant.head.id}")
     works.plant.assert_exact(state=False)
 
 
+@pytest.mark.long
 def test_a_gate_that_holds_fails_the_run_and_no_day_is_shown_as_replayed(works):
     works.plant.land(3, value=1_000_000)
     result = works.backfill("2026-01-02", "2026-01-03", promote="automatic")
@@ -127,6 +129,7 @@ def test_a_gate_that_holds_fails_the_run_and_no_day_is_shown_as_replayed(works):
     works.plant.assert_exact()
 
 
+@pytest.mark.long
 def test_the_schedule_asks_for_the_newest_days_in_one_run(works):
     defs = works.defs
     schedule = defs.get_repository_def().get_schedule_def("sensors_backfill_schedule")

@@ -21,6 +21,7 @@ from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import TransientError
 from tests.assets.without_spark import CHECKPOINT, House
 from tests.recovery.small import until
+from tests.tools.sampling import sampled
 
 
 @contextmanager
@@ -228,7 +229,7 @@ def test_with_nobody_running_a_stop_still_keeps_sensors_and_their_queued_runs_fr
     ],
     ids=lambda tags: next(iter(tags)),
 )
-@pytest.mark.parametrize("job", ["small_job", "small_restore_job"])
+@pytest.mark.parametrize("job", sampled(["small_job", "small_restore_job"]))
 def test_a_queued_run_that_no_person_asked_for_leaves_a_stopped_pipeline_alone(house, job, tags):
     house.bank.land(4)
     assert house.execute("small_stop_job", {}).success
@@ -362,6 +363,7 @@ def test_a_check_that_a_run_has_only_planned_does_not_stop_the_watchdog(house):
     assert house.history("on_time") == before, "it had said so already"
 
 
+@pytest.mark.long
 def test_pages_of_all_expectations_are_made(house, tmp_path):
     (stage,) = house.pipeline.stages
     gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=2, on_failure="warn")

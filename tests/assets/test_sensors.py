@@ -29,6 +29,7 @@ from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, InputError, MissingError, VanishedError
 from tests.assets.without_spark import House
 from tests.recovery.small import Bank, until
+from tests.tools.sampling import sampled
 
 
 def failed_run(house: House, job: str = "small_job", raises: BaseException | None = None) -> dg.DagsterRun:
@@ -81,7 +82,7 @@ def test_the_checkpoint_sensor_asks_under_the_same_key(house):
 
 
 @pytest.mark.parametrize("changes", [{}, {"stopped": True, "outcome": "failed"}], ids=["died", "failed"])
-@pytest.mark.parametrize("first", ["checkpoint_sensor", "run_failure_sensor"])
+@pytest.mark.parametrize("first", sampled(["checkpoint_sensor", "run_failure_sensor"]))
 def test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows(house, first, changes):
     """What the first has asked for is not a run yet when the second looks."""
     house.bank.land(4)

@@ -208,6 +208,7 @@ def test_sessions(sizes, seed, few, gap, lateness, parallelism, batch_rows):
     assert sorted(late) == sorted(row["seq"] for rows in cut for row in rows if row["seq"] not in session)
 
 
+@pytest.mark.long
 @given(gap=MINUTES, **CUTS)
 @quick
 def test_sessions_that_nothing_is_too_late_for_are_islands_of_all_rows(sizes, seed, gap, parallelism, batch_rows):
@@ -278,6 +279,7 @@ def remembered(
     return out, late, list(until.values())
 
 
+@pytest.mark.long
 @given(few=st.booleans(), ttl=MINUTES, **CUTS)
 @quick
 def test_the_first_row_of_each_key_within_a_while_of_event_time(sizes, seed, few, ttl, parallelism, batch_rows):

@@ -196,6 +196,7 @@ def test_a_range_leaves_state_and_other_days_alone(plant):
     assert plant.head.parent_id == 7
 
 
+@pytest.mark.long
 def test_files_that_reach_over_the_edges_are_cut(tmp_path):
     plant = Plant.at(tmp_path)
     plant.site = replace(plant.site, options={**plant.site.options, "WEIR_EPOCH__MAX_FILES": "9"})
@@ -226,6 +227,7 @@ def test_production_goes_on_while_a_backfill_waits_for_approval(plant, replaces)
     plant.assert_exact(state=replaces == "since")
 
 
+@pytest.mark.long
 def test_nothing_differs_nothing_is_promoted(tmp_path):
     plant = Plant.at(tmp_path)
     plant.land(1, 2, 3)
@@ -450,6 +452,7 @@ def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(pla
     plant.assert_exact(state=replaces == "since")
 
 
+@pytest.mark.long
 def test_the_difference_of_a_range_is_that_of_its_rows(plant):
     done = plant.backfill(5, 5, replaces="range")
     assert {table.table: table.counts["changed"] for table in done.difference.tables} == {"readings": 72, "daily": 3}
@@ -505,6 +508,7 @@ def seven(tmp_path) -> Plant:
     return plant
 
 
+@pytest.mark.long
 def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_in_silence(seven):
     settings = seven.site.settings
     promoted = promoted_since(seven)
@@ -660,6 +664,7 @@ def totals(plant: Plant, number: int) -> set[int]:
     return set(table[table["window_start"] == day(number)]["total"])
 
 
+@pytest.mark.long
 def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_path):
     plant = untold(tmp_path)
     done = plant.backfill(4, 4, promote=True)
@@ -678,6 +683,7 @@ def _without_times(_context, flight, _parent):
     return {name: {**position, "newest": None} for name, position in flight.source_offsets.offsets.items()}
 
 
+@pytest.mark.long
 def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tmp_path, monkeypatch, capsys):
     """The releases before noted the statistics of files alone, and nothing where there are none."""
     with monkeypatch.context() as before:
@@ -782,6 +788,7 @@ def multiplied(by: int, most: int = 100_000):
     return readings
 
 
+@pytest.mark.long
 def test_a_replay_that_was_cut_off_begins_anew_with_other_code(plant):
     plant.site = replace(plant.site, pipeline=of(multiplied(1000, most=500)))
     with pytest.raises(StageError, match="does not expect"):

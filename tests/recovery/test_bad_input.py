@@ -31,6 +31,7 @@ from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, pipeline
+from tests.tools.sampling import sampled
 
 _READ = 3  # days in the base, all in one epoch
 
@@ -357,7 +358,7 @@ def small_site(tmp_path: Path, on_bad: str, files_at_once: str = "1") -> Bank:
     return Bank(replace(bank.site, pipeline=replace(pipeline, stages=(replace(first, input=source),))))
 
 
-@pytest.mark.parametrize("files_at_once", ["1", "10"])
+@pytest.mark.parametrize("files_at_once", sampled(["10", "1"]))
 @pytest.mark.parametrize("spoil", BAD)
 def test_a_bad_file_is_set_aside_where_its_source_wants_that(tmp_path, spoil, files_at_once):
     bank = small_site(tmp_path, "quarantine", files_at_once)

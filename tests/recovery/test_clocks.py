@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.coordination import lease
@@ -34,6 +36,7 @@ def _order(root: Path, site: Site, host: str, until_files: int | None = None) ->
     return Order(env, host, until_files=until_files, jumps=_JUMPS)
 
 
+@pytest.mark.long
 def test_clocks_that_jump_make_no_second_coordinator_and_delete_nothing_live(tmp_path):
     site = Site(tmp_path, pipeline=pipeline, module="tests.soak.accounts")
     storage, feed, verifier = Storage(str(site.storage)), Feed(_SEED, site.landing), Verifier(site, Replay(_SEED))

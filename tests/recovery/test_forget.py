@@ -125,7 +125,7 @@ def is_sound(weir: Callable, bank: Bank) -> None:
     assert (checked.code, json.loads(checked.out)["findings"]) == (0, []), checked.out
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", sampled(BACKENDS))
 def test_a_key_is_in_no_file_of_any_retained_checkpoint_and_all_others_are_as_they_were(tmp_path, weir, backend):
     bank = Bank.at(
         tmp_path,
@@ -211,6 +211,7 @@ def test_a_key_that_was_deleted_or_never_there_leaves_no_trace_either(tmp_path, 
     is_sound(weir, bank)
 
 
+@pytest.mark.long
 def test_a_subtask_that_had_the_key_before_the_parallelism_changed_has_no_trace_of_it(tmp_path, weir, monkeypatch):
     monkeypatch.setattr(composite, "SMALL_BYTES", 0)
     bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="1", WEIR_CHECKPOINTS__NUM_RETAINED="9")
@@ -447,7 +448,7 @@ def test_who_was_fenced_meanwhile_rewrites_and_deletes_nothing(made, tmp_path, w
     bank.site.assert_no_orphans()
 
 
-@pytest.mark.parametrize("step", ["commit-1", "commit-2", "delete_files-1"])
+@pytest.mark.parametrize("step", sampled(["commit-2", "commit-1", "delete_files-1"]))
 def test_killed_and_done_again(made, tmp_path, weir, step):
     bank = copy_of(made, tmp_path / "site")
     name, number = step.split("-")
@@ -526,7 +527,7 @@ pipeline = Pipeline(
 )
 
 
-@pytest.mark.parametrize("uid", ["riders", "hourly", "sessions", "sums", "unique"])
+@pytest.mark.parametrize("uid", sampled(["riders", "hourly", "sessions", "sums", "unique"], 2))
 def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, uid):
     site = Site(tmp_path / "site", {"WEIR_SPARK__PARALLELISM": "2"}, pipeline, __name__)
     site.landing.mkdir(parents=True)
@@ -560,6 +561,7 @@ def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, u
         )
 
 
+@pytest.mark.long
 def test_rows_that_wait_are_named_and_are_applied_by_the_next_run(tmp_path, weir):
     untouched, site = (unaligned.site_at(tmp_path / name, 0.0, unaligned.short) for name in ("untouched", "site"))
     for one in (untouched, site):

@@ -123,6 +123,7 @@ def clocked(without: str) -> Pipeline:
     )
 
 
+@pytest.mark.long
 def test_what_says_when_a_row_was_processed_is_left_out_and_named_so_that_a_real_difference_shows(tmp_path):
     bank = Branched(replace(at(tmp_path).site, pipeline=clocked("nobody")))
     bank.epochs(1, 2, 3)

@@ -140,6 +140,7 @@ def test_a_branch_deletes_only_what_is_its_own(bank):
             touch()
 
 
+@pytest.mark.long
 def test_dropping_frees_what_only_the_branch_kept(bank):
     bank.fork(at=1)
     bank.epochs(*range(4, 9))

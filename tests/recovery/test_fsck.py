@@ -261,7 +261,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", sampled(DAMAGES, 8))
 def test_damage_is_found_by_its_name_and_ends_with_code_1(bank, weir, name):
     damage = DAMAGES[name]
     target = damage.target(bank)
@@ -282,7 +282,7 @@ def test_damage_is_found_by_its_name_and_ends_with_code_1(bank, weir, name):
     assert findings[0]["path"] in shown.out
 
 
-@pytest.mark.parametrize("name", [name for name, damage in DAMAGES.items() if MEANINGS[damage.kind].blocks])
+@pytest.mark.parametrize("name", sampled([name for name, damage in DAMAGES.items() if MEANINGS[damage.kind].blocks], 4))
 def test_nothing_is_deleted_while_it_cannot_be_told_what_is_named(bank, weir, name):
     plant_orphans(bank)
     DAMAGES[name].how(DAMAGES[name].target(bank))

@@ -94,7 +94,7 @@ def configured(bank: Bank, **options: str) -> Bank:
 @pytest.mark.parametrize(
     ("module", "name"), [(stage_upload, "upload"), (steps, "publish_missing")], ids=["a slow store", "a slow sink"]
 )
-@pytest.mark.parametrize("concurrent", [1, 2, 3])
+@pytest.mark.parametrize("concurrent", sampled([3, 1, 2]))
 def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
     bank, monkeypatch, module, name, concurrent
 ):

@@ -92,6 +92,7 @@ def test_corrected_input_is_replayed_and_new_input_read_once(tmp_path):
     assert_replayed(bank, 1, 2, 3, 4, 5, 6, times={3: 100})
 
 
+@pytest.mark.long
 def test_a_rewind_takes_a_promotion_back_and_another_brings_it_again(bank):
     promoted(bank)
     maintenance.rewind(pipeline, bank.site.settings, 4)
@@ -140,6 +141,7 @@ def test_a_branch_may_be_promoted_again(bank):
     bank.site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_the_coordinator_is_stopped_and_its_epochs_are_caught_up_with(bank):
     with Bank(replace(bank.site, pipeline=bad)).coordinator() as reports:
         bank.land(5)
@@ -199,6 +201,7 @@ totals = aggregate(
 counting = Pipeline("small", (totals,), max_parallelism=8)
 
 
+@pytest.mark.long
 def test_state_that_was_imported_since_the_fork_is_not_taken_back_in_silence(bank):
     rows = pa.table({"id": ["k0"], "rows": [9], "total": [9]})
     import_rows(pipeline, bank.site.settings, "accounts", rows, reason="by hand")
@@ -222,6 +225,7 @@ def test_a_branch_that_was_promoted_since_the_fork_of_another_is_not_taken_back_
     promoted(bank, "late")
 
 
+@pytest.mark.long
 def test_a_fork_of_a_range_that_was_cut_off_and_is_asked_for_as_a_whole_is_promoted_as_a_whole(bank, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(forks, "commit", lambda *_, **__: 1 / 0)

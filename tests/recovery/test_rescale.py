@@ -99,6 +99,7 @@ def owners(site: Site, checkpoint: Checkpoint) -> dict[str, list[tuple[int, int]
     return files
 
 
+@pytest.mark.long
 def test_a_subtask_has_its_own_key_groups_and_no_others(databases, tmp_path):
     site = site_at(tmp_path, "rocksdb", pipeline=few)
     every.land(site, 5, count=1)

@@ -93,7 +93,7 @@ def only_newest(bank: Bank) -> list[StateFile]:
     return [file for file in newest(bank) if file.path not in named]
 
 
-@pytest.mark.parametrize("damage", sampled(DAMAGES, 2))
+@pytest.mark.parametrize("damage", sampled(DAMAGES, 1))
 def test_every_object_is_proven_before_it_is_used(whole, damage, tmp_path):
     for number, file in enumerate(newest(whole)):
         bank = elsewhere(whole, tmp_path / f"{number}" / "site")

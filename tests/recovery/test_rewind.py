@@ -77,6 +77,7 @@ def test_after_a_rewind_the_bad_deploy_has_never_happened(bank):
     bank.assert_exact(1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
+@pytest.mark.long
 def test_what_is_abandoned_can_be_looked_at_until_it_is_old(bank):
     back(bank, 3)
     assert bank.ids() == list(range(1, 10))
@@ -201,6 +202,7 @@ def test_only_obstacles_that_somebody_was_shown_are_accepted(bank):
     assert bank.registry.head().id == 8
 
 
+@pytest.mark.long
 def test_as_many_files_that_are_gone_are_not_the_ones_that_somebody_was_shown(bank):
     moved = {number: bank.site.landing / f"{number:05}.parquet" for number in range(4, 9)}
     for number in (4, 5, 6, 7):
@@ -282,6 +284,7 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert weir(bank.site, "fsck", "small").code == 0
 
 
+@pytest.mark.long
 def test_the_command_takes_a_savepoints_name_too(bank, weir):
     assert weir(bank.site, "savepoint", "small", "--name", "good").code == 0
     bank.epochs(9)
@@ -293,6 +296,7 @@ def test_the_command_takes_a_savepoints_name_too(bank, weir):
     assert "is at checkpoint 10, to checkpoint 8" in weir(bank.site, "rewind", "small", "--to", "good", "--yes").out
 
 
+@pytest.mark.long
 def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -310,6 +314,7 @@ def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
     assert len(booked) == 81
 
 
+@pytest.mark.long
 def test_savepoints_say_until_when_tables_can_be_taken_back_to_them(bank, weir):
     output = weir(bank.site, "savepoint", "small", "--name", "good").err
     assert "the table booked keeps its log for 30 days (delta.logRetentionDuration): it can be taken back" in output
@@ -332,6 +337,7 @@ def decided_only(bank: Bank, monkeypatch, to: int) -> None:
     assert bank.registry.head().kind == REWIND
 
 
+@pytest.mark.long
 def test_a_table_that_is_compacted_before_a_rewind_came_to_it_is_taken_back_all_the_same(bank, monkeypatch):
     decided_only(bank, monkeypatch, 3)
     DeltaTable(str(bank.site.storage / "tables" / "booked")).optimize.compact()

@@ -117,6 +117,7 @@ def test_a_rewind_takes_the_table_back_and_a_zombie_changes_nothing(bank):
     assert table(bank) == expected(1, 2, 3, 4, 5)
 
 
+@pytest.mark.long
 def test_a_branch_is_compared_by_what_its_changes_make_of_the_table(bank):
     bank.epochs(1, 2, 3, 4)
     settings = bank.site.settings

@@ -27,6 +27,7 @@ from pipelines.testing.sink_contract import SCHEMA, given
 from state_ops.errors import DamageError, FencedError, PipelineError, TransientError
 from tests.tools.kafka import KafkaTopics
 from tests.tools.kafka_proxy import KafkaProxy
+from tests.tools.sampling import sampled
 
 APP = "weir/flights/main/out"
 
@@ -202,7 +203,7 @@ def test_a_transaction_that_a_killed_process_left_open(kafka):
     assert ids(kafka, topic) == [1]
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("how", sampled(["kill", "stop"]))
 def test_the_broker_goes_in_the_middle_of_a_publish(kafka, how):
     topic = kafka.create()
     restarts = []

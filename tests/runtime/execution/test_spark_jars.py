@@ -81,6 +81,7 @@ def test_without_a_network_the_error_says_what_next_and_nothing_is_left(monkeypa
     assert visible(tmp_path / "jars") == []
 
 
+@pytest.mark.long
 def test_the_packaged_java_fetches_too_in_a_directory_of_any_name(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")

@@ -162,6 +162,7 @@ def test_the_pages_load_nothing_from_elsewhere_and_what_they_load_is_there(bank)
     assert (site / "static/vendor/licenses/jquery.txt").is_file()
 
 
+@pytest.mark.long
 def test_the_pages_can_be_read_without_a_network(bank):
     """In a browser that has none: tables, styles and icons are there, and nothing is asked of anybody."""
     from playwright.sync_api import sync_playwright

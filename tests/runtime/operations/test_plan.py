@@ -42,6 +42,7 @@ from state_ops.errors import PipelineError, WeirError
 from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 KEYS = [f"k{number}" for number in range(20)]
@@ -401,7 +402,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", sampled(CHANGES, 12))
 def test_what_is_planned_is_what_a_run_does(base, tmp_path, name):
     _assert_planned_is_done(base, CHANGES[name], tmp_path)
 
@@ -454,7 +455,7 @@ CHANGES_OF_KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES_OF_KEPT)
+@pytest.mark.parametrize("name", sampled(CHANGES_OF_KEPT, 6))
 def test_what_is_planned_of_times_and_parts_is_what_a_run_does(kept_base, tmp_path, name):
     _assert_planned_is_done(kept_base, CHANGES_OF_KEPT[name], tmp_path)
 

@@ -18,6 +18,7 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.rows import key_aggregation
 from state_ops.rows.row_store import Rows
 from state_ops.rows.spill import Spill
+from tests.tools.sampling import sampled
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -149,7 +150,7 @@ NESTED = {  # in order
 
 
 @pytest.mark.parametrize(("type", "values"), NESTED.items(), ids=str)
-@pytest.mark.parametrize("operator", ["aggregate", "window", "session"])
+@pytest.mark.parametrize("operator", sampled(["aggregate", "window", "session"]))
 def test_first_and_last_of_lists_maps_and_structs_and_by_them(operator, type, values):
     number = len(values)
     table = pa.table(

@@ -388,6 +388,7 @@ def test_archived_input_goes_with_the_oldest_checkpoint_that_could_need_it(tmp_p
     assert fsck.examine(site.pipeline, site.settings).findings == ()
 
 
+@pytest.mark.long
 def test_what_a_rewind_has_yet_to_read_again_is_kept_however_few_checkpoints_are(tmp_path):
     site = retaining(tmp_path, 2)
     first: Any = None

@@ -21,6 +21,7 @@ from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file, published, put
+from tests.tools.sampling import sampled
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "registry-format-1"
 TABLES = ("checkpoints", "state_files", "publications", "pins")
@@ -154,7 +155,7 @@ def test_a_reader_that_stood_still_reads_what_there_is_now(storage, often):
     assert (reader.generation(), reader.pins()) == (1, [])
 
 
-@pytest.mark.parametrize("ask", ["checkpoints", "publications", "strays", "generation"])
+@pytest.mark.parametrize("ask", sampled(["checkpoints", "generation", "publications", "strays"], 2))
 def test_a_reader_that_is_overtaken_in_the_middle_of_a_read_looks_again(storage, often, monkeypatch, ask):
     registry = taken(storage)
     epochs(registry, 1, 5)
@@ -218,7 +219,7 @@ ACTS: dict[str, Callable[[Registry], object]] = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", sampled(ACTS, 2))
 def test_a_zombie_that_slept_through_many_epochs_is_fenced(storage, often, act):
     zombie = taken(storage)
     epochs(zombie, 1, 5)
@@ -231,7 +232,7 @@ def test_a_zombie_that_slept_through_many_epochs_is_fenced(storage, often, act):
     assert _named(state_of(storage)) == _named(before)
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", sampled(ACTS, 2))
 def test_a_zombie_that_slept_in_the_middle_of_its_commit_is_fenced(storage, often, monkeypatch, act):
     """It read that it owns the table; then came a successor, many epochs and the clean-up of all that it had read."""
     zombie = taken(storage)
@@ -307,7 +308,7 @@ TABLE_OF = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", sampled(ACTS, 2))
 def test_an_entry_put_where_one_was_cleaned_away_counts_for_nobody(storage, often, monkeypatch, tmp_path, act):
     zombie, successor = taken(storage), Registry(storage, APP)
     epochs(zombie, 1, 5)

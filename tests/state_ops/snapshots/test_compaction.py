@@ -274,6 +274,7 @@ def test_a_family_that_weir_never_makes_is_damage(tmp_path):
 # -- what an epoch uploads
 
 
+@pytest.mark.long
 def test_no_epoch_uploads_more_than_a_quarter_and_all_together_little(tmp_path):
     subtask = Subtask(tmp_path, shard_mb=1)
     names = sorted(set(keys(40_000)))
