@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import polars as pl
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
 from pipelines.runtime.operations import branch_diff, forks, promotion
@@ -89,6 +90,23 @@ def test_a_foreign_optimize_in_between_is_respected(bank, monkeypatch):
     bank.epochs(3)
     assert optimized[0]["numFilesRemoved"]
     assert amounts(bank) == expected(1, 2, 3)
+
+
+def test_rows_of_others_that_come_in_between_are_replaced(bank, monkeypatch):
+    """Also where the partition had none before, so that the commit removes nothing."""
+    within, written = replace_partitions.within, []
+
+    def overtaken(*asked):
+        files = within(*asked)
+        if not written:
+            rows = pa.table({"id": ["theirs"], "amount": [7], "part": ["odd"]})
+            write_deltalake(str(bank.site.storage / "tables" / "parts"), rows, mode="append")
+            written.append(rows)
+        return files
+
+    monkeypatch.setattr(replace_partitions, "within", overtaken)
+    bank.epochs(3)
+    assert amounts(bank) == expected(3)
 
 
 def test_a_rewind_and_a_zombie(bank):

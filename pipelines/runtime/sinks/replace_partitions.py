@@ -40,7 +40,7 @@ def publish(
     def change_of(handle: DeltaTable) -> Change:
         check_committed(storage, handle, table, checkpoint.id, adds, footers=footers)
         check_keyed(handle, table)
-        return Change(adds, within(active_files(handle), partitions_of(adds)))
+        return Change(adds, within(active_files(handle), partitions_of(adds)), exact=bool(adds))
 
     committed = commit(storage, app_id, table, checkpoint, previous, change_of, partial(damaged, storage, table))
     if committed.change is None:

@@ -49,12 +49,15 @@ class Change:
         removes: Files that go.
         metadata: What its entry says beside the checkpoint's id.
         columns: That the table gets.
+        exact: It holds for the version alone for which it was asked, although it removes nothing: what others have
+            added meanwhile might have to go.
     """
 
     adds: Sequence[DataFile]
     removes: Sequence[DataFile] = ()
     metadata: Mapping[str, str] | None = None
     columns: Sequence[pa.Field] = ()
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ def commit(
         metadata = {CHECKPOINT: str(checkpoint.id), **mark(storage, table), **(change.metadata or {})}
         before = handle.version()
         try:
-            if change.removes or change.columns:
+            if change.removes or change.columns or change.exact:
                 _put_after(storage, table, handle, sink_app, checkpoint, change, metadata)
             else:
                 fenced_table.commit(handle, sink_app, checkpoint.id, change.adds, (), metadata, _log_cleanup(handle))
@@ -213,7 +216,7 @@ def _put_after(
     change: Change,
     metadata: Mapping[str, str],
 ) -> None:
-    """Commit a change that removes files or adds columns as the entry right after the version that it was made for.
+    """Commit a change as the entry right after the version that it was made for.
 
     delta-rs would put it behind what others have committed since, although an OPTIMIZE among it has removed these very
     files and added their rows in others: they would be there twice. Raises CommitFailedError where there is another

@@ -122,7 +122,7 @@ def publish(
             is_now = pa.schema([*frames.canonical_schema(pa.schema(handle.schema().to_arrow())), *new])
             if not promoted:
                 merged = _merged(upsert, handle, active_files(handle), changes(), is_now)
-                return Change(merged.adds, merged.removes, columns=new)
+                return Change(merged.adds, merged.removes, columns=new, exact=True)
             then = version_of(storage, handle, sink.name, ids["to"])
             merged = _on_earlier(upsert, handle, then, changes(), is_now)
             return Change(merged.adds, merged.removes, {REWIND: str(ids["to"] or 0), **branch_of(ids)}, new)

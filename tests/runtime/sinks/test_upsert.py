@@ -137,6 +137,23 @@ def test_a_foreign_optimize_in_between_is_respected(storage, monkeypatch):
     assert len(stored) == 1, "what the first try wrote is removed"
 
 
+def test_rows_of_others_that_come_in_between_are_replaced(storage, monkeypatch):
+    """Also where there was none of the keys before, so that the commit removes nothing."""
+    merged, written = upsert._merged, []
+
+    def overtaken(*asked):
+        change = merged(*asked)
+        if not written:
+            written.append("a")
+            theirs = pa.table({"key": ["a", "b"], "n": [7, 7]}, schema=SCHEMA)
+            write_deltalake(storage.full("tables/out"), theirs, mode="append")
+        return change
+
+    monkeypatch.setattr(upsert, "_merged", overtaken)
+    publish(storage, 1, None, staged(storage, 1, [("a", 1)]))
+    assert rows(storage) == [("a", 1), ("b", 7)]
+
+
 def test_a_restored_version_gives_the_rows_of_then(storage):
     publish(storage, 1, None, staged(storage, 1, [("a", 1), ("b", 1)]))
     publish(storage, 2, 1, staged(storage, 2, [("a", 2), ("c", 2)]))
