@@ -70,7 +70,7 @@ def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
     with pytest.raises(InputError, match=r"was not only added to") as held:
         epochs(down)
     version = DeltaTable(up.storage / "tables/sums").version()
-    assert "weir seek PIPELINE rows" in held.value.next and f"version {version - 1}" in held.value.where
+    assert "weir seek downstream rows" in held.value.next and f"version {version - 1}" in held.value.where
     assert seen(down) == {"a": 2, "b": 1}, "nothing was applied"
 
     maintenance.rewind(down.pipeline, down.settings, int(read.checkpoint.id))

@@ -104,7 +104,8 @@ class _Place:
 class _Connector:
     def __init__(self, source: DeltaTableSource, opening: Opening) -> None:
         self._source = source
-        self._log = TableLog(opening.resolve(source.path), f"source {source.name}", opening.s3)
+        self._seek = f"weir seek {opening.pipeline} {source.name} --to"
+        self._log = TableLog(opening.resolve(source.path), f"source {source.name}", opening.s3, self._seek)
         self._quiet: tuple[_Place, _Place] | None = None  # from the one to below the other, no row changes
 
     def begin(self, start: str | datetime | Position) -> Position:
@@ -247,24 +248,26 @@ class _Connector:
             return commit.changes
         restored = commit.operation == "RESTORE" and commit.adds
         if not self._source.changes and (commit.removes or restored):
-            behind = f"`weir seek PIPELINE {self._source.name} --to '{{\"version\": {commit.version + 1}}}'`"
             raise self._log.problem(
                 f"The table was not only added to: {commit.operation} removed or restored rows.",
-                f"Read its changes (changes=True); or leave this version out: {behind}; or rewind this pipeline too, "
-                "and seek then.",
+                f"Read its changes (changes=True); or leave this version out: {self._behind(commit)}; or rewind this "
+                "pipeline too, and seek then.",
                 commit.version,
             )
         if commit.vectors:
             raise self._log.with_vectors(commit.version)
         return self._derived(commit, metadata) if self._source.changes else commit.adds
 
+    def _behind(self, commit: Commit) -> str:
+        return f"`{self._seek} '{{\"version\": {commit.version + 1}}}'`"
+
     def _derived(self, commit: Commit, metadata: Metadata) -> tuple[DataFile, ...]:
         """The files of a commit whose rows are the changes: first those that are gone, then those that are new."""
         if commit.removes and commit.adds and not metadata.has_feed:
             raise self._log.problem(
                 f"{commit.operation} changed rows, and the table did not note which: its change data feed was off.",
-                "Set delta.enableChangeDataFeed=true on the table; and leave this version out: `weir seek PIPELINE "
-                f'{self._source.name} --to \'{{"version": {commit.version + 1}}}\'`, or "earliest".',
+                "Set delta.enableChangeDataFeed=true on the table; and leave this version out: "
+                f"{self._behind(commit)}; or begin again: `{self._seek} earliest`.",
                 commit.version,
             )
         if metadata.partition_by and any(not file.partition for file in commit.removes):

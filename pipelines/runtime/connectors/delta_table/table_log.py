@@ -112,15 +112,16 @@ class TableLog:
         uri: The table's directory or URI.
         where: The source, for errors.
         s3: How s3:// is reached.
+        seek: The command that reads the source on from elsewhere, as far as `--to`.
     """
 
-    def __init__(self, uri: str, where: str, s3: S3Settings | None) -> None:
+    def __init__(self, uri: str, where: str, s3: S3Settings | None, seek: str) -> None:
         above, _, self.name = refuse_secrets(uri, where).rstrip("/").rpartition("/")
         if not above.rpartition("://")[2] or not self.name:
             raise ConfigurationError(
                 f"A table has to lie below a directory or a bucket: {uri}", where=where, next="Correct its path."
             )
-        self.uri, self.where = f"{above}/{self.name}", where
+        self.uri, self.where, self._seek = f"{above}/{self.name}", where, seek
         self.storage = Storage(above, s3)
         self._lock = threading.RLock()
         self._base, self._top, self._digest = 0, -1, ""
@@ -154,6 +155,9 @@ class TableLog:
         """An error about the table, or about one of its versions."""
         at = "" if version is None else f", version {version}"
         return InputError(what, where=f"{self.where}, {self.uri}{at}", next=next)
+
+    def _anew(self) -> str:
+        return f"`{self._seek} earliest` reads the new table as a whole; state and tables stay as they are."
 
     def versions(self) -> tuple[int, int]:
         """The first version from which on all can be read, and the newest one. Raises InputError if there is no
@@ -192,7 +196,8 @@ class TableLog:
             first, newest, metadata = self.opened()
             if metadata.id != table:
                 raise self.problem(
-                    f"The table was dropped and made anew: its id is {metadata.id}, and {table} has been read.", _ANEW
+                    f"The table was dropped and made anew: its id is {metadata.id}, and {table} has been read.",
+                    self._anew(),
                 )
             if version > newest + 1:
                 raise self.problem(
@@ -287,7 +292,7 @@ class TableLog:
                 if raw["id"] != before.id:
                     raise self.problem(
                         f"The table was replaced by another one, with the id {raw['id']}.",
-                        _ANEW,
+                        self._anew(),
                         version,
                     )
                 schema = deltalake.Schema.from_json(raw["schemaString"])
@@ -347,7 +352,6 @@ class TableLog:
         )
 
 
-_ANEW = "`weir seek PIPELINE SOURCE --to earliest` reads the new table as a whole; state and tables stay as they are."
 _REPAIR = "Look at the table with what writes it, and repair it; nothing of this epoch was applied."
 AFTER_LOSS = 'Bring it back, or say on_lost="skip", which goes on with what is there and records it.'
 
