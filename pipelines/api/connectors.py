@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from pipelines.runtime.connectors.sink import Expiring, Published, Publisher, Rows, Sink, SinkOpening, no_rows
+from pipelines.runtime.connectors.sink import (
+    Expiring,
+    Published,
+    Publisher,
+    Rows,
+    Sink,
+    SinkOpening,
+    TakingBack,
+    no_rows,
+)
 from pipelines.runtime.connectors.source import (
     Batch,
     Connector,
@@ -58,6 +67,7 @@ __all__ = [
     "Sink",
     "SinkOpening",
     "Source",
+    "TakingBack",
     "TransientError",
     "WeirError",
     "chain",

@@ -270,5 +270,10 @@ def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
         ("table", table.table, f"{table.rows_removed:,} rows go, {table.rows_added:,} rows of the branch come")
         for table in plan.tables
     ]
-    print_table([*sources, *tables])
+    sinks = [
+        ("sink", sink.name, f"rows since the fork go, {sink.brings.rows_added:,} rows of the branch come")
+        for sink in plan.elsewhere
+        if sink.brings is not None
+    ]
+    print_table([*sources, *tables, *sinks])
     print_obstacles(plan.obstacles)

@@ -167,7 +167,12 @@ def _show_rewind(plan: RewindPlan) -> None:
         for table in plan.tables
     ]
     sinks = [
-        ("sink", sink.name, f"keeps what {sink.kind} was given since checkpoint {sink.then or 'the beginning'}")
+        (
+            "sink",
+            sink.name,
+            f"{'gives back' if sink.stays is None else 'keeps'} what {sink.kind} was given since checkpoint "
+            f"{sink.then or 'the beginning'}",
+        )
         for sink in plan.sinks
     ]
     print_table([*states, *sources, *tables, *sinks])

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening, no_rows
+from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening, TakingBack, no_rows
 from pipelines.testing.expected import able, is_clear, raises, without_secrets
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PipelineError, TransientError, WeirError
 
@@ -252,6 +252,66 @@ class SinkContract:
         with publisher(system) as one:
             assert one.marker() == 7
 
+    def test_taking_back_removes_what_came_after(self, system: SinkSystem) -> None:
+        takes_back(system)
+        for previous, checkpoint in ((None, 1), (1, 3), (3, 4), (4, 6)):
+            publish(system, previous, checkpoint, given(checkpoint))
+        for previous in (None, 4, 5):
+            with raises(DamageError):
+                take_back(system, previous, 7, 3)
+            expect(system, given(1, 3, 4, 6), marker=6)
+        take_back(system, 6, 7, 3)
+        expect(system, given(1, 3), marker=7)
+        publish(system, 7, 8, given(8))
+        for checkpoint in (7, 8):
+            take_back(system, 6, checkpoint, 3)
+            expect(system, given(1, 3, 8), marker=8)
+        take_back(system, 8, 9, None)
+        expect(system, given(), marker=9)
+
+    def test_rows_of_a_branch_come_with_the_taking_back(self, system: SinkSystem) -> None:
+        takes_back(system)
+        publish(system, None, 1, given(1))
+        publish(system, 1, 2, given(2, 3))
+        assert take_back(system, 2, 5, 1, given(4, 5, 6)).rows == 3
+        expect(system, given(1, 4, 5, 6), marker=5)
+        assert take_back(system, 2, 5, 1, given(4, 5, 6)).rows == 0
+        take_back(system, 5, 8, 1)
+        expect(system, given(1), marker=8)
+
+    def test_taking_back_that_fails_half_way_has_done_nothing(self, system: SinkSystem) -> None:
+        takes_back(system)
+
+        class PowerCut(Exception):
+            pass
+
+        def fail() -> None:
+            raise PowerCut
+
+        publish(system, None, 1, given(1))
+        publish(system, 1, 2, given(2, 3))
+        try:
+            take_back(system, 2, 5, 1, replace(given(4, 5, 6), after=(1, fail)))
+        except PowerCut:
+            pass
+        else:
+            raise AssertionError("an error of the rows must not be swallowed")
+        expect(system, given(1, 2, 3), marker=2)
+
+    def test_after_rows_were_taken_back_a_zombie_publishes_nothing(self, system: SinkSystem) -> None:
+        """Before the rewind it may: then its rows are taken back as well."""
+        takes_back(system)
+        publish(system, None, 1, given(1))
+        with publisher(system) as zombie:
+            zombie.prepare(SCHEMA)
+            assert _unless_fenced(lambda: zombie.publish(1, 2, given(2))) in (None, 1)
+            with publisher(system) as one:
+                assert one.marker() == 2
+            take_back(system, 2, 4, 1)
+            assert _unless_fenced(lambda: zombie.publish(2, 3, given(3))) in (None, 0)
+            assert _unless_fenced(lambda: zombie.publish(1, 2, given(2))) in (None, 0)
+        expect(system, given(1), marker=4)
+
     def test_the_last_row_of_a_key_stays(self, system: SinkSystem) -> None:
         rows = GivenRows([(1, "first"), (2, "a"), (1, "second"), (1, "third"), (2, "b"), (3, "c")])
         publish(system, None, 1, rows)
@@ -316,6 +376,23 @@ def publish(
             one.check(rows.schema)
             one.prepare(rows.schema)
         return one.publish(previous, checkpoint, rows)
+
+
+def take_back(
+    system: SinkSystem, previous: int | None, checkpoint: int, to: int | None, rows: Rows | None = None
+) -> Published:
+    """Take back with a publisher of its own, as a rewind does, or a promotion with rows."""
+    with publisher(system) as one:
+        assert isinstance(one, TakingBack), "its `stays` is None, so its publisher has take_back"
+        return one.take_back(previous, checkpoint, to, rows if rows is not None else no_rows())
+
+
+def takes_back(system: SinkSystem) -> None:
+    """Skip the test where rows stay."""
+    if system.sink.stays is not None:
+        import pytest
+
+        pytest.skip(system.sink.stays)
 
 
 def expect(system: SinkSystem, rows: GivenRows, marker: int | None) -> None:

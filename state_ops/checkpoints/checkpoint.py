@@ -249,7 +249,8 @@ class Checkpoint:
         sinks: By sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
             that. A rewind or a promotion also has `to`, whose rows are the newest that stay, and `at`, the Delta
             version on which it was decided. The promotion of a range has its `column`, `start` and `end` (microseconds)
-            instead. A sink that is no table has its `kind`; its rows are staged below `outputs/`.
+            instead. A sink that is no table has its `kind`; its rows are staged below `outputs/`. `taken` are pairs of
+            ids: the rows after the first and up to the second were taken back from it, and do not come again.
         inputs: By source, the columns of its files.
         totals: Sums over the whole chain, and how the chain began (`began`).
         ms: Milliseconds by phase.

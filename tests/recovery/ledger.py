@@ -18,6 +18,11 @@ class LedgerSink(Sink):
     """What it is given can be looked at with `rows_of`."""
 
     path: str
+    takes_back: bool = False
+
+    @property
+    def stays(self) -> str | None:
+        return None if self.takes_back else "what ledger has been given cannot be taken back"
 
     def open(self, opening: SinkOpening) -> Publisher:
         return Ledger(opening.resolve(self.path), opening.app_id)
@@ -45,15 +50,28 @@ class Ledger:
             marker = _marker(connection, self._app)
             if marker is not None and marker >= checkpoint:
                 return Published(0)
-            if marker != previous:
-                raise DamageError(f"The ledger is at {marker}, not at {previous}.")
-            given = [row for batch in rows.batches() for row in batch.to_pylist()]
-            assert len(given) == rows.count
-            connection.executemany(
-                "INSERT INTO booked VALUES (?, ?, ?)", [(checkpoint, row["id"], row["amount"]) for row in given]
-            )
-            connection.execute("INSERT OR REPLACE INTO markers VALUES (?, ?)", (self._app, checkpoint))
-            return Published(len(given))
+            return self._booked(connection, marker, previous, checkpoint, rows)
+
+    def take_back(self, previous: int | None, checkpoint: int, to: int | None, rows: Rows) -> Published:
+        with transaction(self._path) as connection:
+            marker = _marker(connection, self._app)
+            if marker is not None and marker >= checkpoint:
+                return Published(0)
+            connection.execute("DELETE FROM booked WHERE checkpoint > ?", (to or 0,))
+            return self._booked(connection, marker, previous, checkpoint, rows)
+
+    def _booked(
+        self, connection: sqlite3.Connection, marker: int | None, previous: int | None, checkpoint: int, rows: Rows
+    ) -> Published:
+        if marker != previous:
+            raise DamageError(f"The ledger is at {marker}, not at {previous}.")
+        given = [row for batch in rows.batches() for row in batch.to_pylist()]
+        assert len(given) == rows.count
+        connection.executemany(
+            "INSERT INTO booked VALUES (?, ?, ?)", [(checkpoint, row["id"], row["amount"]) for row in given]
+        )
+        connection.execute("INSERT OR REPLACE INTO markers VALUES (?, ?)", (self._app, checkpoint))
+        return Published(len(given))
 
     def close(self) -> None:
         self.open = False

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from pipelines.api import Pipeline
+from pipelines.runtime.connectors.sink import no_rows
 from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.ownership import publish
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -224,8 +225,8 @@ def test_a_zombie_that_is_faster_than_the_rewind_is_passed(bank, path, monkeypat
     with ledger.transaction(path) as connection:
         connection.execute("UPDATE markers SET id = 1")
     monkeypatch.setattr(ledger.Ledger, "publish", overtaken)
-    row = replace(bank.registry.checkpoints()[-1], id=3)
-    moved = publish._move_marker(ledger.Ledger(path, APP), row, 2, frozenset({1, 2}))
+    booked = ledger.Ledger(path, APP)
+    moved = publish._move_marker(booked, lambda m: booked.publish(m, 3, no_rows()), 2, frozenset({1, 2}))
     assert (moved.rows, marker(path)) == (0, 3)
 
 

@@ -94,6 +94,29 @@ class Publisher(Protocol):
 
 
 @runtime_checkable
+class TakingBack(Protocol):
+    """What a publisher has beside it whose definition's `stays` is None: rows can be taken back from its sink."""
+
+    def take_back(self, previous: int | None, checkpoint: int, to: int | None, rows: Rows) -> Published:
+        """Remove the rows of all checkpoints after `to`, bring others in, and move the marker from `previous` to
+        `checkpoint`: all of it, or nothing.
+
+        Args:
+            previous: The marker that is expected.
+            checkpoint: The rewind's or the promotion's. A marker at or above it makes this a no-op.
+            to: The newest checkpoint whose rows stay; None: none do.
+            rows: Those of a branch that is promoted, as rows of `checkpoint`; of a rewind none.
+
+        Returns:
+            How many rows were brought in.
+
+        Raises:
+            DamageError: The marker is neither `previous` nor at or above `checkpoint`.
+        """
+        ...
+
+
+@runtime_checkable
 class Expiring(Protocol):
     """What a publisher has beside it whose system may forget the marker, and can make it again from the rows."""
 
@@ -155,7 +178,7 @@ class Sink:
 
     @property
     def stays(self) -> str | None:
-        """Why rows cannot be taken back by a rewind, as a clause; None where they can."""
+        """Why rows cannot be taken back by a rewind, as a clause; None where its publisher has `take_back`."""
         return f"what {self.kind} has been given cannot be taken back"
 
     def open(self, opening: SinkOpening) -> Publisher:

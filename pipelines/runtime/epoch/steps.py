@@ -140,7 +140,7 @@ def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tu
     _prepare(context, _looked_at(context, epoch, [stage], files))
     id, head = epoch.pending.id, context.head
     sinks = {
-        name: {"id": int(id), "before": head.published(name) if head else None, **context.sinks.recorded(name)}
+        name: {"id": int(id), "before": head.published(name) if head else None, **context.sinks.recorded(name, None)}
         for name in {file.sink for file in files if file.sink}
     }
     deliver(context, replace(nothing_before(context, id, epoch.now), sinks=sinks), files)
@@ -318,8 +318,9 @@ def _row(
     pending = epoch.pending
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
-        last = sinks[name]["id"] if name in sinks else None
-        sinks[name] = {"id": int(pending.id), "before": last, **context.sinks.recorded(name)}
+        link = sinks.get(name)
+        last = link["id"] if link is not None else None
+        sinks[name] = {"id": int(pending.id), "before": last, **context.sinks.recorded(name, link)}
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]

@@ -129,7 +129,7 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class KeptSink:
-    """A sink that is no table: a promotion neither takes from it nor gives to it.
+    """A sink that is no table: a promotion neither takes from it nor gives to it, unless rows can be taken back.
 
     Attributes:
         name: The sink's.
@@ -137,6 +137,8 @@ class KeptSink:
         lacks: The branch has made rows for it, which it does not get.
         keeps: It was given rows since the fork that the promotion abandons.
         moves: Its marker moves to the promotion, unless the code has it no more.
+        brings: What happens to its rows, if they can be taken back: those since the fork go, the branch's come.
+        lost: What it would have to have again and has not, in words; None: nothing.
     """
 
     name: str
@@ -144,6 +146,15 @@ class KeptSink:
     lacks: bool
     keeps: bool
     moves: bool
+    brings: TablePromotion | None = None
+    lost: str | None = None
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What has to be accepted, in words."""
+        if self.brings is not None:
+            return [self.lost] if self.lost is not None else []
+        return [str(self)]
 
     def __str__(self) -> str:
         ways = ["keeps what it was given since the fork"] if self.keeps else []
@@ -164,7 +175,7 @@ class PromotionPlan:
         only: The range whose rows alone are replaced.
         taken_back: Those obstacles that the pipeline has promoted or edited since the fork, oldest first.
         corrected: Those obstacles that say which input of a backfill has changed since.
-        elsewhere: The sinks that are no tables, which keep what they have.
+        elsewhere: The sinks that are no tables.
     """
 
     branch: str
@@ -198,7 +209,13 @@ class PromotionPlan:
                 for table in self.tables
             },
             "sinks": {
-                sink.name: {"kind": sink.kind, "keeps": sink.keeps, "lacks": sink.lacks} for sink in self.elsewhere
+                sink.name: {
+                    "kind": sink.kind,
+                    "keeps": sink.keeps and sink.brings is None,
+                    "lacks": sink.lacks and sink.brings is None,
+                    "rows_added": sink.brings.rows_added if sink.brings is not None else 0,
+                }
+                for sink in self.elsewhere
             },
             "taken_back": [asdict(taken) for taken in self.taken_back],
             "obstacles": list(self.obstacles),
@@ -245,8 +262,8 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
         obstacles = []
     else:
         obstacles = hindrances([table.back for table in tables if table.back is not None])
-    elsewhere = _elsewhere(pipeline, head, base, tip, only)
-    obstacles += [str(sink) for sink in elsewhere]
+    elsewhere = _elsewhere(pipeline, source, head, base, tip, only)
+    obstacles += [obstacle for sink in elsewhere for obstacle in sink.obstacles]
     taken_back = _taken_back(here, storage, completed, pin, tip, tables, only, settings.work_dir)
     obstacles += [str(taken) for taken in taken_back]
     return PromotionPlan(
@@ -255,7 +272,7 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
 
 
 def _elsewhere(
-    pipeline: Pipeline, head: Checkpoint, base: Checkpoint, tip: Checkpoint, only: Range | None
+    pipeline: Pipeline, source: Storage, head: Checkpoint, base: Checkpoint, tip: Checkpoint, only: Range | None
 ) -> list[KeptSink]:
     """The sinks that are no tables and differ by what a promotion replaces, or by what the branch has handed out."""
     gave = {sink.name: sink for sink in given(pipeline, head, base)} if only is None else {}
@@ -265,7 +282,13 @@ def _elsewhere(
         sink, old = pipeline.sink(name), gave.get(name)
         if old is not None or tip.published(name) is not None:
             kind = sink.kind if sink is not None else old.kind if old is not None else ""
-            sinks.append(KeptSink(name, kind, tip.published(name) is not None, old is not None, sink is not None))
+            brings = None
+            if only is None and sink is not None and sink.stays is None:
+                comes, schema = rows_of(source, name)
+                _check_whole(name, comes)
+                brings = TablePromotion(name, None, comes, schema)
+            gave_rows, lost = tip.published(name) is not None, old.lost if old is not None else None
+            sinks.append(KeptSink(name, kind, gave_rows, old is not None, sink is not None, brings, lost))
     return sinks
 
 
@@ -574,7 +597,7 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
 
 def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
     context, head = owner.context, decided.head
-    moved = [sink.name for sink in decided.elsewhere if sink.moves and sink.keeps]
+    moved = [sink.name for sink in decided.elsewhere if sink.moves and (sink.keeps or sink.brings is not None)]
     id = begin(owner, head, [*(table.table for table in decided.tables), *moved], decided.tip)
     source, theirs = open_storage(here, context.settings)
     if decided.only is None:
@@ -588,7 +611,9 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
             sink = context.pipeline.sink(table.table)
             by = partitions(sink) if sink is not None else ()
             delta.ensure(context.storage, table.table, table.schema, partition_by=by)
-    markers = {name: marker_moves(context, head, name, id) for name in moved}
+    for kept in decided.elsewhere:
+        files = [*files, *(_brought(owner, source, kept.brings, id, None) if kept.brings is not None else ())]
+    markers = {name: marker_moves(context, head, name, id, decided.base) for name in moved}
     base = replace(base, sinks={**base.sinks, **markers}, format_version=WITH_PROMOTION)
     row = commit(context, base, id, files, kind=PROMOTION, what=what, reason=reason, head=head, parent=parent)
     log.info(
@@ -680,7 +705,7 @@ def _brought(
     attempt, sink = new_attempt_id(), context.pipeline.sink(table.table)
     directory = context.pipeline.staging(sink) if sink is not None else f"{table_path(table.table)}/data"
     prefix = f"{directory}/{epoch_dir(context.generation, id)}"
-    upserts = isinstance(sink, UpsertSink)
+    by_epoch = isinstance(sink, UpsertSink) or (sink is not None and not context.pipeline.is_table(sink))
 
     def copy_of(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
@@ -690,7 +715,7 @@ def _brought(
             size, digest, rows = copy(context, source, there, path)
         else:
             size, digest, rows = _copied_range(context, source, there, path, table, only)
-        number = _epoch_of(file) if upserts else number  # by which their changes are ordered
+        number = _epoch_of(file) if by_epoch else number  # by which their changes are ordered
         return StateFile(
             "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -11,7 +11,7 @@ from functools import partial
 import structlog
 
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves
-from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
+from pipelines.runtime.connectors.sink import Published, Publisher, TakingBack, no_rows
 from pipelines.runtime.definition import EXACTLY_ONCE
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sinks import delta, replace_partitions, replace_where, restore_version, upsert
@@ -26,7 +26,7 @@ from state_ops.checkpoints.checkpoint import (
     StateFile,
 )
 from state_ops.checkpoints.registry import Publication, Registry
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, PipelineError
 from state_ops.storage.transfers import at_once
 
 log = structlog.get_logger("weir.sink")
@@ -145,27 +145,43 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
 
 
 def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
-    """Publish to a sink that is no table; a rewind or a promotion moves its marker alone."""
-    started, before = time.perf_counter(), checkpoint.sinks[sink]["before"]
-    publisher = context.sinks.publisher(sink)
-    if checkpoint.kind in TAKES_BACK:
-        published = _move_marker(publisher, checkpoint, before, _chain(context.registry, sink))
-    else:
-        rows = StagedRows(context.storage, files, context.settings.work_dir, checkpoint.triggered_at)
+    """Publish to a sink that is no table. A rewind or a promotion moves its marker alone, where rows stay in it."""
+    started, link = time.perf_counter(), checkpoint.sinks[sink]
+    publisher, before = context.sinks.publisher(sink), link["before"]
+    rows = StagedRows(context.storage, files, context.settings.work_dir, checkpoint.triggered_at)
+    if checkpoint.kind not in TAKES_BACK:
         published = publisher.publish(before, checkpoint.id, rows)
+    else:
+
+        def move(marker: int | None) -> Published:
+            if "to" not in link:
+                return publisher.publish(marker, checkpoint.id, no_rows())
+            if isinstance(publisher, TakingBack):
+                return publisher.take_back(marker, checkpoint.id, link["to"], rows)
+            raise PipelineError(
+                f"Checkpoint {checkpoint.id} takes rows back from the sink {sink}, which its code cannot any more.",
+                next="Put back the code with which that was decided, until it is done.",
+            )
+
+        published = _move_marker(publisher, move, before, _chain(context.registry, sink))
     return publication(checkpoint, sink, published.version, len(files), published.rows, started)
 
 
-def _move_marker(publisher: Publisher, checkpoint: Checkpoint, before: int | None, chain: frozenset[int]) -> Published:
+def _move_marker(
+    publisher: Publisher, move: Callable[[int | None], Published], before: int | None, chain: frozenset[int]
+) -> Published:
     """Move a sink's marker to a checkpoint that abandons others, so that none of these can be published any more.
 
     A process that has not heard of it may publish one of them at any moment, so each of their markers counts as the one
     that was expected.
+
+    Args:
+        move: Does it, from an expected marker.
     """
     while True:
         marker = marker_of(publisher, before)
         try:
-            return publisher.publish(marker if marker in chain else before, checkpoint.id, no_rows())
+            return move(marker if marker in chain else before)
         except DamageError:
             if marker_of(publisher, before) == marker:  # nobody was faster: it is not where any of them had left it
                 raise

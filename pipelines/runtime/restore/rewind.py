@@ -26,7 +26,7 @@ from pipelines.runtime.ownership.derived_checkpoint import begin, commit, publis
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sinks import restore_version
-from pipelines.runtime.sinks.opening import kind_in
+from pipelines.runtime.sinks.opening import TAKEN, kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
@@ -38,6 +38,7 @@ from state_ops.storage.storage import Storage
 log = structlog.get_logger("weir.rewind")
 
 _SHOWN = 3
+_MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two count as one, with what lies between
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class SinkRewind:
         kind: What it is.
         published: The newest checkpoint that it was given.
         then: The newest one of those that stay.
-        stays: Why the rows in between stay in it, as a clause.
+        stays: Why the rows in between stay in it, as a clause; None: they are taken back.
+        lost: What it would have to have again and has not, in words; None: nothing.
         moves: Its marker moves to the rewind, so that none of those checkpoints can be published any more. It cannot
             where the code has the sink no more.
     """
@@ -68,8 +70,16 @@ class SinkRewind:
     kind: str
     published: CheckpointId | None
     then: CheckpointId | None
-    stays: str
+    stays: str | None
+    lost: str | None
     moves: bool
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What has to be accepted, in words."""
+        since = self.then or "the beginning"
+        stays = f"rows of checkpoints after {since} stay in the sink {self.name}: {self.stays}"
+        return ([stays] if self.stays is not None else []) + ([self.lost] if self.lost is not None else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class RewindPlan:
 
     abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing
     to give back are in `tables` as well. obstacles: why it is refused unless they are accepted, in words. sinks: those
-    that are no tables, and keep what they have.
+    that are no tables.
     """
 
     head: Checkpoint
@@ -167,7 +177,7 @@ def planned(
                 "missing"
             )
     obstacles += hindrances(tables)
-    obstacles += [f"rows of checkpoints after {to.id} stay in the sink {sink.name}: {sink.stays}" for sink in elsewhere]
+    obstacles += [obstacle for sink in elsewhere for obstacle in sink.obstacles]
     uids = {*head.operators, *to.operators}
     sizes = {uid: (stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
     return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles), elsewhere)
@@ -180,18 +190,22 @@ def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
 
 
 def given(pipeline: Pipeline, head: Checkpoint, to: Checkpoint) -> tuple[SinkRewind, ...]:
-    """The sinks that are no tables and have been given rows since an earlier checkpoint, which they keep."""
+    """The sinks that are no tables and have been given rows since an earlier checkpoint."""
     sinks = []
     for name in head.sinks:
         published, then, sink = head.published(name), to.published(name), pipeline.sink(name)
         if has_table(pipeline, head, name) or published == then:
             continue
         if sink is None:
-            why = "the code has it no more, so that it cannot even be told"
+            why: str | None = "the code has it no more, so that it cannot even be told"
         else:
-            why = sink.stays or f"Weir takes no rows back from {sink.kind}"
+            why = sink.stays
         kind = sink.kind if sink is not None else kind_in(head, name) or ""
-        sinks.append(SinkRewind(name, kind, published, then, why, sink is not None))
+        gone = [ids for ids in head.sinks[name].get(TAKEN, ()) if ids[0] < (then or 0) < ids[1]]
+        lost = (
+            f"checkpoint {gone[0][1]} has taken rows back from the sink {name} that do not come again" if gone else None
+        )
+        sinks.append(SinkRewind(name, kind, published, then, why, lost, sink is not None))
     return tuple(sinks)
 
 
@@ -239,9 +253,20 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
         )
 
 
-def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId) -> dict[str, Any]:
-    """What the `sinks` of a checkpoint that abandons others say of a sink whose marker it moves."""
-    return {"id": int(id), "before": head.published(name), **context.sinks.recorded(name)}
+def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId, to: Checkpoint) -> dict[str, Any]:
+    """What the `sinks` of a checkpoint that abandons others say of a sink whose marker it moves.
+
+    Args:
+        to: The newest checkpoint whose rows stay.
+    """
+    link = {"id": int(id), "before": head.published(name), **context.sinks.recorded(name, head.sinks.get(name))}
+    sink, then = context.pipeline.sink(name), to.published(name)
+    if sink is None or sink.stays is not None:
+        return link
+    earlier = [ids for ids in link.get(TAKEN, ()) if ids[0] < (then or 0)]
+    if len(earlier) == _MOST_TAKEN:
+        earlier[:2] = [[earlier[0][0], earlier[1][1]]]
+    return {**link, "to": then, TAKEN: [*earlier, [then or 0, int(id)]]}
 
 
 def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkpoint:
@@ -259,7 +284,7 @@ def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkp
         for table in decided.tables
         if head.published(table.table) is not None
     }
-    markers = {name: marker_moves(owner.context, head, name, id) for name in moved}
+    markers = {name: marker_moves(owner.context, head, name, id, to) for name in moved}
     base = replace(to, sinks=head.sinks | taken_back | markers, format_version=max(to.format_version, WITH_PARTS))
     files, what = unchanged(context, to), f"to checkpoint {to.id}"
     row = commit(context, base, id, files, kind=REWIND, what=what, reason=reason, head=head, parent=to.id)

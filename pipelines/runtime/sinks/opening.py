@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from threading import RLock
 from types import TracebackType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +32,7 @@ _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean
 
 
 _FOOTERS = 4096
+TAKEN = "taken"
 
 
 class Sinks:
@@ -205,11 +206,19 @@ class Sinks:
             with suppress(DamageError) if self._pipeline.at_most_once else nullcontext():
                 publisher.renew(published)
 
-    def recorded(self, name: str) -> dict[str, str]:
-        """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is."""
+    def recorded(self, name: str, parent: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is, and whose
+        rows were taken back from it.
+
+        Args:
+            parent: The same of the checkpoint that this one follows.
+        """
         sink = self._pipeline.sink(name)
         kind = self._kind(sink) if sink is not None else None
-        return {} if kind is None else {"kind": kind}
+        if kind is None:
+            return {}
+        taken = (parent or {}).get(TAKEN)
+        return {"kind": kind} | ({TAKEN: taken} if taken else {})
 
     def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
         """The partition columns of a table, by which its rows can be told apart."""

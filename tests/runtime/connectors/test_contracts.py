@@ -38,13 +38,19 @@ def _takes_any_marker(shelf: Any, previous: int | None, checkpoint: int, rows: A
     return PUBLISH(shelf, shelf.marker(), checkpoint, rows)
 
 
+def _takes_back_first(shelf: Any, previous: int | None, checkpoint: int, to: int | None, rows: Any) -> Published:
+    shelf._connected().execute("DELETE FROM rows WHERE weir_checkpoint > ?", (to or 0,))
+    return TAKE_BACK(shelf, previous, checkpoint, to, rows)
+
+
 def _publishes_rows_first(shelf: Any, previous: int | None, checkpoint: int, rows: Any) -> Published:
     for _ in rows.batches():
-        shelf._connected().execute("INSERT INTO rows VALUES (77, 'x', NULL)")
+        shelf._connected().execute("INSERT INTO rows VALUES (77, 'x', NULL, 1)")
     return PUBLISH(shelf, previous, checkpoint, rows)
 
 
 READ, PLAN, PUBLISH = weir_counter.Counter.read, weir_counter.Counter.plan, weir_counter.Shelf.publish
+TAKE_BACK = weir_counter.Shelf.take_back
 NO_LIMITS = weir_counter.Limits(1 << 30, 1 << 30, 1 << 50)
 SOURCES: dict[str, tuple[str, Callable[..., Any]]] = {
     "rows are forgotten": ("read", _forgets_the_last_row),
@@ -65,6 +71,17 @@ SINKS: dict[str, tuple[str, Callable[..., Any]]] = {
     "any marker will do": ("publish", _takes_any_marker),
     "rows come before the marker": ("publish", _publishes_rows_first),
     "no rows, no marker": ("publish", lambda *given: PUBLISH(*given) if given[-1].count else Published(0)),
+    "rows are taken back before the marker": ("take_back", _takes_back_first),
+    "nothing is taken back": ("take_back", lambda shelf, *given: PUBLISH(shelf, *given[:2], given[-1])),
+    "all is taken back": ("take_back", lambda shelf, *given: TAKE_BACK(shelf, *given[:2], None, given[-1])),
+    "one row too many is taken back": (
+        "take_back",
+        lambda shelf, *given: TAKE_BACK(shelf, *given[:2], (given[2] or 1) - 1, given[-1]),
+    ),
+    "any marker will do to take back": (
+        "take_back",
+        lambda shelf, *given: TAKE_BACK(shelf, shelf.marker(), *given[1:]),
+    ),
     "types are not checked": ("check", lambda *_: None),
 }
 

@@ -110,6 +110,10 @@ class ShelfSink(Sink):
 
     path: str
 
+    @property
+    def stays(self) -> None:
+        return None
+
     def open(self, opening: SinkOpening) -> Publisher:
         return Shelf(opening.resolve(self.path), opening.app_id)
 
@@ -130,7 +134,7 @@ class Shelf:
 
     def prepare(self, schema: pa.Schema) -> None:
         with closing(self._connected()) as shelf:
-            shelf.execute(f"CREATE TABLE IF NOT EXISTS rows ({', '.join(schema.names)})")
+            shelf.execute(f"CREATE TABLE IF NOT EXISTS rows ({', '.join(schema.names)}, weir_checkpoint)")
 
     def marker(self) -> int | None:
         with closing(self._connected()) as shelf:
@@ -141,6 +145,12 @@ class Shelf:
         return row[0] if row else None
 
     def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
+        return self._moved(previous, checkpoint, None, rows)
+
+    def take_back(self, previous: int | None, checkpoint: int, to: int | None, rows: Rows) -> Published:
+        return self._moved(previous, checkpoint, to or 0, rows)
+
+    def _moved(self, previous: int | None, checkpoint: int, to: int | None, rows: Rows) -> Published:
         with closing(self._connected()) as shelf:
             shelf.execute("BEGIN IMMEDIATE")  # closed without COMMIT, it is rolled back
             marker = self._marker(shelf)
@@ -148,10 +158,12 @@ class Shelf:
                 return Published(0)
             if marker != previous:
                 raise DamageError(f"The marker is {marker} instead of {previous}.", where=self._path)
+            if to is not None:
+                shelf.execute("DELETE FROM rows WHERE weir_checkpoint > ?", (to,))
             for batch in rows.batches():
-                places = ", ".join("?" * batch.num_columns)
-                values = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-                shelf.executemany(f"INSERT INTO rows VALUES ({places})", list(values))
+                columns = [*(column.to_pylist() for column in batch.columns), [checkpoint] * batch.num_rows]
+                places = ", ".join("?" * len(columns))
+                shelf.executemany(f"INSERT INTO rows VALUES ({places})", list(zip(*columns, strict=True)))
             shelf.execute("REPLACE INTO markers VALUES (?, ?)", (self._app_id, checkpoint))
             shelf.execute("COMMIT")
         return Published(rows.count)
