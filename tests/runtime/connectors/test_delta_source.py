@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -24,6 +26,7 @@ from pipelines.testing import SourceContract, SourceSystem
 from pipelines.testing.source_contract import LARGE, read
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError
 from state_ops.storage.storage import Storage
+from tests.tools.sampling import sampled
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 KEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -554,3 +557,66 @@ def test_days_that_an_old_spark_has_counted_by_the_julian_calendar(tmp_path: Pat
         writer.add_key_value_metadata({"org.apache.spark.version": "2.4.8"})
     edited(table, 0, lambda line: "add" in line and line["add"].update(size=(table / path).stat().st_size))
     assert [row["day"] for row in Reader(source(table)).rows()] == [date(1500, 1, 1), date(2020, 1, 1), None]
+
+
+class History:
+    """What may become of a table of numbers, by chance."""
+
+    def __init__(self, table: Path, seed: int) -> None:
+        self.table, self.chance, self._next = table, random.Random(seed), 0
+        feed = {"delta.enableChangeDataFeed": "true"}
+        write_deltalake(table, self.rows(5), partition_by=["p"], configuration=feed)
+
+    def rows(self, count: int) -> pa.Table:
+        ids = range(self._next, self._next + count)
+        self._next += count
+        return pa.table({"id": pa.array(ids, pa.int64()), "p": pa.array([id % 3 for id in ids], pa.int32())})
+
+    def step(self) -> None:
+        table, n = DeltaTable(self.table), self.chance.randint(2, 5)
+        match self.chance.choice("aaaadumwpocr"):
+            case "a":
+                write_deltalake(self.table, self.rows(n), mode="append")
+            case "d":
+                table.delete(f"id % {n} = 0")
+            case "u":
+                table.update({"id": "id + 1000"}, predicate=f"id % {n} = 1")
+            case "m":
+                merge = table.merge(self.rows(n), f"s.id % {n} = t.id % 7", source_alias="s", target_alias="t")
+                merge.when_not_matched_insert_all().execute()
+            case "w":
+                write_deltalake(self.table, self.rows(n), mode="overwrite")
+            case "p":
+                write_deltalake(
+                    self.table,
+                    pa.table({"id": [self._next], "p": pa.array([1], pa.int32())}),
+                    mode="overwrite",
+                    predicate="p = 1",
+                )
+            case "o":
+                table.optimize.compact()
+            case "c":
+                table.create_checkpoint()
+            case "r" if table.version() > 0:
+                table.restore(self.chance.randint(max(0, table.version() - 3), table.version() - 1))
+
+
+@pytest.mark.parametrize("seed", sampled(range(40), keep=4))
+def test_changes_bring_a_copy_from_any_version_to_the_newest(tmp_path: Path, seed: int):
+    history = History(tmp_path / "t", seed)
+    for _ in range(history.chance.randint(0, 4)):
+        history.step()
+    reader = Reader(source(history.table, changes=True))
+    copy: Counter[tuple[int, int]] = Counter()
+    limits = Limits(history.chance.choice([1, 3, 100]), 1 << 30, 1 << 40)
+    for _ in range(6):
+        for row in reader.rows(limits):
+            key, sign = (row["id"], row["p"]), -1 if row["_change_type"] in ("delete", "update_preimage") else 1
+            copy[key] += sign
+            assert copy[key] >= 0, "nothing goes that has not come"
+        there = DeltaTable(history.table).to_pyarrow_table()
+        assert +copy == Counter(zip(there["id"].to_pylist(), there["p"].to_pylist(), strict=True))
+        for _ in range(history.chance.randint(1, 3)):
+            history.step()
+        if history.chance.random() < 0.3:
+            reader.connector = source(history.table, changes=True).open(Opening("p", str, {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ _ROWS = 1 << 16
 _ZONE = re.compile(r".*(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})")
 
 
-def tables(opened: pa.NativeFile, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[pa.Table]:
+def tables(path: Path, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[pa.Table]:
     """The rows, so many at a time, and no row if there is none. A column that the file lacks is null.
 
     Args:
@@ -24,7 +25,7 @@ def tables(opened: pa.NativeFile, columns: pa.Schema, partition: Mapping[str, st
         pa.ArrowException: It is no Parquet file, or a value does not fit its column.
     """
     values = {name: value_of(text, columns.field(name).type) for name, text in partition.items()}
-    with pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as parquet:
+    with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as parquet:
         stored = [name for name in columns.names if name not in values and name in parquet.schema_arrow.names]
         if not parquet.metadata.num_rows:
             yield columns.empty_table()

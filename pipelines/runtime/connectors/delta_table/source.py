@@ -301,7 +301,7 @@ class _Connector:
                 columns = pa.schema([*columns, _CHANGES.field(_TYPE)])
             with self._fetched(part) as local:
                 try:
-                    for rows in tables(pa.OSFile(str(local)), columns, values):
+                    for rows in tables(local, columns, values):
                         yield Batch(self._with_changes(rows, place) if self._source.changes else rows)
                 except (pa.ArrowException, OSError, ValueError) as error:
                     raise InputError(
