@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,8 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipelines.runtime.inspection.value_text import as_json
-from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from state_ops.checkpoints.registry import Registry
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -124,6 +126,8 @@ def moment(text: str, registry: Registry) -> int | str:
         ConfigurationError: The text is the number of one checkpoint and the name of a savepoint of another one, which
             earlier releases allowed.
     """
+    from state_ops.checkpoints.registry import SAVEPOINT  # with pyarrow, which `weir --help` does without
+
     if not text.isdecimal():
         return text
     pin = registry.pinned(SAVEPOINT, text)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import importlib
+import importlib.util
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-import structlog
 import typer
-from deltalake.exceptions import DeltaError
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from configs.redaction import redacted
-from configs.settings import load
 from pipelines.cli.console import err
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
 from state_ops.storage import disks
@@ -66,9 +66,32 @@ class _Commands(Mapping[str, Any]):
         return len(_MODULES)
 
 
+def _summary(name: str) -> str | None:
+    """Return a command's help as its module's text has it, without importing that."""
+    spec = importlib.util.find_spec(f"pipelines.cli.{_MODULES[name]}")
+    assert spec is not None and spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+        match node:
+            case ast.FunctionDef(name=function) if function == name:
+                return ast.get_docstring(node)
+            case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=options)) if name == "state":
+                return next(ast.literal_eval(option.value) for option in options if option.arg == "help")
+    return None
+
+
 class _Group(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": _Commands()})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands, which takes none of their modules."""
+        self.commands = {name: TyperCommand(name, help=_summary(name)) for name in _MODULES}
+        super().format_help(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is asked for, with logs as people want to see them."""
+        _quiet_logs(bool(ctx.obj))
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -88,7 +111,6 @@ def main() -> None:
     """Entry point: run the command, turn errors into messages and exit codes."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    _quiet_logs(debug)
     sys.exit(_guarded(app, debug))
 
 
@@ -110,7 +132,7 @@ def process() -> NoReturn:
 
 def _guarded(command: Callable[..., Any], debug: bool) -> int:
     try:
-        return int(command(standalone_mode=False) or 0)
+        return int(command(standalone_mode=False, obj=debug) or 0)
     except WeirError as error:
         if debug:
             err.print(escape(_trace(error)))
@@ -126,6 +148,8 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         err.print(_SAID_WHEN_INTERRUPTED)
         return _INTERRUPTED
     except Exception as error:
+        from deltalake.exceptions import DeltaError
+
         if hasattr(error, "format_message"):  # click's usage errors: typer carries its own copy of their classes
             err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
             return 2
@@ -155,6 +179,8 @@ def _trace(error: BaseException) -> str:
 
 def _full_disk(error: Exception) -> str | None:
     """The disk whose fullness caused an error, in words; None if no disk is full."""
+    from configs.settings import load
+
     try:
         settings = load()
     except Exception:  # the settings cannot be read either: report the error at hand
@@ -163,6 +189,8 @@ def _full_disk(error: Exception) -> str | None:
 
 
 def _quiet_logs(debug: bool) -> None:
+    import structlog
+
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s")
     if not debug:
         # py4j shows a trace for Ctrl-C, and for errors that Weir reports itself.

@@ -68,3 +68,19 @@ def test_status_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(tmp_path
 def test_each_command_of_the_table_is_the_one_of_its_module():
     commands = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
     assert [command.name for command in commands.values()] == list(commands)
+
+
+def test_the_list_of_commands_loads_none_of_their_modules():
+    command = [sys.executable, "-c", _STATUS, "--help"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    shown, loaded = done.stdout.rsplit("\n", 2)[:2]
+    assert all(f" {name} " in shown for name in main._MODULES)
+    packages = {name.partition(".")[0] for name in json.loads(loaded)}
+    assert not packages & {"numpy", "pyarrow", "polars", "pydantic", "structlog", "deltalake"}
+
+
+def test_the_list_of_commands_says_of_each_what_it_says_itself():
+    commands = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        assert " ".join(str(main._summary(name)).split()) == " ".join(str(command.help).split())
