@@ -89,6 +89,46 @@ def commit(coordinator: Coordinator, now: float = 0.0) -> Checkpoint:
     return done
 
 
+# -- positions before rows
+
+
+def position(coordinator: Coordinator, head: int | None) -> Checkpoint:
+    """What the runtime does with a registry that takes the row."""
+    row = a_checkpoint(coordinator.begin_positions(), head, [], generation=3)
+    coordinator.positioned(row, [])
+    return row
+
+
+def test_an_epoch_continues_the_positions_that_were_committed_for_it():
+    coordinator = a_coordinator(head=6)
+    pending = coordinator.trigger(0.0, Trigger.MANUAL, EXPECTED, positions_first=True)
+    assert isinstance(pending, PendingCheckpoint) and (pending.id, pending.parent_id) == (8, 6)
+    row = position(coordinator, 6)
+    assert row.id == 7 and coordinator.head is row and pending.parent_id == 7
+    assert coordinator.needed().keys() == {6, 7}
+    ack_all(coordinator, epoch=8)
+    assert commit(coordinator).parent_id == 7
+
+
+def test_after_an_epoch_that_fails_the_next_one_continues_its_positions():
+    coordinator = a_coordinator(head=6, tolerable_failures=1)
+    coordinator.trigger(0.0, Trigger.MANUAL, EXPECTED, positions_first=True)
+    position(coordinator, 6)
+    coordinator.abort(0.0, CheckpointId(8), FailureReason.JOB)
+    assert coordinator.failures == 1 and coordinator.head.id == 7
+    again = coordinator.trigger(60.0, Trigger.MANUAL, EXPECTED, positions_first=True)
+    assert isinstance(again, PendingCheckpoint) and (again.id, again.parent_id) == (10, 7)
+
+
+def test_an_epoch_whose_positions_are_being_committed_has_no_deadline_and_has_one_afterwards():
+    coordinator = a_coordinator(head=6, timeout=10.0)
+    coordinator.trigger(0.0, Trigger.MANUAL, EXPECTED, positions_first=True)
+    row = a_checkpoint(coordinator.begin_positions(), 6, [], generation=3)
+    assert coordinator.expire(11.0) == ()
+    coordinator.positioned(row, [])
+    assert [aborted.reason for aborted in coordinator.expire(12.0)] == [FailureReason.TIMEOUT]
+
+
 # -- acks
 
 
