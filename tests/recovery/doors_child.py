@@ -19,7 +19,7 @@ import pyarrow as pa
 from configs import settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, kafka, stage
 from pipelines.runtime.connectors.generator import GeneratorSource
-from pipelines.runtime.epoch import positions
+from pipelines.runtime.epoch import positions, steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.registry import Registry
@@ -114,6 +114,7 @@ REQUESTS: dict[str, tuple[tuple[Any, tuple[str, ...]], ...]] = {
         (Ledger, ("publish",)),
     ),
     "commit": ((Registry, ("commit",)),),
+    "delivery": ((steps, ("deliver_stage",)),),
     "positions": ((positions, ("commit",)),),
     "publication": ((Registry, ("record_publications",)),),
 }

@@ -212,14 +212,27 @@ def test_each_row_comes_once_on_spark_too(tmp_path, source, sink):
     assert_exactly_once(door, wanted)
 
 
+@pytest.mark.long
+def test_at_least_once_and_at_most_once_hold_on_spark_too(tmp_path):
+    more = replace(door_at(tmp_path / "more", "csv", "append", "at_least_once"), spark=True, epoch_rows=200)
+    wanted = expected(more)
+    assert not more.run(-1, "delivery") and more.run(0)
+    assert more.given().keys() == wanted.keys() and wanted < more.given()
+    less = replace(door_at(tmp_path / "less", "csv", "append", "at_most_once"), spark=True, epoch_rows=200)
+    assert expected(less) == wanted
+    assert not less.run(-1, "positions") and less.run(0)
+    assert less.given() < wanted and less.given().total() == ROWS - 200
+
+
 @pytest.mark.parametrize(
     ("source", "sink"), sampled([("csv", "append"), ("partitions", "ledger"), ("generator", "append")])
 )
 def test_at_least_once_is_at_least_once_and_somewhere_more(tmp_path, source, sink):
     door = door_at(tmp_path, source, sink, "at_least_once")
     wanted = expected(door)
-    for at in (1, 3, 5):  # before a commit, whose rows have been delivered
+    for at in (1, 3):  # before a commit, whose rows have been delivered
         assert not door.run(at, "commit")
+    assert not door.run(2, "delivery"), "before the state of those rows is uploaded"
     killed(door, seed=7)
     given = door.given()
     assert given.keys() == wanted.keys() and given.total() > wanted.total()
