@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.connectors.source import Batch, Connector, Lag, Limits, Opening, Part, Planned, Position, Source
+from state_ops.errors import PipelineError
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
 
@@ -34,14 +35,22 @@ class Queue:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS queue (id TEXT, n INTEGER PRIMARY KEY)")
 
     def put(self, rows: Sequence[tuple[str, int]]) -> None:
         with sqlite3.connect(self._path) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS queue (id TEXT, n INTEGER PRIMARY KEY)")
             connection.executemany("INSERT INTO queue VALUES (?, ?)", rows)
 
     def begin(self, start: str | datetime | Position) -> Position:
-        return start if isinstance(start, Mapping) else {"n": -1}
+        if isinstance(start, Mapping) and isinstance(start.get("n"), int):
+            return start
+        if start == "latest":
+            return {"n": self._all("SELECT COALESCE(MAX(n), -1) FROM queue")[0][0]}
+        if start != "earliest":
+            next = 'Say "earliest" or "latest".'
+            raise PipelineError(f"A queue does not begin there: {start}.", where=self._path, next=next)
+        return {"n": -1}
 
     def plan(
         self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()

@@ -369,6 +369,21 @@ def test_a_queue_is_neither_planned_empty_nor_forked_and_a_rewind_says_what_is_m
         forks.fork(site.pipeline, site.settings, "aside")
 
 
+def test_a_queue_may_forget_rows_before_they_are_applied(queue, monkeypatch):
+    source, site = queue
+    source.put([("a", 1)])
+    told = []
+
+    class Watching(InMemoryExecutor):
+        def run(self, *arguments, **options):
+            told.append("stage")
+            return super().run(*arguments, **options)
+
+    monkeypatch.setattr(Queue, "committed", lambda _, position: told.append(position["n"]))
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), Watching()))
+    assert told == [1, "stage", 1]
+
+
 def test_a_row_of_a_queue_is_lost_with_its_epoch(queue, monkeypatch):
     source, site = queue
     source.put([("a", 1)])
