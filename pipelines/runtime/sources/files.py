@@ -218,7 +218,7 @@ class FilesReader(SourceReader):
         future = self.source.length("max_future")
         gathered = Gathered(self.source, expected, None if now is None or future is None else now + future)
         set_aside: list[SetAside] = []
-        limited = False
+        limited, bad_bytes = False, 0
         for file in fresh:
             taken = len(gathered.opened) + len(set_aside)
             is_full = limits is not None and (taken >= limits.max_files or gathered.rows >= limits.max_rows)
@@ -230,12 +230,13 @@ class FilesReader(SourceReader):
                     rows, bad_rows = self._as_parquet(file, gathered, attempt, left)
                     opened = FileCheck.opened(self.source, self._directory_of(rows), rows, self.uri(file))
                     is_beyond = limits is not None and gathered.rows + opened.rows > limits.max_rows
-                    is_beyond |= limits is not None and size_of((*gathered.bad_rows, *bad_rows)) > MOST_REJECTED_BYTES
+                    is_beyond |= limits is not None and bad_bytes + size_of(bad_rows) > MOST_REJECTED_BYTES
                     if gathered.opened and is_beyond:
                         self._left = _Left(rows, bad_rows) if rows.landed is not None else None
                         limited = True
                         break
                     gathered.add(opened, file.size, bad_rows)
+                    bad_bytes += size_of(bad_rows)
             except InputError as error:
                 if limits is None or not self.sets_aside(file):
                     raise

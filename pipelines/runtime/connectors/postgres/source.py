@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 import xxhash
 
 from pipelines.runtime.connectors.postgres.connection import Connection, Server, literal, quoted
@@ -37,6 +38,8 @@ from pipelines.runtime.connectors.source import (
     no_position,
 )
 from state_ops.errors import InputError, PipelineError, VanishedError
+
+log = structlog.get_logger("weir.source")
 
 _PARTITION = "rows"
 _PART_ROWS = 50_000
@@ -79,6 +82,11 @@ _BAD = {
     "array": ("array_ndims({0}) > 1", "is an array of several dimensions"),
 }
 _BAD["timestamptz"] = _BAD["timestamp"]
+_ENDLESS = {
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), "NOT isfinite({0})"),
+    "numeric": "{0} IN ('NaN', 'Infinity', '-Infinity')",
+}
+_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +141,7 @@ class _Connector:
         self._query = f"(\n{source.query.strip().rstrip(';')}\n) AS {_Q}"
         self._cursor = f"{_Q}.{quoted(source.cursor)}"
         self._known: list[_Column] | None = None
+        self._holder: str | None = None
 
     def begin(self, start: str | datetime | Position) -> Position:
         with self._server.connection() as connection:
@@ -175,8 +184,9 @@ class _Connector:
         if hold:  # it has one partition
             return Planned((), _position(after), True, {_PARTITION: False})
         with self._server.connection() as connection:
+            self._known = None  # the table may have other columns by now
             kind = self._cursor_kind(connection)
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(_SNAPSHOT)
             self._check(connection, kind, after)
             newest = self._newest(connection, kind)
             bounds = [newest] if upto is None else [newest, upto["after"]]
@@ -188,6 +198,8 @@ class _Connector:
                 after = parts[-1].place["high"] if parts else after
                 more = self._any(connection, [*self._behind(kind, after), *within])
             at_end = not more and not self._any(connection, self._behind(kind, after))
+            if not (parts or at_end) and kind == "xid8" and upto is None:
+                self._say_who_holds(connection)
             connection.execute("COMMIT")
         return Planned(parts, _position(after), more, {_PARTITION: at_end})
 
@@ -207,23 +219,28 @@ class _Connector:
                 f'WHERE {self._within(kind, part)} ORDER BY {self._cursor}, {_Q}::text COLLATE "C"'
             )
             number = 0
+            connection.execute(_SNAPSHOT)  # what is compared is what is read
+            self._compare(connection, kind, part)
             with connection.stream(query) as reader:
                 for batch in reader:
                     yield _decoded(batch, columns, number)
                     number += batch.num_rows
-            if number != part.rows:
-                raise self._changed(part)
+            connection.execute("COMMIT")
 
     def verify(self, parts: Sequence[Part]) -> None:
         with self._server.connection() as connection:
             kind = self._cursor_kind(connection) if parts else ""
             for part in parts:
-                (there,) = connection.rows(
-                    f"SELECT count(*) AS rows, sum(hashtextextended({_Q}::text, 0))::text AS digest "
-                    f"FROM {self._query} WHERE {self._within(kind, part)}"
-                )
-                if (there["rows"], there["digest"]) != (part.rows, part.place["digest"]):
-                    raise self._changed(part)
+                self._compare(connection, kind, part)
+
+    def _compare(self, connection: Connection, kind: str, part: Part) -> None:
+        """Raises InputError if the rows of a part are not what was planned."""
+        (there,) = connection.rows(
+            f"SELECT count(*) AS rows, sum(hashtextextended({_Q}::text, 0))::text AS digest "
+            f"FROM {self._query} WHERE {self._within(kind, part)}"
+        )
+        if (there["rows"], there["digest"]) != (part.rows, part.place["digest"]):
+            raise self._changed(part)
 
     def lag(self, position: Position) -> Lag:
         with self._server.connection() as connection:
@@ -248,7 +265,7 @@ class _Connector:
         if self._known is None:
             fields = list(connection.columns(f"SELECT * FROM {self._query}"))
             names = [field.name for field in fields]
-            twice = {name for name in names if names.count(name) > 1} | {_REASON, _RAW_TEXT} & set(names)
+            twice = {name for name in names if names.count(name) > 1} | {_Q, _REASON, _RAW_TEXT} & set(names)
             if twice:
                 raise self._refusal(
                     f"The query has no single column {min(twice)}.", "Give each column a name of its own, with AS."
@@ -314,6 +331,11 @@ class _Connector:
                 f"There are rows whose {self._source.cursor} is null, so they would never be read.",
                 "Give them a value, or leave them out in the query.",
             )
+        if kind in _ENDLESS and self._any(connection, [_ENDLESS[kind].format(self._cursor)]):
+            raise self._refusal(
+                f"There are rows whose {self._source.cursor} is infinite or NaN, so nothing could come behind them.",
+                "Give them a value, or leave them out in the query.",
+            )
         if kind == "xid8" and after is not None:
             (there,) = connection.rows("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next")
             if int(after) >= there["next"]:
@@ -322,6 +344,23 @@ class _Connector:
                     f"({there['next']}): it was restored, or is another one, so that new rows would be missed.",
                     "Bring the server back, or seek the source to where it is to go on.",
                 )
+
+    def _say_who_holds(self, connection: Connection) -> None:
+        """Rows wait for the oldest transaction that runs: warn of it, once."""
+        holder = connection.rows(
+            "SELECT xid::text AS transaction, holder, since::text FROM (SELECT backend_xid AS xid, "
+            "'pid ' || pid || coalesce(', ' || state, '') || coalesce(', ' || nullif(application_name, ''), '') AS "
+            "holder, xact_start AS since FROM pg_stat_activity UNION ALL SELECT transaction, 'prepared as ' || gid, "
+            "prepared FROM pg_prepared_xacts) AS running WHERE xid = pg_snapshot_xmin(pg_current_snapshot())::xid"
+        )
+        if holder and holder[0]["transaction"] != self._holder:
+            self._holder = holder[0]["transaction"]
+            log.warning(
+                "rows wait for a transaction that was begun before they were written, and still runs",
+                source=self._source.name,
+                **holder[0],
+                next="End it, and the rows behind it are read.",
+            )
 
     def _newest(self, connection: Connection, kind: str) -> str | None:
         """The last value of the cursor that may be read; None if there is none."""
