@@ -455,8 +455,9 @@ class Pipeline:
 
     @property
     def at_most_once(self) -> bool:
-        """Whether an epoch's positions are committed before it begins, and sinks get its rows once or never."""
-        return self.delivery == AT_MOST_ONCE
+        """Whether an epoch's positions are committed before it begins, and sinks get its rows once or never. A
+        branch can repeat everything, since it reads again and all its sinks are tables: there each row comes once."""
+        return self.delivery == AT_MOST_ONCE and self.branch is None
 
     @property
     def sources(self) -> tuple[Source, ...]:

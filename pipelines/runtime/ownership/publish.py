@@ -12,7 +12,6 @@ import structlog
 
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves
 from pipelines.runtime.connectors.sink import Published, Publisher, TakingBack, no_rows
-from pipelines.runtime.definition import EXACTLY_ONCE
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sinks import delta, replace_partitions, replace_where, restore_version, upsert
 from pipelines.runtime.sinks.opening import marker_of
@@ -95,7 +94,7 @@ def _staged(files: Sequence[StateFile], staged: dict[str, list[StateFile]]) -> d
 
 
 def _publish_all(context: RunContext, checkpoint: Checkpoint, staged: dict[str, list[StateFile]]) -> list[Publication]:
-    if context.pipeline.delivery != EXACTLY_ONCE:
+    if context.pipeline.early or context.pipeline.at_most_once:
         checkpoint = _behind_what_is_there(context, checkpoint, staged)
     return at_once([partial(_publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())])
 
