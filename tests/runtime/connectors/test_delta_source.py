@@ -620,3 +620,27 @@ def test_changes_bring_a_copy_from_any_version_to_the_newest(tmp_path: Path, see
             history.step()
         if history.chance.random() < 0.3:
             reader.connector = source(history.table, changes=True).open(Opening("p", str, {}))
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_files_that_were_vacuumed_are_named_or_left_out(tmp_path: Path, changes: bool):
+    table = tmp_path / "t"
+    for ids in ((1, 2), (3,), (4,)):
+        append(table, *ids, configuration={"delta.enableChangeDataFeed": "true"})
+    DeltaTable(table).optimize.compact()
+    DeltaTable(table).delete("id = 2")
+    append(table, 5)
+    start = {"version": 0}
+    DeltaTable(table).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(LostError, match="was vacuumed") as lost:
+        Reader(source(table, changes=changes), start).rows()
+    assert "version 0" in lost.value.where
+    reader = Reader(source(table, changes=changes, on_lost="skip"), start)
+    if not changes:
+        with pytest.raises(InputError, match="not only added to: DELETE"):
+            reader.rows()
+        assert len(reader.lost) == 3, "what is lost is said first"
+        return
+    rows = [(row["_change_type"], row["id"]) for row in reader.rows()]
+    assert rows[-1] == ("insert", 5) and set(rows[:-1]) <= {("delete", 2)}
+    assert len(reader.lost) == 3 + (len(rows) == 1)
