@@ -235,6 +235,8 @@ def test_commits_that_change_no_row_are_passed_and_not_read_again(tmp_path: Path
     assert reader.connector.plan(at, LARGE).parts == () and len(reads) == 2, (
         "the last entry, and whether there is a next"
     )
+    within = {**at, "version": at["version"] + 2}
+    assert reader.connector.plan(at, LARGE, within).position == within, "a branch passes no more than its pipeline"
     append(table, 3)
     reader.position = at
     assert reader.ids() == [3]
@@ -460,8 +462,9 @@ def test_what_is_no_table_is_named(tmp_path: Path):
         with pytest.raises(InputError, match="There is no Delta table") as refused:
             Reader(source(tmp_path / name))
         assert str(tmp_path / name) in refused.value.where
-    with pytest.raises(ConfigurationError, match="below a directory"):
-        Reader(source(Path("/")))
+    for path in ("/", "orders", "s3://bucket", "s3://bucket/"):
+        with pytest.raises(ConfigurationError, match="below a directory"):
+            Reader(delta.table(path, name="t"))
     append(tmp_path / "t", 1)
     with pytest.raises(InputError, match="event time at is no timestamp of the table"):
         Reader(source(tmp_path / "t", event_time="at"))
@@ -495,6 +498,11 @@ def cloned(line: dict[str, Any]) -> None:
         line["add"]["path"] = "file:///elsewhere/part.parquet"
 
 
+def escaping(line: dict[str, Any]) -> None:
+    if "add" in line:
+        line["add"]["path"] = "../other/part.parquet"
+
+
 def damaged(line: dict[str, Any]) -> None:
     line.pop("add", None)
     line["add"] = {"path": 3}
@@ -502,7 +510,13 @@ def damaged(line: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("edit", "reason"),
-    [(feature, "variantType"), (mapped, "columns are mapped"), (cloned, "lies elsewhere"), (damaged, "damaged")],
+    [
+        (feature, "variantType"),
+        (mapped, "columns are mapped"),
+        (cloned, "lies elsewhere"),
+        (escaping, "lies elsewhere"),
+        (damaged, "damaged"),
+    ],
 )
 def test_what_it_cannot_read_is_refused_by_name(tmp_path: Path, edit: Callable[..., None], reason: str):
     table = tmp_path / "t"

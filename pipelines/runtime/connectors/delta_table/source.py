@@ -43,7 +43,8 @@ from pipelines.runtime.connectors.source import (
     Source,
     no_position,
 )
-from state_ops.errors import InputError, LostError, MissingError, PipelineError, first_line
+from state_ops.errors import DamageError, InputError, LostError, MissingError, PipelineError, first_line
+from state_ops.storage.storage import check_path
 from state_ops.storage.transfers import together
 
 _PARTITION = "table"
@@ -187,7 +188,8 @@ class _Connector:
         """Where it is read on. Raises LostError, or adds to `lost`, if versions have been cleaned away."""
         if self._quiet is not None and self._quiet[0].table == at.table and at.index == 0 and not at.snapshot:
             begin, behind = self._quiet
-            at = behind if begin.version <= at.version < behind.version else at
+            if begin.version <= at.version < behind.version and (end is None or not end.is_before(behind)):
+                at = behind
         version = self._log.follow(at.table, at.version)
         if version == at.version or not at.is_before(end):
             return at
@@ -229,12 +231,15 @@ class _Connector:
             yield self._part(at, number, files[number], time), at.behind(number, len(files))
 
     def _part(self, at: _Place, number: int, file: DataFile, time: int) -> Part:
-        if ":" in file.path or file.path.startswith("/"):
+        try:
+            check_path(file.path)
+        except DamageError:
             raise self._log.problem(
-                f"The file {file.path} lies elsewhere, as those of a shallow clone do.",
+                f"The file {file.path} lies elsewhere, as those of a shallow clone do, or its name has a colon or a "
+                "backslash.",
                 "Read the table from which it was cloned, or a deep clone.",
                 at.version,
-            )
+            ) from None
         place: dict[str, Any] = {"table": at.table, "version": at.version, "path": file.path, "time": time}
         place |= {"size": file.bytes, "partition": dict(file.partition), "change": file.change}
         name = f"{quote(at.table, safe='')}-{at.version}-{number}{'-all' if at.snapshot else ''}"

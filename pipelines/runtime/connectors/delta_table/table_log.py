@@ -116,13 +116,14 @@ class TableLog:
     """
 
     def __init__(self, uri: str, where: str, s3: S3Settings | None, seek: str) -> None:
-        above, _, self.name = refuse_secrets(uri, where).rstrip("/").rpartition("/")
-        if not above.rpartition("://")[2] or not self.name:
+        scheme, mark, place = refuse_secrets(uri, where).rstrip("/").rpartition("://")
+        above, _, self.name = place.rpartition("/")
+        if not above or not self.name:
             raise ConfigurationError(
                 f"A table has to lie below a directory or a bucket: {uri}", where=where, next="Correct its path."
             )
-        self.uri, self.where, self._seek = f"{above}/{self.name}", where, seek
-        self.storage = Storage(above, s3)
+        self.uri, self.where, self._seek = f"{scheme}{mark}{place}", where, seek
+        self.storage = Storage(f"{scheme}{mark}{above}", s3)
         self._lock = threading.RLock()
         self._base, self._top, self._digest = 0, -1, ""
         self._metadata: list[tuple[int, Metadata]] = []
