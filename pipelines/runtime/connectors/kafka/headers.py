@@ -7,12 +7,14 @@ so its newest message of a sink tells how far it has got there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from pipelines.runtime.connectors.kafka import reading
 from pipelines.runtime.connectors.kafka.client import Client
+from pipelines.runtime.connectors.kafka.cluster import Cluster, Key, keys_of
 from state_ops.errors import DamageError
 
 HEADER = "weir-checkpoint"
@@ -53,17 +55,28 @@ def newest(client: Client, topic: str, app_id: str, since: datetime | None = Non
     Raises:
         DamageError: What else it had has expired, so that nobody knows.
     """
-    consumer = reading.consumer(client, app_id)
+    from confluent_kafka.admin import OffsetSpec
+
+    cluster = Cluster(client, (topic,), None)
+    keys = keys_of(cluster.described())
+    lows = cluster.listed_whole(keys, OffsetSpec.earliest())
+    ends = cluster.listed_whole(keys, OffsetSpec.latest())
+    firsts = dict(lows)
+    if since is not None:
+        after = cluster.listed_whole(keys, OffsetSpec.for_timestamp(int((since - _CLOCKS_DIFFER).timestamp() * 1000)))
+        firsts = {key: offset if offset >= 0 else ends[key] for key, offset in after.items()}
     rows, is_unsure = [], False
-    try:
-        for partition in consumer.list_topics(topic, client.timeout_s).topics[topic].partitions:
-            row, has_expired = _newest_of(client, consumer, topic, partition, app_id, since)
+    with ExitStack() as reads:
+        consumer: Any = None
+        for key in keys:
+            row = None
+            if ends[key] > firsts[key]:  # else there is nothing to read, as in a new topic
+                if consumer is None:
+                    consumer = reading.consumer(client, app_id)
+                    reads.callback(consumer.close)
+                row = _newest_of(client, consumer, key, firsts[key], ends[key], app_id)
             rows += [row] if row is not None else []
-            is_unsure = is_unsure or (row is None and has_expired)
-    except client.kafka.KafkaException as error:
-        raise client.failure(error.args[0], f"the topic {topic} cannot be read") from error
-    finally:
-        consumer.close()
+            is_unsure = is_unsure or (row is None and lows[key] > 0)
     found = max(rows, default=None)
     if found is not None and not found.is_last and is_unsure:
         raise DamageError(
@@ -75,31 +88,22 @@ def newest(client: Client, topic: str, app_id: str, since: datetime | None = Non
     return found
 
 
-def _newest_of(
-    client: Client, consumer: Any, topic: str, partition: int, app_id: str, since: datetime | None
-) -> tuple[Sent | None, bool]:
-    """The newest row in a partition, and whether messages of it have expired."""
-    from confluent_kafka import TopicPartition
-
-    low, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), client.timeout_s)
-    first, size = low, _LOOK_BACK
-    if since is not None:
-        at = int((since - _CLOCKS_DIFFER).timestamp() * 1000)
-        (place,) = consumer.offsets_for_times([TopicPartition(topic, partition, at)], client.timeout_s)
-        first = place.offset if place.offset >= 0 else end
+def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, app_id: str) -> Sent | None:
+    """The newest row among the messages of a partition from one offset to below another."""
+    size = _LOOK_BACK
     while end > first:
         begin = max(first, end - size)
         rows = [
             row
-            for bunch in reading.messages(client, consumer, topic, partition, begin, end, waits=False)
+            for bunch in reading.messages(client, consumer, *key, begin, end, waits=False)
             for message in bunch
             for name, value in reading.headers_of(message)
             if name == HEADER and (row := _own(value or b"", app_id)) is not None
         ]
         if rows:
-            return max(rows), low > 0
+            return max(rows)
         end, size = begin, size * 2
-    return None, low > 0
+    return None
 
 
 def _own(header: bytes, app_id: str) -> Sent | None:
