@@ -11,11 +11,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipelines.runtime.connectors.kafka import reading
 from pipelines.runtime.connectors.kafka.client import Client
-from state_ops.errors import TransientError
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, TopicPartition
+    from confluent_kafka import TopicPartition
+
+_STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +57,34 @@ class Marker:
 
 
 def stored(client: Client, topic: str, group: str) -> Marker | None:
-    """The marker of a group; None if brokers have none, or have forgotten it."""
-    codes = client.kafka.KafkaError
+    """The marker of a group; None if brokers have none, or have forgotten it.
+
+    A consumer asks, since the client for administrative calls ends the whole process where another broker answers for
+    the group than before (librdkafka 2.16: its handler of OffsetFetch expects a consumer).
+    """
+    from confluent_kafka import TopicPartition
+
+    codes, doing = client.kafka.KafkaError, f"the marker of the topic {topic} cannot be read"
     # A transaction that has been committed may not be written everywhere yet; a broker may just have started.
-    passing = (codes.UNSTABLE_OFFSET_COMMIT, codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR)
+    passing = {codes.UNSTABLE_OFFSET_COMMIT, codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR}
+    passing |= {codes.COORDINATOR_NOT_AVAILABLE, codes._TIMED_OUT, codes._WAIT_COORD, codes._TRANSPORT}
+    consumer = reading.consumer(client, group)
     deadline = time.monotonic() + client.timeout_s
-    while True:
-        place, error = _place(client, topic, group)
-        if error is None:
-            return Marker.at(place) if place is not None else None
-        if error.code() == codes.UNKNOWN_TOPIC_OR_PART:
-            return None
-        if error.code() not in passing or time.monotonic() > deadline:
-            raise client.failure(error, f"the marker of the topic {topic} cannot be read")
-        time.sleep(0.02)
-
-
-def _place(client: Client, topic: str, group: str) -> tuple[TopicPartition | None, KafkaError | None]:
-    """The group's offset; or why it cannot be told."""
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-    futures = client.admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=client.timeout_s)
     try:
-        (place,) = client.result(futures[group], f"the marker of the topic {topic} cannot be read").topic_partitions
-    except TransientError as error:
-        if isinstance(error.__cause__, client.kafka.KafkaException):
-            return None, error.__cause__.args[0]
-        raise
-    return place, place.error
+        while True:
+            try:
+                (place,) = consumer.committed([TopicPartition(topic, 0)], min(_STEP_S, client.timeout_s))
+                error = place.error
+            except client.kafka.KafkaException as failed:
+                error = failed.args[0]
+            if error is None:
+                return Marker.at(place)
+            if error.code() == codes.UNKNOWN_TOPIC_OR_PART:
+                return None
+            consumer.poll(0)  # a refused password comes by a callback
+            client.check(doing)
+            if error.code() not in passing or time.monotonic() > deadline:
+                raise client.failure(error, doing)
+            time.sleep(0.02)
+    finally:
+        consumer.close()
