@@ -54,13 +54,15 @@ _WIDER = {
     "int4": ("int4", "int8", "numeric"),
     "int8": ("int8", "numeric"),
     "float4": ("float4", "float8"),
-    "text": ("text", "varchar", "json", "jsonb"),
+    "text": ("text", "varchar", "uuid", "json", "jsonb"),
 }
+_CAST = ("uuid", "json", "jsonb")
 _DIGITS = {"int2": 5, "int4": 10, "int8": 19}
 _PATIENCE = """
 SELECT set_config('idle_in_transaction_session_timeout', '60s', true), set_config('lock_timeout', '120s', true)"""
 _COLUMNS = """
-SELECT a.attname::text AS name, t.typname::text AS type, a.atttypmod AS modifier, a.attnotnull AS required,
+SELECT a.attname::text AS name, t.typname::text AS type, t.typtype = 'e' AS enum,
+  format_type(a.atttypid, NULL) AS written, a.atttypmod AS modifier, a.attnotnull AS required,
   a.atthasdef OR a.attidentity <> '' AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
@@ -296,17 +298,22 @@ class _Publisher:
 
     def _apply(self, connection: Connection, columns: dict[str, str], schema: Any) -> int:
         """Bring the staged rows into the table; returns how many rows of it have changed."""
-        there = {column["name"]: column["type"] for column in connection.rows(_COLUMNS, self._table)}
+        there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
         into = ", ".join(map(quoted, columns))
+        # Two texts may be one value of another type, so rows of one key are told apart by the table's.
         values = ", ".join(
-            f"{quoted(name)}::{there[name]}" if there.get(name) in ("json", "jsonb") else quoted(name)
+            f"{quoted(name)}::{there[name]['written']} AS {quoted(name)}"
+            if name in there and (there[name]["enum"] or there[name]["type"] in _CAST)
+            else quoted(name)
             for name in columns
         )
-        insert = f"INSERT INTO {self._table} ({into}) SELECT {values} FROM"
+        more = f", {CHANGE}" if CHANGE in schema.names else ""
+        staged = f"(SELECT {values}, {_ROW}{more} FROM {_STAGING}) AS typed"
+        insert = f"INSERT INTO {self._table} ({into}) SELECT {into} FROM"
         if not self._sink.key:
-            return self._changed(connection, f"{insert} {_STAGING} ORDER BY {_ROW}")
+            return self._changed(connection, f"{insert} {staged} ORDER BY {_ROW}")
         key = ", ".join(map(quoted, self._sink.key))
-        last = f"(SELECT DISTINCT ON ({key}) * FROM {_STAGING} ORDER BY {key}, {_ROW} DESC) AS staged"
+        last = f"(SELECT DISTINCT ON ({key}) * FROM {staged} ORDER BY {key}, {_ROW} DESC) AS staged"
         is_delete = f"{CHANGE} IN {DELETES}"
         rest = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in columns if name not in self._sink.key)
         replace = f"ON CONFLICT ({key}) DO {f'UPDATE SET {rest}' if rest else 'NOTHING'}"
@@ -349,6 +356,8 @@ def _misfit(type: str, column: dict[str, Any]) -> str | None:
     name, _, arguments = type.partition("(")
     if name.endswith("[]"):
         name = "_" + name.removesuffix("[]")
+    if column["enum"] and name == "text":
+        return None
     if column["type"] not in _WIDER.get(name, (name,)):
         return f"is of type {column['type']}"
     modifier = column["modifier"]
