@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,16 @@ from tests.recovery.harness import Site
 
 calls: list[tuple[int, list[dict[str, Any]]]] = []
 failing: list[int] = []
+schemas: list[pa.Schema] = []
+
+
+def pause() -> None:
+    """What a test puts in place of it takes time."""
 
 
 def told(rows: pa.Table, checkpoint: int) -> None:
+    pause()
+    schemas.append(rows.schema)
     if checkpoint in failing:
         failing.remove(checkpoint)
         raise ValueError("the hook is away")
@@ -39,8 +49,8 @@ def epochs(site: Site) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def fresh():
-    calls.clear()
-    failing.clear()
+    for memory in (calls, failing, schemas):
+        memory.clear()
 
 
 def test_it_gets_each_epochs_rows_in_order(tmp_path):
@@ -60,6 +70,36 @@ def test_what_it_raises_ends_the_run_and_the_next_one_calls_it_again(tmp_path):
     epochs(site)
     newest = {row["key"]: row["n"] for _, rows in calls for row in rows}
     assert sum(newest.values()) == 60, "state has each row once"
+
+
+def test_a_slow_one_is_called_once_at_a_time_and_in_order_over_restarts(tmp_path, monkeypatch):
+    busy, begun = threading.Lock(), list[float]()
+
+    def slow() -> None:
+        assert busy.acquire(blocking=False), "it is not called beside itself"
+        begun.append(time.monotonic())
+        time.sleep(0.2)
+        busy.release()
+        if len(begun) in (2, 4):
+            raise ValueError("the hook is away")
+
+    monkeypatch.setattr(sys.modules[__name__], "pause", slow)
+    site = site_of(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StageError, match="the hook is away"):
+            epochs(site)
+    epochs(site)
+    ids = [id for id, _ in calls]
+    assert ids == sorted(set(ids)) and len(begun) == len(calls) + 2
+    counts = [row["n"] for _, rows in calls for row in rows if row["key"] == 0]
+    assert counts == sorted(counts), "a key's rows come in the order of its epochs"
+    assert sum({row["key"]: row["n"] for _, rows in calls for row in rows}.values()) == 60
+
+
+def test_rows_have_the_types_that_the_stage_hands_out(tmp_path):
+    site = site_of(tmp_path)
+    epochs(site)
+    assert schemas[0] == schemas[-1] == pa.schema([("key", pa.int64()), ("n", pa.int64()), ("epoch", pa.int64())])
 
 
 def test_exactly_once_is_refused(tmp_path):
