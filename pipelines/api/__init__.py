@@ -302,15 +302,32 @@ class delta:
         )
 
     @staticmethod
-    def replace(table: str, by: str | Sequence[str], *, event_time: str | None = None) -> ReplaceSink:
-        """The rows that an epoch hands out replace the partitions of the Delta table that they have values of.
+    def replace(
+        table: str,
+        by: str | Sequence[str] = (),
+        *,
+        where: str | None = None,
+        partition_by: str | Sequence[str] = (),
+        event_time: str | None = None,
+    ) -> ReplaceSink:
+        """The rows that an epoch hands out replace the partitions of the Delta table that they have values of; or all
+        rows that satisfy a condition.
 
         Args:
             table: As of `append`.
             by: The columns whose values are replaced as a whole, by which the table is partitioned: as of `append`.
+            where: Instead of `by`: a condition in Spark's SQL, as of a stage's `where`. A row that an epoch hands out
+                and that does not satisfy it holds the pipeline.
+            partition_by: With `where`: as of `append`.
             event_time: As of `append`.
         """
-        return ReplaceSink(**_table(table), partition_by=_names(by), event_time=event_time)
+        if bool(by) == (where is not None) or (by and partition_by):
+            raise PipelineError(
+                f"It is not clear what rows for the table {table} replace.",
+                where=f"table {table}",
+                next="Say by= (columns, by which the table is partitioned) or where= (a condition).",
+            )
+        return ReplaceSink(**_table(table), partition_by=_names(by or partition_by), where=where, event_time=event_time)
 
 
 def _table(table: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 PARTITION = "weir.partition"  # in a file's metadata: the values of the partition that it belongs to, as Delta's texts
+WHERE = "weir.where"  # in a file's metadata: the condition whose rows the file's replace
 
 
 def partition_json(values: Mapping[str, Any]) -> str:
@@ -31,6 +32,12 @@ def partition_of(footer: pq.FileMetaData) -> tuple[tuple[str, str | None], ...]:
     """The partition that a staged file belongs to; none: its table has no partitions."""
     raw = (footer.metadata or {}).get(PARTITION.encode())
     return tuple(json.loads(raw).items()) if raw else ()
+
+
+def where_of(footer: pq.FileMetaData) -> str | None:
+    """The condition whose rows a staged file's replace; None: they replace those of partitions, or none."""
+    raw = (footer.metadata or {}).get(WHERE.encode())
+    return raw.decode() if raw else None
 
 
 def staged_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:

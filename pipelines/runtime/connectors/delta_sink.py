@@ -52,7 +52,13 @@ class UpsertSink(DeltaSink):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceSink(DeltaSink):
-    """A Delta table with the newest rows of each partition: an epoch's rows replace the partitions that they have."""
+    """A Delta table with the newest rows: an epoch's replace the partitions that they have, or what a condition keeps.
+
+    Attributes:
+        where: The condition, which every row satisfies. None: partitions are replaced.
+    """
+
+    where: str | None = None
 
     @property
     def kind(self) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink, partitions
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, source_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
@@ -428,7 +428,8 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
 
 def _target(pipeline: Pipeline, sink: Sink) -> Target:
     key = sink.key if isinstance(sink, UpsertSink) else ()
-    return Target(sink.name, pipeline.staging(sink), key, partitions(sink))
+    condition = sink.where if isinstance(sink, ReplaceSink) else None
+    return Target(sink.name, pipeline.staging(sink), key, partitions(sink), condition)
 
 
 def _untold(head: Checkpoint | None, stage: Stage) -> bool:

@@ -8,12 +8,14 @@ when a row was processed are left out and named, because a branch reads everythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,11 +31,13 @@ from pipelines.runtime.operators import clocked_output, clocked_state
 from pipelines.runtime.operators.event_time import START
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.changes import ROW, Changes
-from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
+from pipelines.runtime.sinks.predicates import predicate
+from pipelines.runtime.sinks.replace_partitions import outside, replaced_by
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import files_at
-from pipelines.runtime.sinks.table_commit import file_path, with_partition
+from pipelines.runtime.sinks.table_commit import file_path, table_path, with_partition
 from state_ops.arrow import frames
+from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
 from state_ops.storage.storage import Storage
@@ -192,17 +196,24 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         returns = (
             table.back.comes if table.back is not None else ()
         )  # rows that a promotion since the fork has taken out
+        within: Kept | None = None
+        left: Kept | None = None
         if isinstance(sink, ReplaceSink):
             then = files_at(storage, table.table, table.back.then) if table.back is not None else []
-            replaced = partitions_of(table.comes)
-            stays = {file.path for file in outside(then, replaced)}
+            replaced = replaced_by(source, table.table, table.comes)
+            stays = {file.path for file in outside(then, replaced.partitions)} if not replaced.conditions else set()
             now = promotion.rows_of(storage, table.table)[0]
-            goes, returns = tuple(file for file in now if file.path not in stays), tuple(outside(returns, replaced))
-        within = (decided.only, table.column) if decided.only is not None and table.column is not None else None
-        if within is not None:  # the pipeline's rows of a range may have come before the fork
+            goes = tuple(file for file in now if file.path not in stays)
+            returns = tuple(outside(then if replaced.conditions else returns, replaced.partitions))
+            if returns and table.back is not None:
+                left = _left(storage, table.table, table.back.then, replaced.conditions)
+        if decided.only is not None and table.column is not None:
+            # The pipeline's rows of a range may have come before the fork.
             goes, returns = promotion.rows_of(storage, table.table)[0], ()
+            within = partial(_in_range, decided.only, table.column)
         theirs = [(source, table.comes), (storage, returns)]
-        tables.append(_table(pipeline, table.table, [(storage, goes)], theirs, within, settings.work_dir))
+        ours = [(storage, goes)]
+        tables.append(_table(pipeline, table.table, ours, theirs, within, settings.work_dir, left=left))
     return BranchDiff(
         pipeline.title,
         name,
@@ -214,6 +225,28 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         tuple(_states(pipeline, here, settings, decided)) if states and decided.only is None else (),
         decided.taken_back,
     )
+
+
+Kept = Callable[[Storage, pa.Table, DataFile], pa.Array]
+"""Which rows of a file, which lies in a storage, are compared."""
+
+
+def _in_range(wanted: Range, column: str, _: Storage, rows: pa.Table, __: DataFile) -> pa.Array:
+    return wanted.of(rows, column)
+
+
+def _left(storage: Storage, table: str, version: int | None, conditions: Sequence[str]) -> Kept:
+    """Of what the table had at the fork, the rows that a branch's do not replace; all of the branch's."""
+    handle = fenced_table.open_table(storage, table_path(table), version)
+    replaced = [predicate(table, condition, handle) for condition in conditions]
+
+    def kept(place: Storage, rows: pa.Table, file: DataFile) -> pa.Array:
+        goes = np.zeros(rows.num_rows, bool)
+        for rows_that_go in replaced if place is storage else ():
+            goes |= rows_that_go.keeps(rows, file)
+        return pa.array(~goes)
+
+    return kept
 
 
 def _keyed(
@@ -256,14 +289,15 @@ def _table(
     table: str,
     ours: Sequence[tuple[Storage, Sequence[DataFile]]],
     theirs: Sequence[tuple[Storage, Sequence[DataFile]]],
-    within: tuple[Range, str] | None,
+    within: Kept | None,
     scratch: Path,
     changes: Changes | None = None,
+    left: Kept | None = None,
 ) -> TableDiff:
-    """changes: to the branch's side, of a table with keys."""
+    """within: rows of both sides; left: of the branch's. changes: to that, of a table with keys."""
     with database() as connection:
         first = _loaded(connection, "ours", table, ours, within, scratch)
-        second = _loaded(connection, "theirs", table, theirs, within, scratch)
+        second = _loaded(connection, "theirs", table, theirs, left or within, scratch)
         if changes is not None:
             second = _changed(connection, second, changes)
         schemas = [schema for schema in (first, second) if schema is not None]
@@ -323,10 +357,10 @@ def _loaded(
     name: str,
     table: str,
     parts: Sequence[tuple[Storage, Sequence[DataFile]]],
-    within: tuple[Range, str] | None,
+    within: Kept | None,
     scratch: Path,
 ) -> pa.Schema | None:
-    """Load the rows of one side, file by file, perhaps only those of a range.
+    """Load the rows of one side, file by file, perhaps only some of them.
 
     Args:
         parts: The storages, each with the files that lie there.
@@ -341,7 +375,7 @@ def _loaded(
         for storage, file in ((storage, file) for storage, files in parts for file in files):
             with storage.fetched(file_path(table, file), scratch) as local:
                 rows = frames.canonical(with_partition(pq.read_table(local, use_threads=False), file))
-                yield rows if within is None else rows.filter(within[0].of(rows, within[1]))
+                yield rows if within is None else rows.filter(within(storage, rows, file))
 
     tables = read()
     first = next(tables)

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 BOOLEAN, INTEGER, FLOAT, DOUBLE, DECIMAL = "boolean", "integer", "float", "double", "decimal"
@@ -84,6 +85,8 @@ _ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 
 _BLANK = "".join(map(chr, range(33)))  # what Spark takes away around a number
 _EXACT = Context(prec=100)
+
+_AT, _FIRST = "__weir_at", "__weir_first"
 
 Row = tuple[Any, ...]
 Function = Callable[[Row], Any]
@@ -145,6 +148,21 @@ class Where:
         values = [_values(rows.column(name)) for name in self.columns]
         each = zip(*values, strict=True) if values else (() for _ in range(rows.num_rows))
         return np.array([index for index, row in enumerate(each) if self.condition(row) is True], dtype=np.int64)
+
+    def mask(self, rows: pa.Table) -> np.ndarray:
+        """bool[n], which rows it keeps. The condition is asked once of equal rows. Raises Fails."""
+        if not self.columns:
+            return np.full(rows.num_rows, self.condition(()) is True)
+        named, mask = rows.select(self.columns), np.zeros(rows.num_rows, bool)
+        if any(pa.types.is_floating(column.type) for column in named.columns):  # -0.0 is equal to 0.0, and another one
+            mask[self.kept(named)] = True
+            return mask
+        values = pl.from_arrow(named)
+        assert isinstance(values, pl.DataFrame)
+        equal = values.with_row_index(_AT).group_by(self.columns).agg(pl.col(_AT), pl.col(_AT).first().alias(_FIRST))
+        kept = self.kept(named.take(pa.array(equal[_FIRST].to_arrow())))
+        mask[equal[_AT].gather(kept).explode().drop_nulls().to_numpy()] = True
+        return mask
 
 
 def compiled(where: str, schema: pa.Schema) -> Where:

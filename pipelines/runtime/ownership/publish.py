@@ -118,23 +118,23 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
         return _hand_over(context, checkpoint, sink, files)
     target = context.pipeline.sink(sink)
     if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
-        app_id, scratch = context.pipeline.app_id, context.settings.work_dir
-        return upsert.publish(context.storage, app_id, target, checkpoint, before, files, scratch)
+        scratch = context.settings.work_dir
+        return upsert.publish(context.storage, context.pipeline.app_id, target, checkpoint, before, files, scratch)
+    scratch = context.settings.work_dir
     replaces, grows = isinstance(target, ReplaceSink), target is not None and evolves(target)
     if checkpoint.kind in TAKES_BACK:
         context.sinks.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:
-            scratch = context.settings.work_dir
             return replace_where.overwrite(
                 context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch, evolves=grows
             )
         app_id = context.pipeline.app_id
         return restore_version.rewind(
-            context.storage, app_id, sink, checkpoint, files, replaces=replaces, evolves=grows
+            context.storage, app_id, sink, checkpoint, files, replaces=scratch if replaces else None, evolves=grows
         )
     storage, app_id, footers = context.storage, context.pipeline.app_id, context.sinks.footers
     if replaces:
-        done = replace_partitions.publish(storage, app_id, sink, checkpoint, before, files, footers)
+        done = replace_partitions.publish(storage, app_id, sink, checkpoint, before, files, footers, scratch=scratch)
     else:
         tables = context.sinks.tables
         done = delta.publish(storage, app_id, sink, checkpoint, before, files, tables, footers, evolves=grows)

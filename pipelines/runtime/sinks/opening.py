@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import UpsertSink, evolves, partitions
+from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
 from pipelines.runtime.connectors.sink import Expiring, Publisher, Sink, SinkOpening
 from pipelines.runtime.connectors.source import LOOKING, RUNNING
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
+from pipelines.runtime.sinks.predicates import check_condition
 from state_ops.checkpoints.checkpoint import TABLES, Checkpoint
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.storage.storage import Storage
@@ -113,10 +114,13 @@ class Sinks:
             check_columns(sink, schema)
             delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
         elif self._pipeline.is_table(sink):
+            if isinstance(sink, ReplaceSink) and sink.where is not None:
+                check_condition(sink.name, sink.where, schema)
             delta.check_table(
                 self._storage,
                 sink.name,
                 schema,
+                keyed=isinstance(sink, ReplaceSink),
                 partition_by=self._partitions(sink, schema),
                 evolves=evolves(sink),
             )
@@ -132,6 +136,7 @@ class Sinks:
                 self._storage,
                 sink.name,
                 schema,
+                keyed=isinstance(sink, ReplaceSink),
                 partition_by=self._partitions(sink, schema),
                 evolves=evolves(sink),
             )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import structlog
@@ -23,7 +24,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pipelines.runtime.sinks.delta import check_committed
-from pipelines.runtime.sinks.replace_partitions import outside, partitions_of
+from pipelines.runtime.sinks.replace_partitions import replaced_by, without
+from pipelines.runtime.sinks.replace_where import remove_unnamed
 from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
     BRANCH,
@@ -36,6 +38,7 @@ from pipelines.runtime.sinks.table_commit import (
     file_path,
     publication,
     seen_by,
+    staging_directory,
     table_path,
 )
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
@@ -137,24 +140,30 @@ def rewind(
     checkpoint: Checkpoint,
     files: Sequence[StateFile] = (),
     *,
-    replaces: bool = False,
+    replaces: Path | None = None,
     evolves: bool = False,
 ) -> Publication:
     """Carry out a rewind or a promotion that is committed, on one table, exactly once however often this is called.
 
-    files: a branch's rows, which come in the same commit. replaces: they are the only ones in their partitions.
+    files: a branch's rows, which come in the same commit. replaces: they are the only ones of what they replace;
+    a directory for files, one for each transfer at a time.
     evolves: the table gets the columns of theirs that it lacks.
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
 
     def change_of(handle: DeltaTable) -> Change:
         new: list[pa.Field] = []
+        rests: list[DataFile] = []
         if adds:  # what comes back was in this very table
             new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
         then, _ = _since(storage, handle, table, sink["to"])
         now, wanted = active_files(handle), files_at(storage, table, then)
-        if replaces:
-            wanted = outside(wanted, partitions_of(adds))
+        if replaces is not None and adds and then is not None:
+            was = fenced_table.open_table(storage, table_path(table), then)
+            asked = replaced_by(storage, table, adds)
+            out, rests = without(storage, table, was, wanted, asked, directory, replaces)
+            gone = {file.path for file in out}
+            wanted = [file for file in wanted if file.path not in gone]
         active = {file.path for file in now}
         goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, sink["at"]), wanted)
         if any(file.path not in active for file in goes):
@@ -164,12 +173,15 @@ def rewind(
         comes = tuple(described(storage, table, file) for file in comes if file.path not in active)
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
-        return Change([*comes, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)}, new)
+        return Change([*comes, *rests, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)}, new)
 
+    directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
     damaged = partial(_unreachable, storage, table)
     committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)
     if committed.change is None:
         return publication(checkpoint, table, committed.version, 0, 0, started)
+    if replaces is not None and adds:
+        remove_unnamed(storage, app_id, table, checkpoint, committed.change.adds)
     goes = committed.change.removes
     rows = sum(file.rows for file in adds) - sum(file.rows for file in goes)
     return publication(checkpoint, table, committed.version, len(goes) + len(adds), rows, started)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -108,6 +110,17 @@ def file_path(table: str, file: DataFile) -> str:
     return f"{table_path(table)}/{unquote(file.path)}"
 
 
+@contextmanager
+def local_file(storage: Storage, table: str, file: DataFile, scratch: Path) -> Iterator[Path]:
+    """A file of the table on a local disk, where it is there already, or a copy of it."""
+    path = file_path(table, file)
+    if storage.is_local:
+        yield Path(storage.full(path).removeprefix("file://"))
+        return
+    with storage.fetched(path, scratch) as local:
+        yield local
+
+
 def with_partition(rows: pa.Table, file: DataFile) -> pa.Table:
     """A file's rows with its partition's values, as texts, where the file has not got these columns itself: what others
     have written, an OPTIMIZE for instance, has none."""
@@ -130,14 +143,14 @@ def data_files(
     def data_file(file: StateFile, _: object) -> DataFile:
         footer = (footers or {}).get(file.path)
         if footer is None:
-            footer = _footer(storage, file.path)
+            footer = footer_of(storage, file.path)
         path = file.path.removeprefix(prefix)
         return DataFile(path, file.bytes, file.rows or 0, partition_of(footer), statistics=statistics(footer))
 
     return together(data_file, list(files), at_once=storage.transfers)
 
 
-def _footer(storage: Storage, path: str) -> pq.FileMetaData:
+def footer_of(storage: Storage, path: str) -> pq.FileMetaData:
     """Of a committed checkpoint's file. Raises DamageError."""
     try:
         return storage.parquet_footer(path)

@@ -37,7 +37,7 @@ from pipelines.runtime.sinks.table_commit import (
     Change,
     branch_of,
     commit,
-    file_path,
+    local_file,
     publication,
     staging_directory,
     table_path,
@@ -276,7 +276,7 @@ def _possible(keys: pl.DataFrame, column: str, bounds: Bounds, file: DataFile) -
 def _matches(upsert: Upsert, file: DataFile, keys: pl.DataFrame) -> pl.DataFrame:
     """The rows of a file that have one of the keys: where they are, and which row comes instead, null for none."""
     matches, at = [_NO_MATCH], 0
-    with _local(upsert, file) as local, pq.ParquetFile(local) as source:
+    with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, pq.ParquetFile(local) as source:
         for batch in source.iter_batches(_KEY_ROWS, columns=list(upsert.key), use_threads=False):
             here = pl.from_arrow(frames.canonical(pa.Table.from_batches([batch])))
             assert isinstance(here, pl.DataFrame)
@@ -324,7 +324,7 @@ def _copy_rest(
     upsert: Upsert, file: DataFile, without: np.ndarray[Any, Any], writer: pq.ParquetWriter, schema: pa.Schema
 ) -> int:
     rows, begin = 0, 0
-    with _local(upsert, file) as local, pq.ParquetFile(local) as source:
+    with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, pq.ParquetFile(local) as source:
         for batch in source.iter_batches(_BATCH, use_threads=False):
             end = begin + batch.num_rows
             inside = without[np.searchsorted(without, begin) : np.searchsorted(without, end)] - begin
@@ -346,14 +346,3 @@ def _write(writer: pq.ParquetWriter, rows: pa.Table, schema: pa.Schema) -> int:
     if rows.num_rows:
         writer.write_table(frames.aligned(frames.canonical(rows), schema))
     return rows.num_rows
-
-
-@contextmanager
-def _local(upsert: Upsert, file: DataFile) -> Iterator[Path]:
-    """A file of the table on a local disk, where it is there already, or a copy of it."""
-    path = file_path(upsert.table, file)
-    if upsert.storage.is_local:
-        yield Path(upsert.storage.full(path).removeprefix("file://"))
-        return
-    with upsert.storage.fetched(path, upsert.scratch) as local:
-        yield local

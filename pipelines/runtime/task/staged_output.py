@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
 from pipelines.runtime.definition import ROW
-from state_ops.arrow.parquet import PARTITION, partition_json, staged_writer
+from pipelines.runtime.operators import where
+from state_ops.arrow.parquet import PARTITION, WHERE, partition_json, staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
 from state_ops.errors import InputError
 from state_ops.ids import epoch_dir
@@ -34,12 +35,14 @@ class Target:
         directory: In which its rows are staged, in the pipeline's storage.
         key: Columns that are null in no row; none: any may be.
         partition_by: Columns of which each file has one value.
+        where: A condition that all rows satisfy.
     """
 
     sink: str
     directory: str
     key: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
+    where: str | None = None
 
 
 class StagedOutput:
@@ -73,6 +76,10 @@ class StagedOutput:
         if output in self._targets and (key := self._targets[output].key):
             attempt = self._attempt
             _check_keys(self._targets[output].sink, key, table, f"stage {attempt.operator}, epoch {attempt.epoch}")
+        if output in self._targets and (condition := self._targets[output].where) is not None:
+            place = f"stage {self._attempt.operator}, epoch {self._attempt.epoch}"
+            _check_where(self._targets[output].sink, condition, table, place)
+            table = table.replace_schema_metadata({WHERE: condition})
         if output in self._targets and self._targets[output].partition_by:
             self._write_parts(output, self._targets[output], table)
             if output != MAIN or not self._channel:
@@ -92,7 +99,7 @@ class StagedOutput:
             name, before = parts.get(partition, (f"{output}{PARTS}-{len(parts):06}", 0))
             if not before:
                 self._check_number(target, parts)
-                schema = rows.schema.with_metadata({PARTITION: partition})
+                schema = rows.schema.with_metadata({**(rows.schema.metadata or {}), PARTITION: partition})
                 self._writers[name] = staged_writer(self._local(name), schema)
             self._writers[name].write_table(rows)
             parts[partition] = (name, before + rows.num_rows)
@@ -178,3 +185,22 @@ def _check_keys(sink: str, key: Sequence[str], rows: pa.Table, where: str) -> No
                 where=where,
                 next=f"Say one of {', '.join(CHANGES)}.",
             )
+
+
+def _check_where(sink: str, condition: str, rows: pa.Table, place: str) -> None:
+    """Whether rows that are handed out are among those that they replace. Raises InputError."""
+    try:
+        others = int(rows.num_rows - where.compiled(condition, rows.schema).mask(rows).sum())
+    except (where.Refused, where.Fails) as error:
+        raise InputError(
+            f"It cannot be told which rows for the table {sink} satisfy {condition}: {error}.",
+            where=place,
+            next="Write the condition so that it holds or not of each row; docs/how-to/sink-delta.md.",
+        ) from error
+    if others:
+        raise InputError(
+            f"{others} rows for the table {sink} do not satisfy {condition}, whose rows they are to replace.",
+            where=place,
+            next="Leave them out in the stage's function, or widen the condition: they would stay in the table for "
+            "ever.",
+        )
