@@ -236,10 +236,13 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     """Whether input waits for longer than it may. This lists the sources, and starts no JVM."""
     _, registry = open_storage(pipeline, settings)
     head = registry.head()
-    waiting = {
-        name: reader.backlog((head.offsets if head else {}).get(name))
-        for name, reader in readers(pipeline, settings).items()
-    }
+    try:
+        waiting = {
+            name: reader.backlog((head.offsets if head else {}).get(name))
+            for name, reader in readers(pipeline, settings).items()
+        }
+    except WeirError as error:  # nobody can tell
+        return failed(pipeline, ON_TIME, error)
     times = [file.mtime_ns / 1e9 for files in waiting.values() for file in files if file.mtime_ns]
     for_seconds = max(0.0, time.time() - min(times)) if times else 0.0
     limit = settings.dagster.overdue_seconds

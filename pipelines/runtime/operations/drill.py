@@ -16,7 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -245,13 +245,11 @@ def _hold_newest(
 
 
 def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
-    """For how many seconds the oldest file that no checkpoint has read has waited."""
-    waiting = [
-        file.mtime_ns
-        for name, reader in readers(pipeline, settings).items()
-        for file in reader.backlog(head.offsets.get(name))
-        if file.mtime_ns
-    ]
+    """For how many seconds the oldest file that no checkpoint has read has waited, of sources that can be asked."""
+    waiting: list[int] = []
+    for name, reader in readers(pipeline, settings).items():
+        with suppress(WeirError):
+            waiting += [file.mtime_ns for file in reader.backlog(head.offsets.get(name)) if file.mtime_ns]
     return max(0.0, time.time() - min(waiting) / 1e9) if waiting else 0.0
 
 

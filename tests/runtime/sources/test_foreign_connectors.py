@@ -192,3 +192,12 @@ def test_a_connector_that_cannot_be_told_of_a_checkpoint_or_closed_ends_nothing(
     assert totals(site) == {"a": (1, 1)}
     said = capsys.readouterr()
     assert "no such group" in said.out + said.err and "closed already" in said.out + said.err
+
+
+def test_whether_input_is_overdue_cannot_be_told_of_a_source_that_fails(site):
+    from assets import checks  # loads Dagster
+
+    assert checks.on_time(site.pipeline, site.settings).passed
+    BROKEN["plan"] = KeyError("topics")
+    verdict = checks.on_time(site.pipeline, site.settings)
+    assert not verdict.passed and "KeyError" in (verdict.description or "")

@@ -470,7 +470,8 @@ def test_a_drill_reads_the_archive_and_not_the_source(tmp_path):
     site = retaining(tmp_path, 2)
     put(site.landing, "p", *(row("a", n, n) for n in range(6)))
     epochs(site)
-    lose(site, "p", 6)
+    put(site.landing, "p", row("a", 6, 6))
+    lose(site, "p", 7)  # what nobody has read yet, too
     before = site.objects()
     done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
     assert done.replay is not None and done.replay.rows == 3 and not done.problems, done
