@@ -24,7 +24,7 @@ from pipelines.runtime.connectors.sink import Publisher, no_rows
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.testing.sink_contract import GivenRows, given
-from state_ops.errors import DamageError, FencedError, WeirError
+from state_ops.errors import DamageError, FencedError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
 from tests.recovery import small
 from tests.runtime.connectors.test_kafka_sink import APP, forget_marker, ids, publisher
@@ -233,6 +233,22 @@ def test_the_first_checkpoint_was_published_and_nobody_knows(kafka):
         assert one.marker() is None
         assert one.publish(None, 4, given(9)).rows == 1
     assert ids(kafka, topic) == [0, 1, 2, 3, 9]
+
+
+def test_rows_may_be_hidden_by_somebody_elses_open_transaction(kafka):
+    topic = kafka.create()
+    other = kafka.transactional("somebody-who-waits")
+    other.begin_transaction()
+    kafka.send(topic, [b"of others"], producer=other)
+    with publisher(kafka, topic) as one:
+        one.publish(None, 3, given(1))
+    forget_marker(kafka)
+    with publisher(kafka, topic) as one:
+        with pytest.raises(TransientError, match="Rows of checkpoint 3 lie behind an open transaction"):
+            one.publish(None, 3, given(1))
+        other.abort_transaction(30)
+        assert one.publish(None, 3, given(1)).rows == 0
+    assert ids(kafka, topic) == [1]
 
 
 def test_a_first_publish_reads_no_messages_that_are_older_than_its_epoch(kafka, monkeypatch):

@@ -14,8 +14,8 @@ from typing import Any
 
 from pipelines.runtime.connectors.kafka import reading
 from pipelines.runtime.connectors.kafka.client import Client
-from pipelines.runtime.connectors.kafka.cluster import Cluster, Key, keys_of
-from state_ops.errors import DamageError
+from pipelines.runtime.connectors.kafka.cluster import Cluster, Key, keys_of, title
+from state_ops.errors import DamageError, TransientError
 
 HEADER = "weir-checkpoint"
 _LOOK_BACK = 1000  # messages of a partition that are read first; then twice as many, and so on
@@ -54,12 +54,14 @@ def newest(client: Client, topic: str, app_id: str, since: datetime | None = Non
 
     Raises:
         DamageError: What else it had has expired, so that nobody knows.
+        TransientError: What else it has is hidden by an open transaction.
     """
     from confluent_kafka.admin import OffsetSpec
 
     cluster = Cluster(client, (topic,), None)
     keys = keys_of(cluster.described())
     lows = cluster.listed_whole(keys, OffsetSpec.earliest())
+    highs = cluster.listed(keys, OffsetSpec.latest(), is_stable=False)
     ends = cluster.listed_whole(keys, OffsetSpec.latest())
     firsts = dict(lows)
     if since is not None:
@@ -78,6 +80,9 @@ def newest(client: Client, topic: str, app_id: str, since: datetime | None = Non
             rows += [row] if row is not None else []
             is_unsure = is_unsure or (row is None and lows[key] > 0)
     found = max(rows, default=None)
+    for key in keys:
+        if highs.get(key, 0) > ends[key]:
+            _check_open(client, key, ends[key], highs[key], app_id, found)
     if found is not None and not found.is_last and is_unsure:
         raise DamageError(
             f"The topic {topic} has {found.row + 1} of the {found.count} rows of checkpoint {found.checkpoint}, or had "
@@ -104,6 +109,26 @@ def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, ap
             return max(rows)
         end, size = begin, size * 2
     return None
+
+
+def _check_open(client: Client, key: Key, stable: int, high: int, app_id: str, found: Sent | None) -> None:
+    """What is committed cannot be seen behind somebody's open transaction.
+
+    Raises:
+        TransientError: Newer rows of the sink may be hidden there.
+    """
+    consumer = reading.consumer(client, app_id, "read_uncommitted")
+    try:
+        row = _newest_of(client, consumer, key, stable, high, app_id)
+    finally:
+        consumer.close()
+    if row is not None and (found is None or row > found):
+        raise TransientError(
+            f"Rows of checkpoint {row.checkpoint} lie behind an open transaction in {title(key)}, so it cannot be seen "
+            "whether they are committed, and brokers have forgotten the marker.",
+            where=f"{client.where}, consumer group {app_id}",
+            next="Run again when the transaction has ended; of one that hangs: docs/playbooks/kafka.md.",
+        )
 
 
 def _own(header: bytes, app_id: str) -> Sent | None:

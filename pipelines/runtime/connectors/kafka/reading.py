@@ -34,8 +34,9 @@ _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 _UTC = pa.timestamp("us", "UTC")
 
 
-def consumer(client: Client, group: str) -> Consumer:
-    """A consumer that joins no group and reads what is committed. group: by which brokers know it."""
+def consumer(client: Client, group: str, level: str = "read_committed") -> Consumer:
+    """A consumer that joins no group and reads what is committed. group: by which brokers know it. level: the isolation
+    level, if it is to read more."""
     from confluent_kafka import Consumer
 
     return client.opened(
@@ -44,7 +45,7 @@ def consumer(client: Client, group: str) -> Consumer:
         enable_auto_commit=False,
         enable_auto_offset_store=False,
         enable_partition_eof=True,
-        isolation_level="read_committed",
+        isolation_level=level,
         auto_offset_reset="error",
         fetch_queue_backoff_ms=10,
     )
