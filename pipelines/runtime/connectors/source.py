@@ -119,6 +119,8 @@ class Planned:
         ends: By partition, whether this plan reaches its end: nothing that is there now stays unread, and nothing is
             about to become readable. Every partition that the source has is named.
         lost: What was left out.
+        passes: Without a part the position is to be recorded too: what it has passed may soon be gone, so that nobody
+            could tell any more that nothing was in it.
     """
 
     parts: tuple[Part, ...]
@@ -126,6 +128,7 @@ class Planned:
     limited: bool = False
     ends: Mapping[str, bool] = field(default_factory=dict)
     lost: tuple[Lost, ...] = ()
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

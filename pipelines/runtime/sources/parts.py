@@ -146,12 +146,15 @@ class PartsReader(SourceReader):
     def look(self, position: Position | None) -> Arrivals:
         at, upto = self._at(position), self._bound()
         if upto is None or self._leads_to(at, upto):
-            parts = self._ahead(at, upto, _IN_SIGHT)[0]
+            parts, planned = self._ahead(at, upto, _IN_SIGHT)
         else:
-            parts = list(self.connector.plan(at, _IN_SIGHT, upto).parts)
+            planned = self.connector.plan(at, _IN_SIGHT, upto)
+            parts = list(planned.parts)
         fresh = [_waiting(part) for part in parts]
         if not fresh and position is not None and self._would_move(position):
             fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
+        elif not fresh and planned.passes:
+            fresh = [SourceFile("what was passed without a row is recorded", 0, 0)]
         return Arrivals(tuple(fresh), unit="row")
 
     def lag(self, position: Position | None) -> Lag:

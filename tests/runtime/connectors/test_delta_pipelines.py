@@ -138,3 +138,24 @@ def test_a_branch_reads_what_its_pipeline_has_read(tmp_path: Path):
     branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "again"))
     epochs(branch)
     assert seen(branch) == {"b": 1, "c": 1} and epochs(branch) == []
+
+
+def test_a_position_goes_on_where_no_row_comes_before_the_log_forgets_it(tmp_path: Path):
+    table = tmp_path / "t"
+    write_deltalake(table, pa.table({"id": ["a"]}))
+    site = second(tmp_path / "site", table)
+    assert len(epochs(site)) == 1 and epochs(site) == []
+    handle = DeltaTable(table)
+    for version in range(25):
+        handle.alter.set_table_properties({"delta.logRetentionDuration": f"interval {version + 1} days"})
+        if version == 9:
+            assert epochs(site) == [], "not for each of them"
+    (recorded,) = epochs(site)
+    assert seen(site) == {"a": 1} and epochs(site) == [], recorded
+    write_deltalake(table, pa.table({"id": ["a"]}), mode="append")
+    handle = DeltaTable(table)
+    handle.create_checkpoint()
+    for entry in sorted((table / "_delta_log").glob("*.json"))[:-1]:
+        entry.unlink()
+    epochs(site)
+    assert seen(site) == {"a": 2}

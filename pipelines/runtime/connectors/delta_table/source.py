@@ -52,6 +52,7 @@ _TYPE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
 _CHANGES = pa.schema([(_TYPE, pa.string()), (_VERSION, pa.int64()), (_TIME, pa.timestamp("us", "UTC"))])
 _COUNTED = 1_000  # files that wait are counted up to here
 _REQUESTS = 8  # at a time
+_PASSED = 20  # versions without a row, after which a position is recorded before the log forgets them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,8 @@ class _Connector:
                     raise
                 limited = True  # what is wrong is said once this is read
             is_end = not limited and not at.snapshot and (end is None or not self._log.has(at.version))
-        return Planned(tuple(parts), at.to_dict(), limited, {_PARTITION: is_end}, tuple(lost))
+        passes = not parts and at.version - position["version"] >= _PASSED
+        return Planned(tuple(parts), at.to_dict(), limited, {_PARTITION: is_end}, tuple(lost), passes)
 
     def _continued(self, at: _Place, end: _Place | None, lost: list[Lost]) -> _Place:
         """Where it is read on. Raises LostError, or adds to `lost`, if versions have been cleaned away."""
