@@ -76,8 +76,8 @@ def cut(*numbers: int, after: int) -> GivenRows:
     return replace(given(*numbers), after=(after, fail))
 
 
-def marker(kafka: KafkaTopics, topic: str) -> Marker | None:
-    return stored(Client("test", kafka.servers, {}), topic, APP)
+def marker(kafka: KafkaTopics, topic: str, group: str = APP) -> Marker | None:
+    return stored(Client("test", kafka.servers, {}), topic, group)
 
 
 def begun(kafka: KafkaTopics, topic: str, one: Publisher) -> None:
@@ -329,12 +329,15 @@ def test_each_run_writes_the_marker_again_and_makes_it_where_it_is_gone(kafka, b
     bank.epochs(1)
     forget(kafka, bank)
     assert [f.kind for f in fsck.examine(bank.site.pipeline, bank.site.settings).findings] == []
+    topic = bank.site.pipeline.stages[0].sink.topic  # type: ignore[union-attr]
+    assert marker(kafka, topic, "weir/small/main/out") is None
+    bank.epochs()
+    assert marker(kafka, topic, "weir/small/main/out") == Marker(1), "a run without rows writes it, too"
     bank.epochs(2)
     maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=obstacles(bank))
     forget(kafka, bank)
     bank.epochs(3)
     assert sent(kafka, bank) == 40, "the rewind has file 2 read again"
-    topic = bank.site.pipeline.stages[0].sink.topic  # type: ignore[union-attr]
     kafka.make_anew(topic, 2)
     assert [f.kind for f in fsck.examine(bank.site.pipeline, bank.site.settings).findings] == [Kind.SINK_BEHIND]
     with pytest.raises(DamageError, match="neither the marker nor any message"):
