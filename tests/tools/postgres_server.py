@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,13 @@ def _user() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
+    with serving() as server:
+        yield server
+
+
+@contextmanager
+def serving() -> Iterator[Postgres]:
+    """A server with data of its own, which are gone afterwards."""
     initdb, server = (needs(name, "postgresql", PLACES) for name in ("initdb", "postgres"))
     who = _user()
     home = Path(tempfile.mkdtemp(prefix="weir-postgres-"))  # not below pytest's own directory, which is root's alone
