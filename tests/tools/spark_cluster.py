@@ -59,9 +59,11 @@ class Cluster:
         return {"WEIR_SPARK__MASTER": self.url, "WEIR_SPARK__PYTHON": PYTHON, "WEIR_SPARK__CONF": json.dumps(conf)}
 
     def add_worker(self) -> psutil.Process:
-        """Start a worker of one core."""
+        """Start a worker of one core, whose host has an address of its own."""
         number = len(self.workers)
-        command, env, log = _worker(self.home / f"worker-{number}", self.shared, self.url, self.env)
+        command, env, log = _worker(
+            self.home / f"worker-{number}", self.shared, self.url, self.env, f"127.0.0.{number + 2}"
+        )
         self.workers.append(self.stack.enter_context(_running(command, env, log)))
         return self.workers[-1]
 
@@ -99,7 +101,9 @@ def cluster(home: Path, shared: Path, workers: int) -> Iterator[Cluster]:
         yield begun
 
 
-def _worker(home: Path, shared: Path, url: str, env: Mapping[str, str]) -> tuple[list[str], dict[str, str], Path]:
+def _worker(
+    home: Path, shared: Path, url: str, env: Mapping[str, str], host: str
+) -> tuple[list[str], dict[str, str], Path]:
     """The command of a worker, its environment and its log."""
     root, java = home / "root", home / "java"
     root.mkdir(parents=True)
@@ -111,11 +115,12 @@ def _worker(home: Path, shared: Path, url: str, env: Mapping[str, str]) -> tuple
     else:
         java = Path(env["JAVA_HOME"])
     inside = Path("/weir-python") / _SPARK.relative_to(sys.prefix)
-    worker = [str(inside / "bin/spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
+    worker = [str(inside / "bin/spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", host]
     worker += ["--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", "/tmp/spark", url]
     script = "\n".join(["set -e", *_mounts(root, shared, java), f"exec chroot {root} {shlex.join(worker)}"])
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    return command, {**env, "SPARK_HOME": str(inside), "JAVA_HOME": "/weir-java"}, home / "worker.log"
+    env = {**env, "SPARK_HOME": str(inside), "JAVA_HOME": "/weir-java", "SPARK_LOCAL_IP": host}
+    return command, env, home / "worker.log"
 
 
 def _mounts(root: Path, shared: Path, java: Path) -> Iterator[str]:

@@ -22,6 +22,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution import direct_read, gx_loading, spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, uri
+from pipelines.runtime.execution.placement import Placement
 from pipelines.runtime.execution.spark_task import landed_rows, reading_rows, with_rows
 from pipelines.runtime.sources.landing import literal
 from pipelines.runtime.sources.slices import SourceFile, position
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("weir.spark")
 
-_ACK = "ack string"
+_ACK = "ack string, stage bigint, subtask bigint, task bigint"
 # Properties of spark.conf that ask Spark to read files in another way.
 _HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
 _FILE, _INDEX, _FIRST, _PARTITION = "__weir_file", "__weir_index", "__weir_first", "__weir_partition"
@@ -46,6 +47,7 @@ class SparkExecutor:
 
     Attributes:
         ready_at: When that session was there; None as long as nothing has asked for it.
+        placement: Where subtasks have run; None where all of them run on one host, or Spark does not tell.
     """
 
     def __init__(self, settings: Settings, app: str) -> None:
@@ -53,6 +55,7 @@ class SparkExecutor:
         self._session: SparkSession | None = None
         self._starting = threading.Lock()
         self.ready_at: datetime | None = None
+        self.placement: Placement | None = None
 
     @property
     def session(self) -> SparkSession:
@@ -61,6 +64,8 @@ class SparkExecutor:
                 began = time.monotonic()
                 log.info("Spark starts (some 30 s)")
                 self._session = spark_session.session(self._settings, app=self._app)
+                if not self._settings.spark.master.startswith(("local", "sc://")):
+                    self.placement = Placement(self._session)
                 self.ready_at = datetime.now(UTC)
                 log.info(f"Spark has started in {time.monotonic() - began:.1f} s")
             return self._session
@@ -98,7 +103,7 @@ class SparkExecutor:
             if frame is None:
                 return self._acks(task, rows)
             keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
-            acks = _collected(keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
+            acks = self._collected(task, keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
             # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
             # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
             return acks or self._acks(task, None)
@@ -114,8 +119,20 @@ class SparkExecutor:
     def _acks(self, task: KeyedTask, rows: Landed | Channel | None) -> list[Ack]:
         """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
         batch_rows = self._settings.spark.batch_rows
-        tasks = self.session.range(0, task.parallelism, 1, task.parallelism)
-        return _collected(tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK))
+        session, parallelism = self.session, task.parallelism
+        if self.placement is not None:
+            tasks = self.placement.start(task.stage.uid, parallelism)
+        else:
+            tasks = session.range(0, parallelism, 1, parallelism)
+        return self._collected(
+            task, tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
+        )
+
+    def _collected(self, task: KeyedTask, acks: DataFrame) -> list[Ack]:
+        rows = acks.collect()
+        if self.placement is not None and rows:
+            self.placement.ran(task.stage.uid, rows[0].stage, [(row.subtask, row.task) for row in rows])
+        return [Ack.from_json(row.ack) for row in rows]
 
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):
@@ -125,10 +142,6 @@ class SparkExecutor:
     def cancel(self) -> None:
         if self._session is not None:
             self._session.interruptAll()
-
-
-def _collected(acks: DataFrame) -> list[Ack]:
-    return [Ack.from_json(row.ack) for row in acks.collect()]
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:

@@ -7,6 +7,7 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,12 +20,16 @@ from state_ops.errors import ConfigurationError, WeirError, from_report, to_repo
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import group_range
 
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+
 _TOLD = "<weir-error>"
 
 
 def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one subtask, as Spark has routed them, to its ack, as the one row of the column `ack` (JSON)."""
-    subtask = _subtask()
+    """The rows of one subtask, as Spark has routed them, to its ack (JSON), as one row with Spark's numbers
+    of the stage and the task."""
+    subtask = _context().partitionId()
     yield _acked(task, subtask, _routed(task, subtask, batches))
 
 
@@ -37,7 +42,7 @@ def reading_rows(
     another."""
     for _ in numbers:
         pass
-    subtask, batches = _subtask(), iter(())
+    subtask, batches = _context().partitionId(), iter(())
     if rows is not None:
         batches = direct_read.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
     yield _acked(task, subtask, batches)
@@ -64,19 +69,21 @@ def error_told(text: str) -> WeirError | None:
     return from_report(json.loads(rest.partition(_TOLD)[0])) if mark else None
 
 
-def _subtask() -> int:
+def _context() -> TaskContext:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None, "it runs in a Spark task"
-    return context.partitionId()
+    return context
 
 
 def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
     ack = run_task.run(task, subtask, batches)
     ack = replace(ack, traffic=task.storage.traffic.take())
     _settle()
-    return pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
+    context = _context()
+    numbers = {"stage": context.stageId(), "subtask": subtask, "task": context.taskAttemptId()}
+    return pa.RecordBatch.from_pydict({"ack": [ack.to_json()], **{name: [number] for name, number in numbers.items()}})
 
 
 def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

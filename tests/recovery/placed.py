@@ -1,0 +1,45 @@
+"""A run on a cluster, epoch by epoch, which says how many subtasks have changed their host: `python -m
+tests.recovery.placed ENVIRONMENT EPOCHS LANDING`, and twice more as many after a line on its standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import structlog
+
+from configs import settings
+from pipelines.api import Pipeline, agg, aggregate, delta, files
+from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.run.run import RunOptions, run
+
+sums = aggregate(
+    "sums", files("{landing}/*.parquet", name="landing"), key="key", sink=delta.append("sums"), rows=agg.count()
+)
+TURNS = 3
+pipeline = Pipeline("placed", (sums,))
+
+
+def main(env: dict[str, str], epochs: int, landing: Path) -> None:
+    loaded = settings.load(env)
+    executor = SparkExecutor(loaded, "placed")
+    for turn in range(TURNS):
+        for number in range(epochs):
+            pl.DataFrame({"key": range(100)}).write_parquet(landing / f"{turn}-{number:03}.parquet")
+            for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor):
+                pass
+        assert executor.placement is not None
+        hosts = Counter(executor.placement._hosts.values())
+        print(json.dumps([executor.placement.moved, executor.placement.stayed, sorted(hosts.values())]), flush=True)
+        if turn < TURNS - 1:
+            sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    main(json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    os._exit(0)
