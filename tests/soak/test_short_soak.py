@@ -66,10 +66,10 @@ def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_
     feed, verifier = Feed(3, site.landing), Verifier(site, Replay(3))
     publish, cut = delta.publish, False
 
-    def cut_off(storage, app_id, table, *rest):
+    def cut_off(storage, app_id, table, *rest, **options):
         if cut and table == "ledger":
             raise CutOffError
-        return publish(storage, app_id, table, *rest)
+        return publish(storage, app_id, table, *rest, **options)
 
     def check_after(files: int) -> bool:
         """Whether late rows wait to be judged."""

@@ -78,11 +78,11 @@ def _between_two_sinks(module, epoch: int) -> None:
     """The flights' legs have their rows, the hours have not; both are published at once."""
     publish, first = module.publish, threading.Event()
 
-    def held(storage, app_id, table, checkpoint, *more):
+    def held(storage, app_id, table, checkpoint, *more, **options):
         if checkpoint.id == epoch and table == "airport_hourly":
             first.wait()
             _hold()
-        published = publish(storage, app_id, table, checkpoint, *more)
+        published = publish(storage, app_id, table, checkpoint, *more, **options)
         if checkpoint.id == epoch:
             first.set()
         return published
