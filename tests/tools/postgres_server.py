@@ -50,7 +50,7 @@ class Postgres:
         import psycopg2
 
         where = {"host": "127.0.0.1", "port": self.port, "user": "weir", "password": PASSWORD, "dbname": database}
-        with closing(psycopg2.connect(**where, connect_timeout=5)) as connection:
+        with closing(psycopg2.connect(**where, connect_timeout=30)) as connection:
             connection.autocommit = True  # a database cannot be created in a transaction
             with connection.cursor() as cursor:
                 cursor.execute(statement)

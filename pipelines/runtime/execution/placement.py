@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from py4j.protocol import Py4JError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,6 +68,8 @@ class Placement:
             stage: Spark's number of the job's last stage.
             subtasks: The number of each subtask, and that of its task.
         """
+        from py4j.protocol import Py4JError
+
         context = self._session.sparkContext
         store = context._jsc.sc().statusStore()
         subtask_of = {task: subtask for subtask, task in subtasks}
