@@ -187,7 +187,7 @@ def test_spark_s_start_is_said_when_it_starts_and_not_before_what_needs_none(tmp
     assert refused.code == 2 and "has no more" in refused.err
     assert "Spark" not in refused.err + refused.out
     asked = weir(bank.site, "run", "small", "--until-caught-up")
-    assert (asked.err + asked.out).count("Spark starts (some 30 s)") == 1 and "there is no Java here" in asked.err
+    assert (asked.err + asked.out).count("Spark starts (5 to 30 s)") == 1 and "there is no Java here" in asked.err
 
 
 def test_the_seconds_of_epochs_that_overlap_add_up_and_hold_no_start_of_spark():

@@ -62,7 +62,7 @@ class SparkExecutor:
         with self._starting:  # two stages may be the first to ask
             if self._session is None:
                 began = time.monotonic()
-                log.info("Spark starts (some 30 s)")
+                log.info("Spark starts (5 to 30 s)")
                 self._session = spark_session.session(self._settings, app=self._app)
                 if not self._settings.spark.master.startswith(("local", "sc://")):
                     self.placement = Placement(self._session)
