@@ -145,6 +145,8 @@ class SinkOpening:
             `weir plan` and `weir fsck` do, which ask for `check` and `marker`. Call it before a transaction that could
             fence the owner's, and again when one's own was fenced.
         patience: Seconds after which a server that does not answer is away: few for who only looks.
+        exact: Whether the pipeline delivers exactly once. Otherwise the sink may have parts of epochs that failed, or
+            lack what was lost to it, and neither is damage.
     """
 
     app_id: str
@@ -152,6 +154,7 @@ class SinkOpening:
     options: Mapping[str, str]
     prove: Callable[[], None]
     patience: float = RUNNING
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

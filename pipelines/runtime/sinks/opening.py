@@ -20,7 +20,7 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
 from pipelines.runtime.connectors.sink import Expiring, Publisher, Sink, SinkOpening
 from pipelines.runtime.connectors.source import LOOKING, RUNNING
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import EXACTLY_ONCE, Pipeline
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
@@ -91,6 +91,7 @@ class Sinks:
             options=self._settings.connection(sink.connection),
             prove=self._prove,
             patience=self._patience,
+            exact=self._pipeline.delivery == EXACTLY_ONCE,
         )
 
     def keep(self, footers: Mapping[str, pq.FileMetaData]) -> None:

@@ -344,5 +344,43 @@ def test_each_run_writes_the_marker_again_and_makes_it_where_it_is_gone(kafka, b
         bank.epochs(4)
 
 
-def obstacles(bank: small.Bank) -> tuple[str, ...]:
-    return rewind.plan(bank.site.pipeline, bank.site.settings, 1).obstacles
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_part_of_an_epoch_that_failed_is_no_damage_where_rows_may_be_there_twice_or_be_lost(
+    kafka, bank, monkeypatch, delivery, first
+):
+    """The delivery of an epoch was cut off between two parts, and brokers have forgotten the marker since."""
+    pipeline = replace(bank.site.pipeline, delivery=delivery)
+    bank = small.Bank(replace(bank.site, pipeline=pipeline))
+    topic, send = pipeline.stages[0].sink.topic, sink.Transactions.run  # type: ignore[union-attr]
+    for epoch in range(1, first):
+        bank.epochs(epoch)
+    before = sent(kafka, bank)
+
+    def cut_off(self, *arguments):
+        if sent(kafka, bank) > before:
+            raise PowerCut
+        return send(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sink.Transactions, "run", cut_off)
+        with pytest.raises((PowerCut, WeirError)):
+            bank.epochs(first)
+    part = sent(kafka, bank) - before
+    assert 0 < part < 10
+    forget(kafka, bank)
+    bank.epochs()
+    forget(kafka, bank)
+    bank.epochs(first + 1)
+    whole = before + part + (20 if delivery == "at_least_once" else 10)
+    assert sent(kafka, bank) == whole
+    target = bank.ids()[0]
+    maintenance.rewind(bank.site.pipeline, bank.site.settings, target, accepted=obstacles(bank, target))
+    bank.epochs(first + 2)
+    assert sent(kafka, bank) > whole
+    newest = marker(kafka, topic, "weir/small/main/out")
+    assert newest is not None and newest.checkpoint == bank.ids()[-1]
+
+
+def obstacles(bank: small.Bank, to: int = 1) -> tuple[str, ...]:
+    return rewind.plan(bank.site.pipeline, bank.site.settings, to).obstacles

@@ -304,10 +304,10 @@ class KafkaPublisher:
         return self._behind(sent, published) if sent is not None else self._lost(published)
 
     def _behind(self, sent: Sent, published: int) -> Marker:
-        if sent.checkpoint < published or (sent.checkpoint == published and sent.is_last):
-            return Marker(published)
         if sent.is_last:
-            return Marker(sent.checkpoint)
+            return Marker(max(sent.checkpoint, published))
+        if sent.checkpoint < published or not self._opening.exact:  # a part of an epoch that failed, or was lost
+            return Marker(published or None)
         raise DamageError(
             f"The topic {self._topic} has {sent.row + 1} of {sent.count} rows of checkpoint {sent.checkpoint}, and the "
             f"registry says that {published or 'none'} was published last.",
