@@ -383,12 +383,17 @@ class SparkSettings(Section):
         description=(
             "Slices of up to so many MiB of files are read by every subtask itself, each for its own keys, instead of"
             " through Spark's shuffle: where there are at most 8 subtasks, no where= or transform=, columns of plain"
-            " types, and files on disks or S3. 0: Spark reads all."
+            " types, and files on disks or S3. 0: none."
         ),
-        json_schema_extra=_advice(
-            "Left at 32. 0 where a worker is short of memory: a stage with `order_by` holds its share of the slice,"
-            " decoded, at once."
+        json_schema_extra=_advice("Left at 32; `exchange` says what becomes of larger ones."),
+    )
+    exchange: Literal["auto", "blocks", "rows"] = Field(
+        "auto",
+        description=(
+            "How rows that subtasks do not read by themselves reach them: in blocks of columns, or as rows of Spark's"
+            " shuffle. auto: blocks, but for wide rows that Spark has to filter, transform or read."
         ),
+        json_schema_extra=_advice("Left at auto, which takes what costs less; `rows` also lets Spark sort."),
     )
     driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark properties, as they are.")

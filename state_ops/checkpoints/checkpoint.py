@@ -186,6 +186,7 @@ class Ack:
         timers: Whether timers are set; None if nobody has looked.
         traffic: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
         handover: What is still to be uploaded. The coordinator counts only acks that have none.
+        exchange: How its rows reached it, on Spark.
     """
 
     operator: str
@@ -208,6 +209,7 @@ class Ack:
     timers: bool | None = None
     traffic: dict[str, int] | None = None
     handover: PendingUpload | None = None
+    exchange: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -32,6 +32,8 @@ class OperatorStats:
         waiting: The rows that it has not applied, as `InFlightData` has them, in their order.
         ms: By phase, the milliseconds of the slowest subtask.
         cache: As `CacheFigures` has it; None without a cache. `cache_totals`: of all epochs so far.
+        exchange: How its rows reached its subtasks: "direct", "files", "cut" or "rows"
+            (docs/adr/0071-blocks-of-columns.md); None: without Spark, or there were none.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
         names: Those that the record has, in its order.
         unknown: By name, what this release does not know.
@@ -70,6 +72,7 @@ class OperatorStats:
     cache: dict[str, int] | None = None
     cache_totals: dict[str, int] | None = None
     gates: list[dict[str, Any]] = field(default_factory=list)
+    exchange: str | None = None
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 

@@ -487,6 +487,7 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         ms={phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
         cache=cache,
         cache_totals=_added(before.cache_totals, cache),
+        exchange=next((ack.exchange for ack in acks if ack.exchange is not None), None),
     )
 
 

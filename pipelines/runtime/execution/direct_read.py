@@ -7,17 +7,19 @@ docs/adr/0035-small-slices.md."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution.executor import Channel, Landed, staged_table
-from pipelines.runtime.sources.row_order import ordered
-from pipelines.runtime.sources.slices import position
+from pipelines.runtime.execution.external_sort import in_order
+from pipelines.runtime.sources.slices import WHOLE, Share, position
 from state_ops.arrow import frames
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import key_groups, subtask_of
+from state_ops.storage.temp_dirs import scratch
 
 _MOST_SUBTASKS = 8
 _MOST_CELLS = 16_000_000  # rows x columns: how much small files may be when they are decoded
@@ -34,34 +36,42 @@ _PLAIN = (
 )
 
 
-def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
-    """Whether the subtasks read these rows themselves, exactly as Spark would hand them out.
+def can_read(stage: Stage, rows: Landed | Channel) -> bool:
+    """Whether tasks can read these rows themselves, exactly as Spark would hand them out.
 
     Not what Spark has to evaluate (where, transform), nor nested types.
     """
-    if parallelism > _MOST_SUBTASKS or not all(any(plain(type) for plain in _PLAIN) for type in rows.schema.types):
+    if not all(any(plain(type) for plain in _PLAIN) for type in rows.schema.types):
         return False
     if not rows.as_seen and (stage.where is not None or stage.transform is not None):
         return False
-    if sum(file.rows or 0 for file in rows.files) * len(rows.schema) > _MOST_CELLS:
+    return isinstance(rows, Channel) or rows.reader.open_in_workers(rows.files[:1])
+
+
+def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
+    """Whether each subtask may read all of it."""
+    if parallelism > _MOST_SUBTASKS or sum(file.rows or 0 for file in rows.files) * len(rows.schema) > _MOST_CELLS:
         return False
     if isinstance(rows, Channel):
         return sum(file.bytes for file in rows.files) <= most_bytes
-    if not rows.reader.open_in_workers(rows.files):
-        return False
-    return sum(file.size for file in rows.files) <= most_bytes
+    return sum(file.size for file in rows.files) <= most_bytes and rows.reader.open_in_workers(rows.files)
 
 
 def own_batches(
-    stage: Stage, rows: Landed | Channel, subtask: int, parallelism: int, max_parallelism: int, batch_rows: int
+    stage: Stage,
+    rows: Landed | Channel,
+    subtask: int,
+    parallelism: int,
+    max_parallelism: int,
+    batch_rows: int,
+    work_dir: Path,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one subtask's key groups with their group, in the stage's order, in batches of so many rows and a
-    last one.
+    """The rows of one subtask's key groups with their group, as `in_batches`.
 
     Raises InputError for a file that is gone or damaged, TransientError if storage fails.
     """
     parts = (_own(stage, table, subtask, parallelism, max_parallelism) for table in tables(rows, batch_rows))
-    yield from _packed(_sorted(stage, parts) if stage.order_by else parts, batch_rows)
+    return in_batches(stage, parts, batch_rows, work_dir)
 
 
 def _own(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:
@@ -76,24 +86,29 @@ def with_owners(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism:
     return rows, subtask_of(groups, parallelism, max_parallelism)
 
 
+def with_group(columns: pa.Schema) -> pa.Schema:
+    """The columns of rows that have their key group."""
+    return pa.schema([(GROUP, pa.int32()), *columns])
+
+
 def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
     """All rows, in the files' order, with their positions where these are asked for; raises as `own_batches`."""
-    if isinstance(rows, Channel):
-        for file in rows.files:
-            table = staged_table(rows.storage, file)
-            yield frames.canonical(table.select(rows.schema.names)).cast(rows.schema)
-        return
     for number in range(len(rows.files)):
-        yield from landed_tables(rows, number, batch_rows)
+        yield from file_tables(rows, number, batch_rows)
 
 
-def landed_tables(rows: Landed, number: int, batch_rows: int) -> Iterator[pa.Table]:
-    """The same of one file of a slice, by its number in it."""
+def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Share = WHOLE) -> Iterator[pa.Table]:
+    """The same of one file of a slice, by its number in it. share: of a file of a source, which of its rows."""
+    if isinstance(rows, Channel):
+        table = staged_table(rows.storage, rows.files[number])
+        yield frames.canonical(table.select(rows.schema.names)).cast(rows.schema)
+        return
     stored = pa.schema([field for field in rows.schema if field.name != ROW])
     left_out = np.array(rows.left_out, np.int64)
-    first = 0
-    for table in rows.reader.batches(rows.files[number], stored, batch_rows):
-        if rows.tracked or rows.left_out:
+    numbered = rows.tracked or bool(rows.left_out)
+    first = rows.reader.first_row(rows.files[number], share) if numbered else 0
+    for table in rows.reader.batches(rows.files[number], stored, batch_rows, share):
+        if numbered:
             positions = position(number, first) + np.arange(table.num_rows)
             table = table.append_column(ROW, pa.array(positions))
             table = table.filter(pa.array(~np.isin(positions, left_out)))
@@ -101,13 +116,17 @@ def landed_tables(rows: Landed, number: int, batch_rows: int) -> Iterator[pa.Tab
         yield table.select(rows.schema.names)
 
 
-def _sorted(stage: Stage, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    parts = list(tables)
-    if parts:
-        whole = pa.concat_tables(parts)
-        parts.clear()  # one copy at a time
-        whole = whole.take(ordered(whole, [*stage.key, *stage.order_by]))
-        yield whole
+def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_dir: Path) -> Iterator[pa.RecordBatch]:
+    """A subtask's rows in the stage's order, in batches of so many rows and a last one.
+
+    Args:
+        work_dir: Where rows are sorted that are too many for memory.
+    """
+    if not stage.order_by:
+        yield from _packed(tables, batch_rows)
+        return
+    with scratch(work_dir, "weir-sort-") as directory:
+        yield from _packed(in_order(tables, [*stage.key, *stage.order_by], directory), batch_rows)
 
 
 def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:

@@ -20,10 +20,17 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.execution import direct_read, gx_loading, spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution import exchange, gx_loading, spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, uri
 from pipelines.runtime.execution.placement import Placement
-from pipelines.runtime.execution.spark_task import landed_rows, reading_rows, with_rows
+from pipelines.runtime.execution.spark_task import (
+    cut_blocks,
+    landed_rows,
+    read_blocks,
+    reading_rows,
+    with_blocks,
+    with_rows,
+)
 from pipelines.runtime.sources.landing import literal
 from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task.run_task import KeyedTask
@@ -90,31 +97,55 @@ class SparkExecutor:
     def _run(
         self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | None, deadline: Deadline
     ) -> list[Ack]:
-        frame = None
-        if rows is not None and not self._read_by_subtasks(task, rows):
-            frame = self._read(rows)
-            if not rows.as_seen:
-                frame = spark_plan.prepared(task.stage, frame)
         if task.stage.gates:  # also where they look at something else, later
             gx_loading.load_meanwhile()
+        frame = None if rows is None else self._exchanged(task, rows)
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
             if frame is None:
                 return self._acks(task, rows)
-            keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
-            acks = self._collected(task, keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
             # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
             # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
-            return acks or self._acks(task, None)
+            return self._collected(task, frame) or self._acks(task, None)
         finally:
             done.set()
 
-    def _read_by_subtasks(self, task: KeyedTask, rows: Landed | Channel) -> bool:
+    def _way(self, stage: Stage, rows: Landed | Channel, parallelism: int) -> str:
+        """How rows reach their subtasks."""
         configured = self._settings.spark
-        if any(name.startswith(_HOW_SPARK_READS) for name in configured.conf):
-            return False
-        return direct_read.fits(task.stage, rows, task.parallelism, configured.direct_read_mb << 20)
+        by_python = not any(name.startswith(_HOW_SPARK_READS) for name in configured.conf)
+        return exchange.chosen(
+            stage, rows, parallelism, configured.direct_read_mb << 20, configured.exchange, by_python=by_python
+        )
+
+    def _exchanged(self, task: KeyedTask, rows: Landed | Channel) -> DataFrame | None:
+        """The acks of a job that brings rows to their subtasks; None: these read them by themselves."""
+        stage, layout = task.stage, (task.parallelism, task.max_parallelism)
+        way = self._way(stage, rows, task.parallelism)
+        if way == exchange.DIRECT:
+            return None
+        if way == exchange.FILES:
+            pieces, columns = exchange.pieces(rows, task.parallelism), rows.schema
+            tasks = self.session.range(0, len(pieces), 1, len(pieces))
+            blocks = tasks.mapInArrow(
+                lambda numbers: read_blocks(stage, rows, pieces, layout, numbers), exchange.SCHEMA
+            )
+        else:
+            frame = self._read(rows)
+            if not rows.as_seen:
+                frame = spark_plan.prepared(stage, frame)
+            columns = spark_plan.schema_of(frame, stage)
+            if self._settings.spark.exchange == exchange.AUTO and not exchange.is_narrow(stage, rows, columns):
+                way = exchange.ROWS
+            if way == exchange.ROWS:
+                keyed = spark_plan.exchanged(stage, frame, *layout)
+                return keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
+            blocks = frame.mapInArrow(lambda batches: cut_blocks(stage, layout, batches), exchange.SCHEMA)
+        batch_rows = self._settings.spark.batch_rows
+        return spark_plan.routed(blocks, task.parallelism).mapInArrow(
+            lambda batches: with_blocks(task, columns, batch_rows, way, batches), _ACK
+        )
 
     def _acks(self, task: KeyedTask, rows: Landed | Channel | None) -> list[Ack]:
         """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""

@@ -173,6 +173,11 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
     return keyed
 
 
+def routed(blocks: DataFrame, parallelism: int) -> DataFrame:
+    """Every block, as `exchange.SCHEMA` has it, in the partition of its subtask; as `exchanged`."""
+    return blocks.repartitionById(parallelism, blocks.subtask)
+
+
 def _quoted(name: str) -> str:
     """A column's name as Spark SQL takes it whatever it contains: a bare `a.b` is the field b of a column a."""
     return f"`{name.replace('`', '``')}`"

@@ -6,16 +6,20 @@ import functools
 import gc
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.runtime.execution import direct_read
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution import direct_read, exchange
+from pipelines.runtime.execution.exchange import Pieces
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.arrow import frames
 from state_ops.errors import ConfigurationError, WeirError, from_report, to_report
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import group_range
@@ -30,7 +34,16 @@ def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     """The rows of one subtask, as Spark has routed them, to its ack (JSON), as one row with Spark's numbers
     of the stage and the task."""
     subtask = _context().partitionId()
-    yield _acked(task, subtask, _routed(task, subtask, batches))
+    yield _acked(task, subtask, _routed(task, subtask, batches), exchange.ROWS)
+
+
+def with_blocks(
+    task: KeyedTask, columns: pa.Schema, batch_rows: int, way: str, blocks: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The same for rows that come in blocks. columns: theirs, without the key group."""
+    subtask, tables = _context().partitionId(), exchange.opened(blocks, columns)
+    batches = direct_read.in_batches(task.stage, tables, batch_rows, task.work_dir)
+    yield _acked(task, subtask, _routed(task, subtask, batches), way)
 
 
 def reading_rows(
@@ -44,8 +57,28 @@ def reading_rows(
         pass
     subtask, batches = _context().partitionId(), iter(())
     if rows is not None:
-        batches = direct_read.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
-    yield _acked(task, subtask, batches)
+        batches = direct_read.own_batches(
+            task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows, task.work_dir
+        )
+    yield _acked(task, subtask, batches, exchange.DIRECT if rows is not None else None)
+
+
+def read_blocks(
+    stage: Stage, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int],
+    tasks: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """The blocks of what map tasks read, whose numbers stand in the batches of `tasks`. layout: the parallelism, and
+    the greatest one."""
+    with _telling():
+        for batch in tasks:
+            for task in batch.column(0).to_pylist():
+                yield from exchange.read_blocks(stage, rows, pieces[task], *layout)
+
+
+def cut_blocks(stage: Stage, layout: tuple[int, int], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The blocks of rows that Spark has read; as `read_blocks`."""
+    with _telling():
+        yield from exchange.cut(stage, (frames.canonical(pa.Table.from_batches([batch])) for batch in batches), *layout)
 
 
 def landed_rows(
@@ -53,18 +86,24 @@ def landed_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of those files of a slice, by their numbers in it, whose places in `files` stand in the batches of
     `tasks`."""
-    try:
+    with _telling():
         for batch in tasks:
             for task in batch.column(0).to_pylist():
-                for table in direct_read.landed_tables(rows, files[task], batch_rows):
+                for table in direct_read.file_tables(rows, files[task], batch_rows):
                     yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Let an error of ours be told by the text of what Spark raises: it tells of an exception by nothing else."""
+    try:
+        yield
     except WeirError as error:
-        # Spark tells of an exception by its text alone.
         raise RuntimeError(f"{_TOLD}{json.dumps(to_report(error))}{_TOLD}") from error
 
 
 def error_told(text: str) -> WeirError | None:
-    """The error of `landed_rows` in the text of what Spark raises; None if there is none."""
+    """The error of a task in the text of what Spark raises; None if there is none."""
     _, mark, rest = text.partition(_TOLD)
     return from_report(json.loads(rest.partition(_TOLD)[0])) if mark else None
 
@@ -77,9 +116,9 @@ def _context() -> TaskContext:
     return context
 
 
-def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch], way: str | None) -> pa.RecordBatch:
     ack = run_task.run(task, subtask, batches)
-    ack = replace(ack, traffic=task.storage.traffic.take())
+    ack = replace(ack, traffic=task.storage.traffic.take(), exchange=way)
     _settle()
     context = _context()
     numbers = {"stage": context.stageId(), "subtask": subtask, "task": context.taskAttemptId()}

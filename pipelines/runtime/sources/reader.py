@@ -22,7 +22,7 @@ from pipelines.runtime.sources.file_check import greatest
 from pipelines.runtime.sources.landed import LandedFiles
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals
-from pipelines.runtime.sources.slices import BadRow, LeftOut, PartitionTime, Slice, SourceFile
+from pipelines.runtime.sources.slices import WHOLE, BadRow, LeftOut, PartitionTime, Share, Slice, SourceFile
 from state_ops.errors import ConfigurationError, InputError, PipelineError
 
 log = structlog.get_logger("weir.source")
@@ -251,19 +251,30 @@ class SourceReader(ABC):
         with self._about(file):
             return pa.concat_tables(self._directory_of(file).parquet.tables(file, columns, max(file.rows, 1)))
 
-    def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
-        """One file's columns, so many rows at a time; its bytes are whole in memory. columns: as the slice was planned.
+    def batches(self, file: SourceFile, columns: pa.Schema, rows: int, share: Share = WHOLE) -> Iterator[pa.Table]:
+        """One file's columns, so many rows at a time.
 
-        Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
+        Args:
+            columns: As the slice was planned.
+            share: Which of its rows. The bytes of a whole file are in memory at once, of a share those of a row group.
+
+        Raises:
+            InputError: It is gone, damaged or not what was planned.
+            TransientError: The storage fails.
         """
         there = pa.schema([field for field in columns if field.name not in file.lacks])
         with self._about(file):
-            for table in self._directory_of(file).parquet.tables(file, there.names, rows):
+            for table in self._directory_of(file).parquet.tables(file, there.names, rows, share):
                 known = table.cast(there)
                 for field in columns if file.lacks else ():
                     if field.name in file.lacks:
                         known = known.append_column(field, pa.nulls(known.num_rows, field.type))
                 yield known.select(columns.names)
+
+    def first_row(self, file: SourceFile, share: Share) -> int:
+        """The number that the first row of a share has in its file; raises as `batches`."""
+        with self._about(file):
+            return self._directory_of(file).parquet.first_row(file, share)
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its

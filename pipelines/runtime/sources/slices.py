@@ -55,6 +55,26 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Some of a file's row groups, neighbours, which one task reads.
+
+    Attributes:
+        part: Its number, from 0.
+        parts: How many the file has.
+    """
+
+    part: int = 0
+    parts: int = 1
+
+    def groups(self, count: int) -> range:
+        """Those of so many row groups: over all parts each of them once."""
+        return range(self.part * count // self.parts, (self.part + 1) * count // self.parts)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True, slots=True)
 class LeftOut:
     """A row that a slice leaves out.
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from configs import settings
 from configs.settings import EpochSettings, S3Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from pipelines.runtime.definition import ROW
-from pipelines.runtime.execution import direct_read, spark_plan
+from pipelines.runtime.execution import direct_read, exchange
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.sources.files import FilesReader
@@ -112,41 +111,35 @@ def landed(site: Site) -> None:
         pq.write_table(rows, site.landing / f"{number}.parquet", row_group_size=40, compression="zstd")
 
 
-@pytest.fixture
-def exchanges(monkeypatch) -> list[str]:
-    """Of which stages Spark has shuffled rows."""
-    stages: list[str] = []
-    real = spark_plan.exchanged
-
-    def noted(asked, *rest):
-        stages.append(asked.uid)
-        return real(asked, *rest)
-
-    monkeypatch.setattr(spark_plan, "exchanged", noted)
-    return stages
+WAYS = {
+    exchange.ROWS: {"DIRECT_READ_MB": "0", "EXCHANGE": "rows"},
+    exchange.DIRECT: {},
+    exchange.FILES: {"DIRECT_READ_MB": "0"},
+    exchange.CUT: {"EXCHANGE": "blocks", "CONF": json.dumps({"spark.sql.files.openCostInBytes": "4194304"})},
+}
 
 
-def test_subtasks_that_read_by_themselves_see_what_spark_hands_out(tmp_path: Path, spark, exchanges):
-    tables: list[list[pd.DataFrame]] = []
-    for megabytes, shuffled in ((0, ["first", "second"]), (32, [])):
-        options = {
-            "WEIR_SPARK__DIRECT_READ_MB": str(megabytes),
-            "WEIR_SPARK__PARALLELISM": "3",
-            "WEIR_SPARK__BATCH_ROWS": "25",
-        }
-        exchanges.clear()
-        site = Site(tmp_path / str(megabytes), options, pipeline, __name__)
+def test_subtasks_see_the_same_rows_in_the_same_order_however_they_come(tmp_path: Path, spark, monkeypatch):
+    """Read by themselves, in blocks, or row by row; the same where they are too many to be sorted in memory."""
+    monkeypatch.setattr(exchange, "_CUT_ROWS", 60)
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for way, said in WAYS.items():
+        options = {f"WEIR_SPARK__{name}": value for name, value in said.items()}
+        options |= {"WEIR_SPARK__PARALLELISM": "3", "WEIR_SPARK__BATCH_ROWS": "25"}
+        site = Site(tmp_path / way, options, pipeline, __name__)
         landed(site)
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "25")  # the tests' session is there already
         try:
-            site.run()
+            reports = site.run()
         finally:
             spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-        assert exchanges == shuffled
-        tables.append([site.table(name).sort_values("unique") for name in ("first", "second")])
-    for through_spark, by_itself in zip(*tables, strict=True):
-        assert len(by_itself) > 150
-        pd.testing.assert_frame_equal(through_spark.reset_index(drop=True), by_itself.reset_index(drop=True))
+        operators = reports[-1].checkpoint.operators
+        assert {stats.exchange for stats in operators.values()} == {way}
+        tables[way] = [site.table(name).sort_values("unique").reset_index(drop=True) for name in ("first", "second")]
+    for way in set(WAYS) - {exchange.ROWS}:
+        for through_spark, otherwise in zip(tables[exchange.ROWS], tables[way], strict=True):
+            assert len(otherwise) > 150
+            pd.testing.assert_frame_equal(through_spark, otherwise)
 
 
 # -- without Spark
@@ -178,7 +171,9 @@ def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, paral
     asked = replace(first, key=("id",), order_by=())
     seen = []
     for subtask in range(parallelism):
-        batches = list(direct_read.own_batches(asked, rows, subtask, parallelism, MAX_PARALLELISM, batch_rows))
+        batches = list(
+            direct_read.own_batches(asked, rows, subtask, parallelism, MAX_PARALLELISM, batch_rows, tmp_path)
+        )
         assert all(batch.num_rows == batch_rows for batch in batches[:-1])
         assert all(0 < batch.num_rows <= batch_rows for batch in batches)
         for batch in batches:
@@ -193,7 +188,7 @@ def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, paral
 def test_rows_come_in_the_stages_order_over_all_files(tmp_path):
     write(tmp_path, 40, 25)
     asked = replace(first, key=("id",), order_by=("number",))
-    (batch,) = direct_read.own_batches(asked, slice_of(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
+    (batch,) = direct_read.own_batches(asked, slice_of(tmp_path), 0, 1, MAX_PARALLELISM, 1000, tmp_path)
     places = list(zip(batch.column("id").to_pylist(), batch.column("number").to_pylist(), strict=True))
     assert places == sorted(places) and len(places) == 65
 
@@ -207,13 +202,13 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
     content[30] ^= 0xFF
     damaged.write_bytes(content)
     with pytest.raises(InputError, match=r"1\.parquet is not a readable Parquet file"):
-        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10, tmp_path))
     damaged.write_bytes(content + b"x")
     with pytest.raises(InputError, match="changed while an epoch was reading it"):
-        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10, tmp_path))
     damaged.unlink()
     with pytest.raises(InputError, match=r"1\.parquet vanished"):
-        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10, tmp_path))
 
 
 def staged(root: Path, as_seen: bool = False, size: int = 1) -> Channel:
@@ -226,13 +221,13 @@ def test_staged_rows_with_a_flipped_bit_are_not_taken_for_others(tmp_path):
     with staged_writer(tmp_path / "staged", rows.schema) as writer:
         writer.write_table(rows)
     asked = replace(first, key=("id",), order_by=())
-    (batch,) = direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
+    (batch,) = direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000, tmp_path)
     assert batch.column("id").to_pylist() == rows.column("id").to_pylist()
     content = bytearray((tmp_path / "staged").read_bytes())
     content[len(content) // 3] ^= 1
     (tmp_path / "staged").write_bytes(content)
     with pytest.raises(TransientError, match="Rows that a stage has staged cannot be read"):
-        list(direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000))
+        list(direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000, tmp_path))
 
 
 def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
@@ -240,8 +235,13 @@ def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
     assert ordered(rows, ["^x$", "x", "^x$"]).tolist() == [2, 1, 0]
 
 
+def fits(asked, rows, parallelism, most_bytes) -> bool:
+    way = exchange.chosen(asked, rows, parallelism, most_bytes, exchange.AUTO, by_python=True)
+    return way == exchange.DIRECT
+
+
 @pytest.mark.parametrize(
-    ("changed", "parallelism", "fits"),
+    ("changed", "parallelism", "is_direct"),
     [
         ({}, 8, True),
         ({}, 9, False),
@@ -249,33 +249,33 @@ def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
         ({"transform": lambda frame: frame}, 2, False),
     ],
 )
-def test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark(tmp_path, changed, parallelism, fits):
+def test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark(tmp_path, changed, parallelism, is_direct):
     write(tmp_path, 10)
     asked = replace(first, **changed)
-    assert direct_read.fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is fits
-    assert direct_read.fits(asked, staged(tmp_path), parallelism, 1 << 20) is fits
-    assert direct_read.fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
-    assert not direct_read.fits(asked, staged(tmp_path, as_seen=True, size=2 << 20), parallelism, 1 << 20)
+    assert fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is is_direct
+    assert fits(asked, staged(tmp_path), parallelism, 1 << 20) is is_direct
+    assert fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
+    assert not fits(asked, staged(tmp_path, as_seen=True, size=2 << 20), parallelism, 1 << 20)
 
 
 def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp_path):
     write(tmp_path, 10, 20)
     rows = slice_of(tmp_path)
     size = sum(file.size for file in rows.files)
-    assert direct_read.fits(first, rows, 2, size) and not direct_read.fits(first, rows, 2, size - 1)
+    assert fits(first, rows, 2, size) and not fits(first, rows, 2, size - 1)
     nested = pa.schema([*rows.schema, ("tags", pa.list_(pa.string()))])
-    assert not direct_read.fits(first, replace(rows, schema=nested), 2, size)
+    assert not fits(first, replace(rows, schema=nested), 2, size)
     elsewhere = FilesReader(SOURCE, "mock:///landing/*.parquet")
-    assert not direct_read.fits(first, replace(rows, reader=elsewhere), 2, size)
+    assert not fits(first, replace(rows, reader=elsewhere), 2, size)
     first_file, other = rows.files
-    assert not direct_read.fits(first, replace(rows, files=(first_file, replace(other, rows=16_000_000 // 3))), 2, size)
+    assert not fits(first, replace(rows, files=(first_file, replace(other, rows=16_000_000 // 3))), 2, size)
 
 
 def test_a_slice_on_s3_is_read_by_itself_if_its_files_are_few():
     reader = FilesReader(SOURCE, "s3://bucket/landing/*.parquet", S3Settings(region="eu-west-1"))
     rows = Landed(pa.schema([("id", pa.int64())]), reader, tuple(SourceFile(f"{n}", 1, 1, 1) for n in range(9)))
-    assert direct_read.fits(replace(first, order_by=()), replace(rows, files=rows.files[:8]), 2, 100)
-    assert not direct_read.fits(replace(first, order_by=()), rows, 2, 100)
+    assert fits(replace(first, order_by=()), replace(rows, files=rows.files[:8]), 2, 100)
+    assert not fits(replace(first, order_by=()), rows, 2, 100)
 
 
 @pytest.mark.parametrize(
@@ -320,5 +320,85 @@ def test_a_slice_knows_which_files_spark_cannot_read_as_they_are_meant(tmp_path,
 )
 def test_whoever_tells_spark_how_to_read_has_it_read(tmp_path, name, asks):
     executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
-    task = SimpleNamespace(stage=first, parallelism=2)
-    assert executor._read_by_subtasks(task, staged(tmp_path)) is not asks
+    assert (executor._way(first, staged(tmp_path, as_seen=True), 2) != exchange.DIRECT) is asks
+
+
+# -- blocks
+
+
+def blocks_of(rows: Landed | Channel, tasks: int, parallelism: int, stage_: Any) -> dict[int, list[pa.Table]]:
+    """What each subtask gets of what map tasks have cut."""
+    columns, got = rows.schema, {subtask: [] for subtask in range(parallelism)}
+    for read in exchange.pieces(rows, tasks):
+        for cut in exchange.read_blocks(stage_, rows, read, parallelism, MAX_PARALLELISM):
+            for at, subtask in enumerate(cut.column("subtask").to_pylist()):
+                got[subtask] += exchange.opened([cut.slice(at, 1)], columns)
+    return got
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 7])
+@pytest.mark.parametrize("parallelism", [1, 3, 16])
+def test_map_tasks_share_a_slice_by_row_groups_and_each_row_comes_once_to_its_owner(
+    tmp_path, monkeypatch, tasks, parallelism
+):
+    monkeypatch.setattr(exchange, "_LEAST_SHARE", 200)
+    monkeypatch.setattr(exchange, "_READ_ROWS", 6)
+    monkeypatch.setattr(exchange, "_CUT_ROWS", 9)
+    monkeypatch.setattr(exchange, "_ROWS_A_BLOCK", 1)
+    for number, count in enumerate((40, 0, 25, 1)):
+        rows = pa.table({"id": [at * 7 % 31 for at in range(count)], "number": list(range(count))})
+        pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=4)
+    gone = (position(0, 3), position(2, 24))
+    slice_, asked = slice_of(tmp_path, left_out=gone), replace(first, key=("id",), order_by=())
+    assert tasks == 1 or len(exchange.pieces(slice_, tasks)) > 1
+    seen = []
+    for subtask, parts in blocks_of(slice_, tasks, parallelism, asked).items():
+        for part in parts:
+            groups = key_groups([part.column("id")], MAX_PARALLELISM)
+            assert part.column(GROUP).to_pylist() == groups.tolist()
+            assert set(subtask_of(groups, parallelism, MAX_PARALLELISM).tolist()) == {subtask}
+            places = part.column(ROW).to_pylist()
+            assert [at & 0xFF for at in places] == part.column("number").to_pylist()
+            seen += places
+    everything = {position(number, row) for number, count in ((0, 40), (2, 25), (3, 1)) for row in range(count)}
+    assert sorted(seen) == sorted(everything - set(gone))
+
+
+def test_map_tasks_get_about_as_many_bytes_each_and_neighbours():
+    files = tuple(SourceFile(f"{number}", size, 1, 1) for number, size in enumerate((100 << 20, 1, 1, 60 << 20)))
+    rows = Landed(pa.schema([("id", pa.int64())]), FilesReader(SOURCE, "/nowhere/*.parquet"), files)
+    tasks = exchange.pieces(rows, 4)
+    sizes = [sum(files[file].size / share.parts for file, share in task) for task in tasks]
+    assert len(tasks) == 4 and max(sizes) < 1.5 * min(sizes)
+    flat = [(file, share.part) for task in tasks for file, share in task]
+    assert flat == sorted(flat) and {file for file, _ in flat} == {0, 1, 2, 3}
+    few = replace(rows, files=files[1:3])
+    assert len(exchange.pieces(few, 4)) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "bytes_a_row", "ordered_too", "is_narrow"),
+    [
+        ({"a": pa.int64(), "b": pa.int64()}, 500, False, True),  # other columns may be wide, which nobody reads
+        ({"a": pa.int64(), "text": pa.string()}, 20, False, True),
+        ({"a": pa.int64(), "text": pa.string()}, 100, False, False),
+        ({"a": pa.int64(), "text": pa.string()}, 100, True, True),
+        ({"a": pa.int64(), "text": pa.string()}, 300, True, False),
+    ],
+)
+def test_blocks_are_for_narrow_rows_where_spark_has_read_them(columns, bytes_a_row, ordered_too, is_narrow):
+    file = SourceFile("0", 1000 * bytes_a_row, 1, 1000)
+    rows = Landed(pa.schema(columns), FilesReader(SOURCE, "/nowhere/*.parquet"), (file,))
+    asked = replace(first, order_by=("a",) if ordered_too else ())
+    assert exchange.is_narrow(asked, rows, rows.schema) is is_narrow
+
+
+def test_a_damaged_file_is_named_by_a_map_task_too(tmp_path, spark):
+    site = Site(tmp_path, {"WEIR_SPARK__DIRECT_READ_MB": "0"}, pipeline, __name__)
+    landed(site)
+    file = site.landing / "2.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:60] = bytes(56)
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"2\.parquet is not a readable Parquet file"):
+        site.run()

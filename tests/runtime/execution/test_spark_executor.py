@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from configs import settings
 from configs.settings import EpochSettings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution import exchange, spark_plan
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.execution.spark_executor import SparkExecutor, _read_source, _translated
 from pipelines.runtime.operators import Progress, shapes
@@ -149,8 +149,10 @@ def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
     assert len(before) > 1 and workers() == before
 
 
+@pytest.mark.parametrize("is_narrow", [True, False], ids=["blocks", "rows"])
 @pytest.mark.parametrize("where", ["1 = 0", "key < 0"], ids=["as Spark sees in the plan", "as it finds in the rows"])
-def test_every_subtask_acks_when_no_row_is_taken(site, where):
+def test_every_subtask_acks_when_no_row_is_taken(site, monkeypatch, where, is_narrow):
+    monkeypatch.setattr(exchange, "is_narrow", lambda *_: is_narrow)
     counts = site([1, 2, 3], where=where)
 
     (report,) = counts.run()
@@ -160,10 +162,12 @@ def test_every_subtask_acks_when_no_row_is_taken(site, where):
 
 
 def _rerouted(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    real = spark_plan.exchanged
-    monkeypatch.setattr(spark_plan, "exchanged", lambda *given: change(real(*given)))
+    for name in ("exchanged", "routed"):
+        real = getattr(spark_plan, name)
+        monkeypatch.setattr(spark_plan, name, lambda *given, real=real: change(real(*given)))
 
 
+@pytest.mark.parametrize("is_narrow", [True, False], ids=["blocks", "rows"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -173,7 +177,8 @@ def _rerouted(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     ],
     ids=["partitions joined", "partitions swapped", "a partition too many"],
 )
-def test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied(site, monkeypatch, change):
+def test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied(site, monkeypatch, change, is_narrow):
+    monkeypatch.setattr(exchange, "is_narrow", lambda *_: is_narrow)
     counts = site(list(range(20)), **SHUFFLED)
     with monkeypatch.context() as patched:
         _rerouted(patched, change)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipelines.runtime.connectors.formats.hive import with_columns
 from pipelines.runtime.connectors.formats.old_calendar import shifted, shifts_of
 from pipelines.runtime.sources.parquet.footers import enums, unknown
-from pipelines.runtime.sources.slices import SourceFile
+from pipelines.runtime.sources.slices import WHOLE, Share, SourceFile
 from state_ops.arrow import frames
 from state_ops.errors import InputError, TransientError, VanishedError, first_line
 
@@ -54,29 +54,54 @@ class ParquetFiles:
                     "nothing of this epoch was applied.",
                 ) from error
 
-    def tables(self, file: SourceFile, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
-        """A file's columns, or all of them, in canonical types, so many rows at a time; its bytes are whole in
-        memory. Columns of its directories are text."""
+    def tables(
+        self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share = WHOLE
+    ) -> Iterator[pa.Table]:
+        """A file's columns, or all of them, in canonical types, so many rows at a time. Columns of its directories are
+        text.
+
+        Args:
+            share: Which of its rows. The bytes of a whole file are in memory at once, of a share those of a row group.
+        """
+        stored = columns
+        if columns is not None and file.partitions:
+            stored = [name for name in columns if name not in dict(file.partitions)]
+        for table in self._whole(file, stored, rows) if share == WHOLE else self._some(file, stored, rows, share):
+            yield with_columns(table, file.partitions, columns) if file.partitions else table
+
+    def _whole(self, file: SourceFile, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
         with self.reading(file), self._open(file) as stream:
             data = stream.read_buffer()
         if data.size != file.stored_bytes:
             raise self.changed(file)
-        stored = columns
-        if columns is not None and file.partitions:
-            stored = [name for name in columns if name not in dict(file.partitions)]
         with self._parsing(file):
-            for table in self._canonical(file, pa.BufferReader(data), stored, rows):
-                yield with_columns(table, file.partitions, columns) if file.partitions else table
+            yield from self._canonical(file, pa.BufferReader(data), columns, rows)
+
+    def first_row(self, file: SourceFile, share: Share) -> int:
+        """The number that the first row of a share has in its file."""
+        if not share.part:
+            return 0
+        footer, _ = self.footer(file)
+        before = share.groups(footer.num_row_groups).start
+        return sum(footer.row_group(group).num_rows for group in range(before))
 
     def column(self, file: SourceFile, name: str, rows: int) -> Iterator[pa.ChunkedArray]:
         """One column in its canonical type, so many rows at a time; of the file, no more than that column is read."""
+        for table in self._some(file, [name], rows):
+            yield table.column(0)
+
+    def _some(
+        self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share = WHOLE
+    ) -> Iterator[pa.Table]:
+        """What is asked for and not much more is read of the file, while it is parsed."""
         with self.reading(file), self._open(file) as opened:
+            if opened.size() != file.stored_bytes:
+                raise self.changed(file)
             stream = _Stream(opened)
             try:
                 with self._parsing(file):
-                    for table in self._canonical(file, pa.PythonFile(stream, "r"), [name], rows):
-                        yield table.column(0)
+                    yield from self._canonical(file, pa.PythonFile(stream, "r"), columns, rows, share)
             except InputError:
                 if stream.failed is not None:  # it is the storage's fault
                     raise stream.failed from None
@@ -85,7 +110,9 @@ class ParquetFiles:
     def _open(self, file: SourceFile) -> Any:
         return self._fs.open_input_file(f"{self._path}/{file.stored}")
 
-    def _canonical(self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
+    def _canonical(
+        self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int, share: Share = WHOLE
+    ) -> Iterator[pa.Table]:
         with pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:
             names = parquet.schema_arrow.names if columns is None else list(columns)
             if any(name not in parquet.schema_arrow.names for name in names):
@@ -94,7 +121,8 @@ class ParquetFiles:
             if not parquet.metadata.num_rows:
                 yield self._converted(file, parquet.schema_arrow.empty_table().select(names), texts)
             shifts = shifts_of(parquet)
-            for batch in parquet.iter_batches(rows, columns=names, use_threads=False):
+            groups = list(share.groups(parquet.metadata.num_row_groups))
+            for batch in parquet.iter_batches(rows, groups, names, use_threads=False):
                 table = pa.Table.from_batches([batch]).select(names)
                 for at, name in enumerate(names):
                     if name in shifts:

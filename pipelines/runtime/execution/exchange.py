@@ -1,0 +1,149 @@
+"""Rows to the subtasks of their keys in columns: Spark's shuffle moves blocks of them instead of rows.
+
+    map task: tables -> rows by owner -> one block a subtask (an Arrow batch) -> shuffle -> subtask: blocks opened
+
+A map task reads files of the slice by itself, or gets the rows that Spark has filtered. It stays Spark's shuffle, with
+its spilling, retries and hosts; only what it moves is columnar: docs/adr/0071-blocks-of-columns.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution import direct_read
+from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.sources.slices import Share, SourceFile
+from state_ops.checkpoints.checkpoint import StagedFile, StateFile
+
+SCHEMA = "subtask int, block binary"
+"""What map tasks hand to Spark, as it writes the schema."""
+
+DIRECT, FILES, CUT, ROWS = "direct", "files", "cut", "rows"
+"""How rows reach their subtasks: each subtask reads all and keeps its own; map tasks read files into blocks; map tasks
+cut what Spark has read into blocks; Spark shuffles rows."""
+
+AUTO, BLOCKS = "auto", "blocks"  # of the setting, beside ROWS
+
+# Bytes of a row up to which blocks cost less than Spark's own rows where these have to leave the JVM for them and come
+# back; where Spark would have to sort as well: measured in benchmarks/exchange.py.
+_NARROW, _NARROW_SORTED = 64, 256
+_TEXT = 16  # bytes of a value, if nothing is known of it
+_CUT_ROWS, _ROWS_A_BLOCK = 32_768, 1_024
+_CUT_BYTES = 8 << 20
+_READ_ROWS = 8_192
+_LEAST_SHARE, _MOST_SHARE = 1 << 20, 32 << 20  # bytes of a file, as it is stored
+
+
+Pieces = Sequence[tuple[int, Share]]
+"""What one map task reads: numbers of files in the slice, and which of their rows."""
+
+
+def chosen(
+    stage: Stage, rows: Landed | Channel, parallelism: int, direct_bytes: int, setting: str, *, by_python: bool
+) -> str:
+    """Return how rows reach their subtasks; CUT stands for ROWS as well, until `is_narrow` tells.
+
+    Args:
+        direct_bytes: Up to how many bytes of files each subtask reads all.
+        setting: AUTO, BLOCKS or ROWS.
+        by_python: Whether tasks may read files without Spark.
+    """
+    if by_python and direct_read.can_read(stage, rows):
+        if direct_read.is_small(rows, parallelism, direct_bytes):
+            return DIRECT
+        if setting != ROWS:
+            return FILES
+    return ROWS if setting == ROWS else CUT
+
+
+def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema) -> bool:
+    """Whether rows are so narrow that blocks of them cost less than Spark's rows, which it has read.
+
+    Args:
+        rows: What it has read them from.
+        columns: What it has made of them.
+    """
+    count = sum(file.rows or 0 for file in rows.files)
+    stored = sum(_bytes(file) for file in rows.files)
+    varying = [type for type in columns.types if not _is_fixed(type)]
+    width = sum(max(type.bit_width // 8, 1) for type in columns.types if _is_fixed(type))
+    if varying:
+        width += max(stored // count if count else 0, _TEXT * len(varying))
+    return width <= (_NARROW_SORTED if stage.order_by else _NARROW)
+
+
+def _bytes(file: SourceFile | StagedFile | StateFile) -> int:
+    return file.stored_bytes if isinstance(file, SourceFile) else file.bytes
+
+
+def _is_fixed(type: pa.DataType) -> bool:
+    return pa.types.is_primitive(type) or pa.types.is_decimal(type)
+
+
+def pieces(rows: Landed | Channel, tasks: int) -> list[Pieces]:
+    """Return what each map task reads: neighbours in the slice's order, about as many bytes for each; fewer tasks than
+    `tasks` where there is not so much."""
+    sizes = [_bytes(file) for file in rows.files]
+    most = min(max(sum(sizes) // (2 * tasks), _LEAST_SHARE), _MOST_SHARE)
+    parts = [max(1, -(-size // most)) if isinstance(rows, Landed) else 1 for size in sizes]
+    every = [(file, Share(part, count)) for file, count in enumerate(parts) for part in range(count)]
+    weights = np.array([sizes[file] / share.parts + 1 for file, share in every])
+    middle = np.cumsum(weights) - weights / 2
+    task_of = (middle * min(tasks, len(every)) / weights.sum()).astype(int)
+    by_task = [[piece for piece, at in zip(every, task_of, strict=True) if at == task] for task in range(tasks)]
+    return [some for some in by_task if some]
+
+
+def read_blocks(
+    stage: Stage,
+    rows: Landed | Channel,
+    read: Pieces,
+    parallelism: int,
+    max_parallelism: int,
+) -> Iterator[pa.RecordBatch]:
+    """Yield what one map task reads, as `SCHEMA` says; raises as `direct_read.own_batches`."""
+    tables = (table for file, share in read for table in direct_read.file_tables(rows, file, _READ_ROWS, share))
+    return cut(stage, tables, parallelism, max_parallelism)
+
+
+def cut(stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallelism: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows as blocks, one for each subtask that has some of what is cut at once."""
+    waiting: list[pa.Table] = []
+    count = size = 0
+    for table in tables:
+        waiting.append(table)
+        count, size = count + table.num_rows, size + table.nbytes
+        if count >= max(_CUT_ROWS, _ROWS_A_BLOCK * parallelism) or size >= _CUT_BYTES:
+            yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism)
+            waiting, count, size = [], 0, 0
+    if waiting:
+        yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism)
+
+
+def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> Iterator[pa.RecordBatch]:
+    if not rows.num_rows:
+        return
+    rows, owners = direct_read.with_owners(stage, rows, parallelism, max_parallelism)
+    order = np.argsort(owners.astype(np.uint16), kind="stable")
+    (batch,) = rows.take(pa.array(order)).combine_chunks().to_batches()
+    ends = np.searchsorted(owners[order], np.arange(parallelism + 1))
+    subtasks = np.flatnonzero(np.diff(ends))
+    stream, offsets = pa.BufferOutputStream(), [0]
+    for subtask in subtasks:
+        stream.write(batch.slice(ends[subtask], ends[subtask + 1] - ends[subtask]).serialize())
+        offsets.append(stream.tell())
+    buffers = [None, pa.py_buffer(np.array(offsets, np.int32)), stream.getvalue()]
+    blocks = pa.Array.from_buffers(pa.binary(), len(subtasks), buffers)
+    yield pa.RecordBatch.from_arrays([pa.array(subtasks.astype(np.int32)), blocks], ["subtask", "block"])
+
+
+def opened(blocks: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of blocks, with their key group as the first column. columns: the others."""
+    schema = direct_read.with_group(columns)
+    for batch in blocks:
+        for block in batch.column("block"):
+            yield pa.Table.from_batches([pa.ipc.read_record_batch(block.as_buffer(), schema)])
