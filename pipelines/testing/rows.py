@@ -56,7 +56,7 @@ class GivenRows:
         """Nothing has to be remembered: no row comes twice."""
         return position
 
-    def batches(self, _: SourceFile, columns: pa.Schema, __: int) -> Iterator[pa.Table]:
+    def batches(self, _: SourceFile, columns: pa.Schema, *__: object) -> Iterator[pa.Table]:
         """The slice's rows."""
         assert self._rows is not None, "the slice has a file"
         yield self._rows.select(columns.names)
