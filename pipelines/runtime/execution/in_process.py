@@ -2,7 +2,7 @@
 is the real keyed task on the real backend. For unit tests of pipelines (`pipelines.testing`) and for tests of the
 coordinator.
 
-`where` is evaluated as Spark does it (`spark_where`); what that does not cover is refused by name. `transform` needs
+`where` is evaluated as Spark does it (`operators.where`); what that does not cover is refused by name. `transform` needs
 Spark."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
     if stage.where is None:
         return rows
     try:
-        return rows.take(where.compiled(stage.where, rows.schema).kept(rows))
+        return where.compiled(stage.where, rows.schema).kept(rows)
     except where.Refused as error:
         raise PipelineError(
             f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise:"

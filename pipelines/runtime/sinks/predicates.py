@@ -31,6 +31,9 @@ from state_ops.storage.temp_dirs import scratch as scratch_dir
 from state_ops.storage.transfers import together
 
 
+_ANY = pa.table({"any": [None]})  # a row, for a condition that names no column
+
+
 @dataclass(frozen=True, slots=True)
 class Predicate:
     """A condition on the rows of a version of a table.
@@ -62,7 +65,7 @@ class Predicate:
     def whole(self, file: DataFile) -> bool | None:
         """Whether all rows of a file satisfy it (True) or none does (False); None: it has to be read."""
         if not self.schema.names:
-            return bool(self.where.condition(()) is True)
+            return bool(self._asked(_ANY)[0])
         if file.path not in self.constants:
             return None
         of_each = zip(self.constants[file.path], self.schema, strict=True)

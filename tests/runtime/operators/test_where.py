@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import product
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -130,7 +131,7 @@ def kept_by_spark(frame, expressions: list[str]) -> dict[str, list[int]]:
 
 def ours(rows: pa.Table, where: str) -> list[int] | str:
     try:
-        return compiled(where, rows.schema).kept(rows).tolist()
+        return np.flatnonzero(compiled(where, rows.schema).mask(rows)).tolist()
     except (Refused, Fails) as error:
         return type(error).__name__
 
