@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution.executor import Channel, Landed, staged_table
 from pipelines.runtime.execution.external_sort import in_order
+from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import WHOLE, Share, position
 from state_ops.arrow import frames
 from state_ops.keyed.keyed_state import GROUP
@@ -39,13 +40,42 @@ _PLAIN = (
 def can_read(stage: Stage, rows: Landed | Channel) -> bool:
     """Whether tasks can read these rows themselves, exactly as Spark would hand them out.
 
-    Not what Spark has to evaluate (where, transform), nor nested types.
+    Not what Spark has to evaluate (a transform, and what `spark_alone` says of a where), nor nested types.
     """
     if not all(any(plain(type) for plain in _PLAIN) for type in rows.schema.types):
         return False
-    if not rows.as_seen and (stage.where is not None or stage.transform is not None):
+    if not rows.as_seen and (stage.transform is not None or spark_alone(stage, rows.schema) is not None):
         return False
     return isinstance(rows, Channel) or rows.reader.open_in_workers(rows.files[:1])
+
+
+def spark_alone(stage: Stage, schema: pa.Schema) -> str | None:
+    """Return why Spark alone can evaluate the stage's where; None where Python can, or there is none.
+
+    Args:
+        schema: The columns of the rows, canonical.
+    """
+    try:
+        if stage.where is not None:
+            where.compiled(stage.where, schema)
+    except where.Refused as error:
+        return str(error)
+    return None
+
+
+def kept(stage: Stage, rows: pa.Table) -> pa.Table:
+    """Return the rows that the stage's where keeps.
+
+    Raises:
+        where.Fails: Spark fails over a row.
+        where.Refused: Spark alone can say what it does with a row, or with all of them (`spark_alone`).
+    """
+    return rows if stage.where is None else where.compiled(stage.where, rows.schema).kept(rows)
+
+
+def as_seen(stage: Stage, rows: Landed | Channel, tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
+    """Return what the stage's function sees of these tables, which are read from `rows`; raises as `kept`."""
+    return tables if rows.as_seen else (kept(stage, table) for table in tables)
 
 
 def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
@@ -68,9 +98,10 @@ def own_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one subtask's key groups with their group, as `in_batches`.
 
-    Raises InputError for a file that is gone or damaged, TransientError if storage fails.
+    Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `kept`.
     """
-    parts = (_own(stage, table, subtask, parallelism, max_parallelism) for table in tables(rows, batch_rows))
+    seen = as_seen(stage, rows, tables(rows, batch_rows))
+    parts = (_own(stage, table, subtask, parallelism, max_parallelism) for table in seen)
     return in_batches(stage, parts, batch_rows, work_dir)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import Share, SourceFile
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 
@@ -105,9 +106,14 @@ def read_blocks(
     parallelism: int,
     max_parallelism: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what one map task reads, as `SCHEMA` says; raises as `direct_read.own_batches`."""
+    """Yield what one map task reads, as `SCHEMA` says; raises InputError and TransientError as
+    `direct_read.own_batches`. Where the stage's where cannot be evaluated for a row, a block is null and the last one.
+    """
     tables = (table for file, share in read for table in direct_read.file_tables(rows, file, _READ_ROWS, share))
-    return cut(stage, tables, parallelism, max_parallelism)
+    try:
+        yield from cut(stage, direct_read.as_seen(stage, rows, tables), parallelism, max_parallelism)
+    except (where.Fails, where.Refused):
+        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.nulls(1, pa.binary())], ["subtask", "block"])
 
 
 def cut(stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallelism: int) -> Iterator[pa.RecordBatch]:
@@ -142,8 +148,13 @@ def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int
 
 
 def opened(blocks: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of blocks, with their key group as the first column. columns: the others."""
+    """Yield the rows of blocks, with their key group as the first column. columns: the others.
+
+    Raises where.Refused where a block is null.
+    """
     schema = direct_read.with_group(columns)
     for batch in blocks:
         for block in batch.column("block"):
+            if not block.is_valid:
+                raise where.Refused("a map task has met a row that Spark alone can judge")
             yield pa.Table.from_batches([pa.ipc.read_record_batch(block.as_buffer(), schema)])

@@ -2,8 +2,8 @@
 is the real keyed task on the real backend. For unit tests of pipelines (`pipelines.testing`) and for tests of the
 coordinator.
 
-`where` is evaluated as Spark does it (`operators.where`); what that does not cover is refused by name. `transform` needs
-Spark."""
+`where` is evaluated as Spark does it (`operators.where`); what that does not cover is refused by name. `transform`
+needs Spark."""
 
 from __future__ import annotations
 
@@ -70,10 +70,8 @@ def routed(
 
 def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
     """The rows that the stage's `where` keeps."""
-    if stage.where is None:
-        return rows
     try:
-        return where.compiled(stage.where, rows.schema).kept(rows)
+        return direct_read.kept(stage, rows)
     except where.Refused as error:
         raise PipelineError(
             f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise:"

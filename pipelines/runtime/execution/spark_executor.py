@@ -45,6 +45,8 @@ log = structlog.get_logger("weir.spark")
 _ACK = "ack string, stage bigint, subtask bigint, task bigint"
 # Properties of spark.conf that ask Spark to read files in another way.
 _HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
+# Properties that ask it to evaluate a where in another way: rules for types, time zones and errors, or extensions.
+_HOW_SPARK_JUDGES = ("spark.sql.",)
 _FILE, _INDEX, _FIRST, _PARTITION = "__weir_file", "__weir_index", "__weir_first", "__weir_partition"
 _SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*:/+"
 
@@ -61,6 +63,7 @@ class SparkExecutor:
         self._settings, self._app = settings, app
         self._session: SparkSession | None = None
         self._starting = threading.Lock()
+        self._judged_by_spark: set[str] = set()  # stages whose where has met a row that Spark alone can judge
         self.ready_at: datetime | None = None
         self.placement: Placement | None = None
 
@@ -99,15 +102,19 @@ class SparkExecutor:
     ) -> list[Ack]:
         if task.stage.gates:  # also where they look at something else, later
             gx_loading.load_meanwhile()
-        frame = None if rows is None else self._exchanged(task, rows)
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
-            if frame is None:
-                return self._acks(task, rows)
+            acks = [] if rows is None else self._collected(task, self._job(task, rows))
+            if rows is not None and acks is None:
+                log.info(
+                    "Spark evaluates the where of a stage from now on: it alone can judge a row", stage=task.stage.uid
+                )
+                self._judged_by_spark.add(task.stage.uid)
+                acks = self._collected(task, self._job(task, rows))
             # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
             # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
-            return self._collected(task, frame) or self._acks(task, None)
+            return acks or self._collected(task, self._reading(task, None)) or []
         finally:
             done.set()
 
@@ -115,16 +122,19 @@ class SparkExecutor:
         """How rows reach their subtasks."""
         configured = self._settings.spark
         by_python = not any(name.startswith(_HOW_SPARK_READS) for name in configured.conf)
+        if stage.where is not None and not rows.as_seen:
+            judging = any(name.startswith(_HOW_SPARK_JUDGES) for name in configured.conf)
+            by_python = by_python and not judging and stage.uid not in self._judged_by_spark
         return exchange.chosen(
             stage, rows, parallelism, configured.direct_read_mb << 20, configured.exchange, by_python=by_python
         )
 
-    def _exchanged(self, task: KeyedTask, rows: Landed | Channel) -> DataFrame | None:
-        """The acks of a job that brings rows to their subtasks; None: these read them by themselves."""
+    def _job(self, task: KeyedTask, rows: Landed | Channel) -> DataFrame:
+        """The acks of a job that brings rows to their subtasks."""
         stage, layout = task.stage, (task.parallelism, task.max_parallelism)
         way = self._way(stage, rows, task.parallelism)
         if way == exchange.DIRECT:
-            return None
+            return self._reading(task, rows)
         if way == exchange.FILES:
             pieces, columns = exchange.pieces(rows, task.parallelism), rows.schema
             tasks = self.session.range(0, len(pieces), 1, len(pieces))
@@ -147,23 +157,22 @@ class SparkExecutor:
             lambda batches: with_blocks(task, columns, batch_rows, way, batches), _ACK
         )
 
-    def _acks(self, task: KeyedTask, rows: Landed | Channel | None) -> list[Ack]:
-        """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
+    def _reading(self, task: KeyedTask, rows: Landed | Channel | None) -> DataFrame:
+        """The acks of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
         batch_rows = self._settings.spark.batch_rows
         session, parallelism = self.session, task.parallelism
         if self.placement is not None:
             tasks = self.placement.start(task.stage.uid, parallelism)
         else:
             tasks = session.range(0, parallelism, 1, parallelism)
-        return self._collected(
-            task, tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
-        )
+        return tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
 
-    def _collected(self, task: KeyedTask, acks: DataFrame) -> list[Ack]:
+    def _collected(self, task: KeyedTask, acks: DataFrame) -> list[Ack] | None:
+        """Run a job; None where a row was met that Spark alone can judge."""
         rows = acks.collect()
         if self.placement is not None and rows:
             self.placement.ran(task.stage.uid, rows[0].stage, [(row.subtask, row.task) for row in rows])
-        return [Ack.from_json(row.ack) for row in rows]
+        return None if any(row.ack is None for row in rows) else [Ack.from_json(row.ack) for row in rows]
 
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):

@@ -17,6 +17,7 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read, exchange
 from pipelines.runtime.execution.exchange import Pieces
 from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.operators import where
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.arrow import frames
@@ -32,7 +33,7 @@ _TOLD = "<weir-error>"
 
 def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of one subtask, as Spark has routed them, to its ack (JSON), as one row with Spark's numbers
-    of the stage and the task."""
+    of the stage and the task. The ack is null where the stage's where cannot be evaluated for a row but by Spark."""
     subtask = _context().partitionId()
     yield _acked(task, subtask, _routed(task, subtask, batches), exchange.ROWS)
 
@@ -117,12 +118,23 @@ def _context() -> TaskContext:
 
 
 def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch], way: str | None) -> pa.RecordBatch:
-    ack = run_task.run(task, subtask, batches)
+    unjudged: list[Exception] = []
+    ack = run_task.run(task, subtask, _judged(batches, unjudged))
     ack = replace(ack, traffic=task.storage.traffic.take(), exchange=way)
     _settle()
     context = _context()
     numbers = {"stage": context.stageId(), "subtask": subtask, "task": context.taskAttemptId()}
-    return pa.RecordBatch.from_pydict({"ack": [ack.to_json()], **{name: [number] for name, number in numbers.items()}})
+    told = pa.array([None if unjudged else ack.to_json()], pa.string())
+    return pa.RecordBatch.from_pydict({"ack": told, **{name: [number] for name, number in numbers.items()}})
+
+
+def _judged(batches: Iterator[pa.RecordBatch], unjudged: list[Exception]) -> Iterator[pa.RecordBatch]:
+    """The batches; notes why there are no more of them where the stage's where cannot be evaluated for a row."""
+    try:
+        yield from batches
+    except (where.Fails, where.Refused) as error:
+        unjudged.append(error)
+        raise
 
 
 def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

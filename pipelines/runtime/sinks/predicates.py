@@ -30,7 +30,6 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
 from state_ops.storage.transfers import together
 
-
 _ANY = pa.table({"any": [None]})  # a row, for a condition that names no column
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -20,7 +21,7 @@ import pytest
 
 from configs import settings
 from configs.settings import EpochSettings, S3Settings
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution import direct_read, exchange
 from pipelines.runtime.execution.executor import Channel, Landed
@@ -142,6 +143,76 @@ def test_subtasks_see_the_same_rows_in_the_same_order_however_they_come(tmp_path
             pd.testing.assert_frame_equal(through_spark, otherwise)
 
 
+@stage(
+    "asked",
+    source=SOURCE,
+    key="id",
+    state=Seen,
+    where="unique % 3 <> 1 AND (ratio > -1 OR name LIKE 'a%' OR at < '2020-01-01')",
+    sink=delta.append("asked"),
+)
+def asked_rows(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    return rows.select("unique", subtask=pl.lit(epoch.subtask))
+
+
+@stage("again", source=asked_rows, key="unique", where="unique >= 1000", state=Seen, sink=delta.append("again"))
+def asked_again(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    return rows
+
+
+asking = Pipeline("asking", (asked_rows, asked_again), max_parallelism=MAX_PARALLELISM)
+
+
+def test_a_where_keeps_the_same_rows_and_counts_them_alike_whoever_evaluates_it(tmp_path: Path, spark, monkeypatch):
+    monkeypatch.setattr(exchange, "_CUT_ROWS", 60)
+    results = []
+    for way, said in WAYS.items():
+        site = Site(tmp_path / way, {f"WEIR_SPARK__{name}": value for name, value in said.items()}, asking, __name__)
+        landed(site)
+        (report,) = site.run()
+        operators = report.checkpoint.operators
+        assert {stats.exchange for stats in operators.values()} == {way}
+        counts = [(uid, stats.rows_in, stats.rows_dropped, stats.rows_out) for uid, stats in operators.items()]
+        tables = [site.table(name).sort_values("unique").to_dict("list") for name in ("asked", "again")]
+        results.append((counts, tables))
+    assert all(result == results[0] for result in results)
+    (_, rows_in, dropped, _), (_, rows_again, dropped_again, _) = results[0][0]
+    assert 0 < rows_in < 240 and rows_in + dropped == 240
+    assert 0 < rows_again < rows_in and rows_again + dropped_again == rows_in
+
+
+UNJUDGED = {
+    "upper(name) = 'Ä'": None,
+    "10 / number > 0": None,
+    "10 / (number + 1) > 0": r"\[DIVIDE_BY_ZERO\]",
+    "number > 0 OR tiny + tiny > 0": r"\[ARITHMETIC_OVERFLOW\]|\[BINARY_ARITHMETIC_OVERFLOW\]",
+}
+"""What Python evaluates until it meets a row, and how it ends then on Spark."""
+
+
+@pytest.mark.parametrize("where", list(UNJUDGED))
+def test_a_row_that_python_cannot_judge_is_judged_by_spark(tmp_path: Path, spark, where):
+    results: list[Any] = []
+    for way in (exchange.ROWS, exchange.DIRECT, exchange.FILES):
+        counted = aggregate(
+            "counted", SOURCE, key="name", null_keys="drop", where=where, rows=agg.count(), sink=delta.append("counted")
+        )
+        options = {f"WEIR_SPARK__{name}": value for name, value in WAYS[way].items()}
+        site = Site(tmp_path / way, options, Pipeline("counts", (counted,)), __name__)
+        landed(site)
+        try:
+            (report,) = site.run()
+        except InputError as error:
+            results.append((str(error), error.where, error.next))
+            continue
+        stats = report.checkpoint.operators["counted"]
+        assert stats.exchange == way if where == "10 / number > 0" else stats.exchange in (exchange.ROWS, exchange.CUT)
+        results.append((stats.rows_in, site.table("counted").sort_values("name").to_dict("list")))
+        site.assert_no_orphans()
+    assert results[1:] == [results[0]] * 2
+    assert UNJUDGED[where] is None or re.search(UNJUDGED[where], results[0][0])
+
+
 # -- without Spark
 
 
@@ -245,7 +316,8 @@ def fits(asked, rows, parallelism, most_bytes) -> bool:
     [
         ({}, 8, True),
         ({}, 9, False),
-        ({"where": "id > 1"}, 2, False),
+        ({"where": "id > 1"}, 2, True),
+        ({"where": "hash(id) > 1"}, 2, False),
         ({"transform": lambda frame: frame}, 2, False),
     ],
 )
@@ -402,3 +474,14 @@ def test_a_damaged_file_is_named_by_a_map_task_too(tmp_path, spark):
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"2\.parquet is not a readable Parquet file"):
         site.run()
+
+
+@pytest.mark.parametrize(
+    ("name", "asks"),
+    [("spark.sql.ansi.enabled", True), ("spark.sql.extensions", True), ("spark.executor.memory", False)],
+)
+def test_whoever_tells_spark_how_to_evaluate_has_it_evaluate_a_where(tmp_path, name, asks):
+    executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
+    asked = replace(first, where="id > 1")
+    assert (executor._way(asked, staged(tmp_path), 2) != exchange.DIRECT) is asks
+    assert executor._way(first, staged(tmp_path), 2) == exchange.DIRECT
