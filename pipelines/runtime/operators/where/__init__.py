@@ -44,6 +44,8 @@ class Where:
     may_fail: bool
     _paths: tuple[tuple[str, ...], ...]
     _condition: expressions.Values
+    _everywhere: tuple[expressions.Values, ...]
+    _before: tuple[expressions.Values, ...]
 
     def mask(self, rows: pa.Table | pa.RecordBatch) -> np.ndarray:
         """Return which rows it keeps: bool[n].
@@ -55,12 +57,22 @@ class Where:
         if not rows.num_rows:
             return np.zeros(0, bool)
         held = [expressions.column(rows, path).alias(str(at)) for at, path in enumerate(self._paths)]
+        frame = pl.DataFrame(held or [pl.Series("", [None])])
         try:
-            values = self._condition(pl.DataFrame(held or [pl.Series("", [None])]))
+            if self._everywhere:
+                self._evaluate_everywhere(frame)
+            kept: np.ndarray = self._condition(frame).fill_null(False).to_numpy()
         except RecursionError as error:
             raise Refused(_TOO_DEEP) from error
-        kept: np.ndarray = values.fill_null(False).to_numpy()
         return np.repeat(kept, rows.num_rows) if len(kept) == 1 else kept
+
+    def _evaluate_everywhere(self, frame: pl.DataFrame) -> None:
+        """Fail where Spark does, which filters by other parts of the condition before."""
+        for keeps in self._before:
+            frame = frame.filter(expressions.repeated(keeps(frame), frame).fill_null(False))
+        for values in self._everywhere:
+            if frame.height:
+                values(frame)
 
     def kept(self, rows: pa.Table) -> pa.Table:
         """Return the rows that it keeps, in their order. Raises as `mask`."""
@@ -83,5 +95,7 @@ def compiled(where: str, schema: pa.Schema) -> Where:
         condition = parser.whole()
     except RecursionError as error:
         raise Refused(_TOO_DEEP) from error
-    paths = tuple(parser.columns)
-    return Where(tuple(dict.fromkeys(path[0] for path in paths)), condition.may_fail, paths, condition.of)
+    paths, everywhere = tuple(parser.columns), tuple(expression.of for expression in parser.everywhere)
+    columns = tuple(dict.fromkeys(path[0] for path in paths))
+    before = tuple(part.of for part in condition.conjuncts if not part.may_fail)
+    return Where(columns, condition.may_fail, paths, condition.of, everywhere, before)

@@ -37,6 +37,7 @@ from pipelines.runtime.operators.where.expressions import (
 )
 
 MOST_DIGITS = 38
+EXACT_DIGITS = 34  # of a decimal whose sign Spark changes
 _EXACT_IN_FLOAT = 1 << 24
 _EXACT_IN_DOUBLE = 15  # digits
 _IN_SET = 10  # longer lists are looked up by Spark in a set, which tells -0.0 from 0.0
@@ -72,7 +73,8 @@ def logical(decides: bool, operands: Sequence[Expression], text: str) -> Express
             values = values | other if decides else values & other
         return values
 
-    return Expression(Type(BOOLEAN), of, text, any_fails(operands))
+    conjuncts = () if decides else tuple(operands)
+    return Expression(Type(BOOLEAN), of, text, any_fails(operands), conjuncts=conjuncts)
 
 
 def negated(inner: Expression, text: str) -> Expression:
@@ -225,8 +227,18 @@ def to_double(kind: Type) -> Callable[[pl.Series], pl.Series]:
 
 def compared(comparison: str, left: Expression, right: Expression, text: str) -> Expression:
     """One of the comparisons that are null where an operand is."""
+    _check_range(comparison, left, right, text)
     operands = common([left, right], text)
     return Expression(Type(BOOLEAN), strict(COMPARISONS[comparison], *operands), text, any_fails(operands))
+
+
+def _check_range(comparison: str, left: Expression, right: Expression, text: str) -> None:
+    """Refuse what Spark's DecimalPrecision takes for true or false without a look at the row, which may be null."""
+    for operand, other in ((left, right), (right, left)):
+        if comparison[0] in "<>" and comparison != "<>" and other.literal and operand.type.kind == INTEGER:
+            scaled = other.value if other.type.kind == DECIMAL else 0
+            if not -(1 << 63) * 10**other.type.scale <= scaled <= ((1 << 63) - 1) * 10**other.type.scale:
+                raise Refused(f"{text}: no bigint is as large as {other.text}, where Spark forgets nulls")
 
 
 def same(left: Expression, right: Expression, text: str) -> Expression:

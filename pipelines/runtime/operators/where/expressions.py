@@ -78,6 +78,7 @@ class Expression:
         may_fail: Whether it can fail over a row, so that rows matter over which Spark does not evaluate it.
         literal: Whether it is one.
         value: A literal's, as it is held.
+        conjuncts: What AND stands between.
     """
 
     type: Type
@@ -86,6 +87,7 @@ class Expression:
     may_fail: bool = False
     literal: bool = False
     value: Any = None
+    conjuncts: tuple[Expression, ...] = ()
 
 
 def literal(kind: Type, value: Any, text: str) -> Expression:

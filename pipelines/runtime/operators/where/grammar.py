@@ -83,12 +83,18 @@ def _tokens(sql: str) -> list[_Token]:
 
 
 class Parser:
-    """Spark's grammar by recursive descent, the loosest operators first; each rule gives a typed expression."""
+    """Spark's grammar by recursive descent, the loosest operators first; each rule gives a typed expression.
+
+    Attributes:
+        columns: The paths of those that have been named.
+        everywhere: What can fail and stands before BETWEEN: Spark evaluates that first, whatever AND and OR decide.
+    """
 
     def __init__(self, sql: str, schema: pa.Schema) -> None:
         self._sql, self._schema = sql, schema
         self._tokens, self._at = _tokens(sql), 0
         self.columns: list[tuple[str, ...]] = []
+        self.everywhere: list[Expression] = []
 
     def whole(self) -> Expression:
         """The condition, which is all of the SQL."""
@@ -169,6 +175,7 @@ class Parser:
                 if not self._word("and"):
                     raise Refused(f"{self._text_since(start)} is not understood")
                 high, text = self._comparison(), self._text_since(start)
+                self.everywhere += [left] if left.may_fail else []
                 bounds = conditions.compared(">=", left, low, text), conditions.compared("<=", left, high, text)
                 predicate = conditions.logical(False, bounds, text)
             elif self._word("in"):

@@ -39,7 +39,7 @@ from pipelines.runtime.operators.where.expressions import (
 Operation = Callable[[pl.Series, pl.Series], pl.Series]
 
 BITS = {"tinyint": 8, "byte": 8, "smallint": 16, "short": 16, "int": 32, "integer": 32, "bigint": 64, "long": 64}
-_BLANK = "".join(map(chr, range(33)))  # what Spark takes away around a number
+_BLANK = "".join(map(chr, [*range(33), 127]))  # what Spark takes away around a number
 _EXACT: dict[str, Operation] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -87,7 +87,8 @@ def _divided(kind: Type, function: Operation, sign: str, left: Expression, right
             raise Fails(f"[{zero}] {text}")
         return function(dividend, divisor)
 
-    return Expression(kind, strict(divide, right, left), text, may_fail=True)
+    safe = right.literal and right.value not in (0, None, -1 if sign == "div" else 0)
+    return Expression(kind, strict(divide, right, left), text, left.may_fail or not safe)
 
 
 def _by_numpy(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Operation:
@@ -289,7 +290,14 @@ def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
     return Expression(kind, lambda rows: function(argument.of(rows)), text, may_fail)
 
 
+def _check_sign(kind: Type, text: str) -> None:
+    if kind.kind == DECIMAL and kind.size > conditions.EXACT_DIGITS:
+        raise Refused(f"{text}: Spark rounds a decimal of more than {conditions.EXACT_DIGITS} digits here")
+
+
 def _magnitude(kind: Type, text: str) -> Callable[[pl.Series], pl.Series]:
+    _check_sign(kind, text)
+
     def magnitude(numbers: pl.Series) -> pl.Series:
         if kind.kind == INTEGER and (numbers == -(1 << kind.size - 1)).any():
             raise Fails(f"[ARITHMETIC_OVERFLOW] {text} is no {kind}")
@@ -333,5 +341,6 @@ def minus(value: Expression, text: str) -> Expression:
     """A number with a minus before it."""
     if value.type.kind in (FLOAT, DOUBLE):
         return Expression(value.type, lambda rows: -value.of(rows), text, value.may_fail)
+    _check_sign(value.type, text)
     zero = conditions.literal(value.type, 0, "0")
     return calculated("-", zero, value, text, value.type)
