@@ -57,9 +57,11 @@ def begin(owner: Ownership, head: Checkpoint, sinks: Iterable[str], *beyond: Che
     Raises:
         DamageError: A sink is elsewhere.
     """
-    for sink in sinks:
+    changed = list(sinks)
+    for sink in changed:
         owner.context.sinks.check_chain(sink, head)
-    return owner.begin(head, *beyond)
+    above = max(owner.last_id, owner.context.sinks.newest(changed, head))
+    return replace(owner, last_id=above).begin(head, *beyond)
 
 
 def commit(

@@ -7,7 +7,7 @@ predecessor left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,7 +29,9 @@ from state_ops.checkpoints.reader_holds import HeldCommits
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests, restore_progress
 from state_ops.coordination.lease import Heartbeat
-from state_ops.errors import BusyError
+from state_ops.errors import BusyError, plainly
+from state_ops.fsck.sinks import look, mentioned
+from state_ops.fsck.survey import UNREADABLE
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.storage.branches import BRANCHES, pinned
 from state_ops.storage.paths import is_staged_rows
@@ -79,6 +81,8 @@ def claimed(
         if lease.watch(storage):
             raise busy(pipeline, predecessor)
         generation = registry.take_over(after=before)  # who took over since lives: `weir prune` must not end its run
+        # Again: who was taken for dead may have begun an id since, and proven then that it owned the pipeline.
+        predecessor = lease.read(storage)
         _drop_stale_stops(storage)
         lease.remove_unfinished(storage)
         restore_progress.clear(storage)
@@ -133,18 +137,37 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
     """Staged rows of epochs that never completed, of older generations, which are fenced.
 
     None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of
-    them."""
-    paths = []
+    them. Nor what a table's log mentions: such an epoch was delivered before its commit, which failed, while the
+    pipeline delivered at least once."""
+    paths: list[str] = []
     for sink in context.pipeline.sinks:
         base = context.pipeline.staging(sink)
         if context.pipeline.early or not base.startswith(TABLES) or context.sinks.diverged(sink.name, head) is not None:
             continue
+        published, perhaps_published = context.sinks.marker(sink.name, head, None) or 0, list[str]()
         for name in context.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
             if parsed is not None and parsed[0] < context.generation and is_abandoned(head, *parsed):
                 files = context.storage.list(f"{base}/{name}", unfinished=True)
-                paths += [file.path for file in files if is_staged_rows(file.path)]
+                staged = [file.path for file in files if is_staged_rows(file.path)]
+                (paths if parsed[1] > published else perhaps_published).extend(staged)
+        if perhaps_published:
+            paths += _not_in_log(context, sink.name, perhaps_published)
     return paths
+
+
+def _not_in_log(context: RunContext, table: str, paths: Sequence[str]) -> list[str]:
+    """Which files the log of a table does not mention; none where it cannot be read."""
+    current = look(context.storage, context.pipeline.app_id, table)
+    rest = [path for path in paths if path not in current.files]  # mostly none, which takes no look at the whole log
+    if current.problem is not None or not rest:
+        return []
+    try:
+        named = mentioned(context.storage, current.path, rest)
+    except UNREADABLE as error:
+        log.warning("what may be left over stays: a table's log cannot be read", table=table, error=plainly(error))
+        return []
+    return [path for path in rest if path not in named]
 
 
 def _drop_stale_stops(storage: Storage) -> None:

@@ -467,13 +467,13 @@ def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None,
     return f"its last published checkpoint is {version}, but the registry's newest is {published}"
 
 
-def damaged(storage: Storage, table: str, how: str) -> DamageError:
-    """The error for a table that is not where the registry says."""
+def damaged(storage: Storage, table: str, how: str, also: str = "") -> DamageError:
+    """The error for a table that is not where the registry says. also: one more cause, with what to do about it."""
     return DamageError(
         f"A sink table is not where the registry says: {how}.",
         where=storage.full(table_path(table)),
         next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it "
         "back first. "
         "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
-        "docs/playbooks/sink-altered.md",
+        f"{also}docs/playbooks/sink-altered.md",
     )

@@ -6,7 +6,7 @@ process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from threading import RLock
@@ -27,6 +27,7 @@ from pipelines.runtime.sinks.delta import PublishedTable
 from pipelines.runtime.sinks.predicates import check_condition
 from state_ops.checkpoints.checkpoint import TABLES, Checkpoint
 from state_ops.errors import DamageError, FencedError, PipelineError
+from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
@@ -34,6 +35,10 @@ _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean
 
 _FOOTERS = 4096
 TAKEN = "taken"
+_OTHER_DELIVERY = (
+    "Is it ahead, and was its delivery changed from at least once? It has rows of an epoch that failed: let it deliver "
+    "at least once until it has got rows of a later one. "
+)
 
 
 class Sinks:
@@ -156,13 +161,13 @@ class Sinks:
         if problem is None:
             return
         if self._at_table(name, head):
-            raise delta.damaged(self._storage, name, problem)
+            raise delta.damaged(self._storage, name, problem, _OTHER_DELIVERY)
         raise DamageError(
             f"The sink {name} is not where the registry says: {problem}.",
             where=f"sink {name}",
             next="Nothing was published. Was its marker removed, or another system put in its place? Put it back "
             "first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
-            "docs/playbooks/sink-altered.md",
+            f"{_OTHER_DELIVERY}docs/playbooks/sink-altered.md",
         )
 
     def diverged(self, name: str, head: Checkpoint | None) -> str | None:
@@ -201,6 +206,13 @@ class Sinks:
         with suppress(DamageError):
             return marker_of(publisher, published)
         return publisher.marker()  # all that it was to get may be lost, so that nothing tells of it
+
+    def newest(self, names: Iterable[str], head: Checkpoint | None) -> CheckpointId:
+        """The highest id that some sinks have; 0: none. At least once, they may have rows of an epoch of which neither
+        registry nor lease knows any more: they would take other rows under its id for the same."""
+        asked = names if self._pipeline.early else ()
+        markers = [self.marker(name, head, head.published(name) if head is not None else None) for name in asked]
+        return CheckpointId(max((marker or 0 for marker in markers), default=0))
 
     def renew(self, name: str, head: Checkpoint | None) -> None:
         """Write a marker again that its system may forget. Only in the process that owns the pipeline."""
