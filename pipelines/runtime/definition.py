@@ -335,6 +335,15 @@ class Stage:
         return operator.late if operator else None
 
     @property
+    def reads(self) -> frozenset[str] | None:
+        """The columns that it looks at of its source's rows. None: all, as its function or one of its sinks may."""
+        operator = self.aggregation or self.window
+        if operator is None or self.late is not None or not isinstance(self.input, Source):
+            return None
+        columns = {*self.key, *self.order_by, *(column for _, agg in operator.aggregates for column in agg.columns)}
+        return frozenset(columns | {column for column in (self.on, self.input.event_time) if column is not None})
+
+    @property
     def on(self) -> str | None:
         """The column whose event time an operator goes by."""
         operator = self.window or self.deduplication

@@ -7,6 +7,7 @@ docs/adr/0035-small-slices.md."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,22 @@ _PLAIN = (
     pa.types.is_timestamp,
     pa.types.is_decimal128,
 )
+
+
+def looked_at(stage: Stage, columns: pa.Schema) -> pa.Schema:
+    """Those of a source's columns that a stage looks at."""
+    return columns if stage.reads is None else pa.schema([field for field in columns if field.name in stage.reads])
+
+
+def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
+    """The same rows with no more columns than the stage and its where look at; all of them where that is not known."""
+    if isinstance(rows, Channel) or stage.reads is None or stage.transform is not None:
+        return rows
+    try:
+        asked = where.compiled(stage.where, rows.schema).columns if stage.where is not None else ()
+    except where.Refused:
+        return rows
+    return replace(rows, schema=pa.schema([field for field in rows.schema if field.name in {*stage.reads, *asked}]))
 
 
 def can_read(stage: Stage, rows: Landed | Channel) -> bool:

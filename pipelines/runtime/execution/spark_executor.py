@@ -20,7 +20,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.execution import exchange, gx_loading, spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution import direct_read, exchange, gx_loading, spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, uri
 from pipelines.runtime.execution.placement import Placement
 from pipelines.runtime.execution.spark_task import (
@@ -102,6 +102,7 @@ class SparkExecutor:
     ) -> list[Ack]:
         if task.stage.gates:  # also where they look at something else, later
             gx_loading.load_meanwhile()
+        rows = None if rows is None else direct_read.narrowed(task.stage, rows)
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
@@ -145,7 +146,8 @@ class SparkExecutor:
             frame = self._read(rows)
             if not rows.as_seen:
                 frame = spark_plan.prepared(stage, frame)
-            columns = spark_plan.schema_of(frame, stage)
+            columns = direct_read.looked_at(stage, spark_plan.schema_of(frame, stage))
+            frame = frame.select(*[spark_plan.quoted(name) for name in columns.names])
             if self._settings.spark.exchange == exchange.AUTO and not exchange.is_narrow(stage, rows, columns):
                 way = exchange.ROWS
             if way == exchange.ROWS:

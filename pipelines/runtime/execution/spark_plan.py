@@ -164,12 +164,12 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
     """
     from pyspark.sql import functions as F
 
-    hashed = f"xxhash64({', '.join(_quoted(name) for name in stage.key)})"
+    hashed = f"xxhash64({', '.join(quoted(name) for name in stage.key)})"
     keyed = rows.selectExpr(f"cast(pmod({hashed}, {max_parallelism}) as int) as {GROUP}", "*")
     subtask = F.expr(f"cast({GROUP} * {parallelism} div {max_parallelism} as int)")
     keyed = keyed.repartitionById(parallelism, subtask)
     if stage.order_by:
-        keyed = keyed.sortWithinPartitions(*[_quoted(name) for name in (*stage.key, *stage.order_by)])
+        keyed = keyed.sortWithinPartitions(*[quoted(name) for name in (*stage.key, *stage.order_by)])
     return keyed
 
 
@@ -178,7 +178,7 @@ def routed(blocks: DataFrame, parallelism: int) -> DataFrame:
     return blocks.repartitionById(parallelism, blocks.subtask)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A column's name as Spark SQL takes it whatever it contains: a bare `a.b` is the field b of a column a."""
     return f"`{name.replace('`', '``')}`"
 

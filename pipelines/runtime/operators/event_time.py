@@ -34,10 +34,11 @@ class EventTimeOperator:
         self.closed_upto: int | None = None
 
     def _late(self, rows: pa.Table, late: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
-        """Count the rows that are late, and hand them out. late: bool[n]."""
+        """Count the rows that are late, and hand them out if they are whole (`Stage.reads`). late: bool[n]."""
         if late.any():
             self.rows_late += int(late.sum())
-            yield LATE, self._shaped(rows.filter(pa.array(late)), LATE)
+            if rows.num_columns > len(self._shapes.outputs[LATE]):  # the key group is one more
+                yield LATE, self._shaped(rows.filter(pa.array(late)), LATE)
 
     def _shaped(self, rows: pa.Table, output: str) -> pa.Table:
         """Rows of the input as they came: Polars gives maps, times and others back with another type."""

@@ -21,7 +21,7 @@ import pytest
 
 from configs import settings
 from configs.settings import EpochSettings, S3Settings
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution import direct_read, exchange
 from pipelines.runtime.execution.executor import Channel, Landed
@@ -211,6 +211,50 @@ def test_a_row_that_python_cannot_judge_is_judged_by_spark(tmp_path: Path, spark
         site.assert_no_orphans()
     assert results[1:] == [results[0]] * 2
     assert UNJUDGED[where] is None or re.search(UNJUDGED[where], results[0][0])
+
+
+_MINUTES = files("{landing}/*.parquet", name="landing", event_time="at")
+_TOTALS = aggregate("totals", SOURCE, key="id", n=agg.count(), top=agg.max("number"), sink=delta.append("totals"))
+_BY_MINUTE = window("minutes", _MINUTES, key="id", on="at", every="1m", n=agg.count(), sink=delta.append("minutes"))
+narrow = {
+    "direct": (Pipeline("narrow", (replace(_TOTALS, where="number >= 0 and at > '2020-01-01'"),)), {}),
+    "files": (Pipeline("narrow", (_BY_MINUTE,)), {"WEIR_SPARK__DIRECT_READ_MB": "0"}),
+    "cut": (Pipeline("narrow", (replace(_TOTALS, where="size(tags) = 1"),)), {}),
+}
+
+
+@pytest.mark.parametrize("way", narrow)
+def test_columns_that_an_aggregate_does_not_look_at_are_not_read(tmp_path: Path, spark, way):
+    """However wide they are, and of whatever types; late rows are counted all the same."""
+    asked, options = narrow[way]
+    site = Site(tmp_path, options, asked, __name__)
+    site.landing.mkdir(parents=True)
+    for number in range(2):
+        at = [_NOON + timedelta(hours=1 - number, seconds=row) for row in range(40)]
+        columns = {
+            "id": [row % 4 for row in range(40)],
+            "number": range(40),
+            "at": pa.array(at, pa.timestamp("us", "UTC")),
+        }
+        rows = pa.table(columns | {"tags": [["x" * 1000]] * 40, "text": ["y" * 1000] * 40})
+        pq.write_table(rows, site.landing / f"{number}.parquet")
+        reports = site.run()
+    (stats,) = reports[-1].checkpoint.operators.values()
+    assert stats.exchange == way
+    if way == "files":
+        assert stats.rows_late == 40
+    else:
+        totals = site.table("totals").groupby("id").last()
+        assert totals["n"].tolist() == [20] * 4 and totals["top"].tolist() == [36, 37, 38, 39]
+
+
+def test_a_stage_says_what_it_looks_at_of_its_sources_rows():
+    late = replace(_BY_MINUTE, window=replace(_BY_MINUTE.window, late=delta.append("late")))
+    by_event_time = aggregate("again", _MINUTES, key="id", top=agg.max("number"), sink=delta.append("again"))
+    assert _TOTALS.reads == {"id", "number"}
+    assert _BY_MINUTE.reads == {"id", "at"}
+    assert by_event_time.reads == {"id", "number", "at"}, "the watermark is that of the source"
+    assert first.reads is late.reads is None
 
 
 # -- without Spark
