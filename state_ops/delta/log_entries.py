@@ -45,7 +45,7 @@ class DataFile:
         stats: dict[str, Any] = {"numRecords": self.rows}
         if self.bounds:
             stats |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
-        return json.dumps(stats)
+        return as_json(stats)
 
     def add_action(self) -> AddAction:
         return AddAction(self.path, self.bytes, dict(self.partition), _now(), True, self.stats())
@@ -84,6 +84,12 @@ class Known:
 
     def transaction_version(self, app_id: str) -> int | None:
         return self.owners.get(app_id)
+
+
+def as_json(value: Any) -> str:
+    """A value in JSON, as a log has it: characters are never escaped by number, since delta-rs (1.6.6) takes escaped
+    ones of every other plane from U+20000 on for others."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def entry_path(table: str, version: int) -> str:
@@ -157,7 +163,7 @@ def with_columns(handle: DeltaTable, columns: Sequence[pa.Field]) -> dict[str, A
         "id": str(is_now.id),
         **{key: text for key, text in names.items() if text is not None},
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(schema),
+        "schemaString": as_json(schema),
         "partitionColumns": is_now.partition_columns,
         "createdTime": is_now.created_time,
         "configuration": is_now.configuration,
@@ -195,7 +201,7 @@ def _written(
             "extendedFileMetadata": True,
         }
         lines.append({"remove": {**fields, "partitionValues": dict(file.partition), "size": file.bytes}})
-    return "\n".join(map(json.dumps, lines)).encode()
+    return "\n".join(map(as_json, lines)).encode()
 
 
 def _followed(before: Known, entry: bytes, app_id: str, understood: Set[str] = _OURS) -> Known | None:

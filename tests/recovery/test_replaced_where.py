@@ -3,6 +3,7 @@ promotions."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import date
 
@@ -18,6 +19,7 @@ from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.sinks import replace_partitions
 from pipelines.runtime.sinks.predicates import apart, predicate
+from state_ops.delta.log_entries import active_files
 from state_ops.errors import InputError, PipelineError, WeirError
 from state_ops.storage.storage import Storage
 from tests.recovery import small
@@ -238,3 +240,15 @@ def test_files_are_taken_apart_as_sql_says(tmp_path, condition, partition_by):
     wanted = database.sql(f"SELECT id FROM everything WHERE ({condition}) IS NOT true ORDER BY id").fetchall()
     assert sorted(found) == [id for (id,) in wanted]
     assert all(file.partition == () if partition_by is None else file.partition for file in rests)
+
+
+def test_what_delta_rs_may_take_for_another_text_is_read(tmp_path):
+    """In an entry that escapes characters by number it takes U+20BB7 for U+10BB7."""
+    storage = Storage(str(tmp_path / "p"))
+    for text in ("\U00010bb7", "\U00020bb7"):
+        write_deltalake(storage.full("tables/out"), pa.table({"s": [text]}), mode="append")
+    entry = tmp_path / f"p/tables/out/_delta_log/{1:020}.json"
+    entry.write_text("\n".join(json.dumps(json.loads(line)) for line in entry.read_text().splitlines()))
+    handle = DeltaTable(storage.full("tables/out"))
+    goes, _ = apart(storage, predicate("out", "s = '\U00010bb7'", handle), "data", active_files(handle), tmp_path / "s")
+    assert [pl.read_parquet(tmp_path / "p/tables/out" / file.path)["s"].to_list() for file in goes] == [["\U00010bb7"]]

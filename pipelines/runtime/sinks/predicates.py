@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pipelines.runtime.operators import where
-from pipelines.runtime.sinks.statistics import statistics
+from pipelines.runtime.sinks.statistics import is_ambiguous, statistics
 from pipelines.runtime.sinks.table_commit import local_file, table_path
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
@@ -170,4 +170,7 @@ def _constant(actions: pa.Table, field: pa.Field) -> list[tuple[bool, Any]]:
     if not exact or any(name not in actions.column_names for name in names):
         return [(False, None)] * actions.num_rows
     bounds = zip(*(actions.column(name).to_pylist() for name in names), strict=True)
-    return [(least is not None and least == greatest and nulls == 0, least) for least, greatest, nulls in bounds]
+    return [
+        (least is not None and least == greatest and nulls == 0 and not is_ambiguous(least), least)
+        for least, greatest, nulls in bounds
+    ]

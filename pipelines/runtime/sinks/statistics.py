@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from state_ops.delta.log_entries import as_json
+
 _COLUMNS = 32  # as many as Delta looks at by default, so that entries of wide tables stay small
 _TEXT = 32  # characters of a bound
 _LAST = "\U0010ffff"
+_PLANE = 0x10000
 
 
 def statistics(footer: pq.FileMetaData) -> str:
@@ -43,7 +45,7 @@ def statistics(footer: pq.FileMetaData) -> str:
         low, high = _lower(low), _upper(high)
         if low is not None and high is not None:
             least[field.name], greatest[field.name] = low, high
-    return json.dumps(stats | {"minValues": least, "maxValues": greatest, "nullCount": nulls})
+    return as_json(stats | {"minValues": least, "maxValues": greatest, "nullCount": nulls})
 
 
 def _has_bounds(type: pa.DataType) -> bool:
@@ -58,5 +60,21 @@ def _lower(value: Any) -> Any:
 
 def _upper(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= _TEXT else value[:_TEXT] + _LAST
+        if len(value) <= _TEXT:
+            return value
+        return value[:_TEXT] + _LAST if value[_TEXT] != _LAST else None
     return value.isoformat() if isinstance(value, date) else value
+
+
+def not_below(greatest: Any) -> Any:
+    """A bound that is not below the one that was written, by what delta-rs reads of it: in entries whose characters are
+    escaped by number, as those of earlier releases are, it takes the ones of an even plane, from U+20000 on, for those
+    of the plane below."""
+    if not isinstance(greatest, str):
+        return greatest
+    return "".join(chr(ord(char) + _PLANE) if ord(char) // _PLANE % 2 else char for char in greatest)
+
+
+def is_ambiguous(text: Any) -> bool:
+    """Whether what delta-rs reads may stand for another text, as `not_below` says."""
+    return isinstance(text, str) and any(ord(char) // _PLANE % 2 for char in text)

@@ -32,7 +32,7 @@ from pipelines.runtime.sinks.delta import check_columns, check_demands, check_ke
 from pipelines.runtime.sinks.replace_where import remove_unnamed
 from pipelines.runtime.sinks.restore_version import REWIND, described, files_at, version_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
-from pipelines.runtime.sinks.statistics import statistics
+from pipelines.runtime.sinks.statistics import not_below, statistics
 from pipelines.runtime.sinks.table_commit import (
     Change,
     branch_of,
@@ -259,7 +259,7 @@ def _bounds(handle: DeltaTable, column: str) -> Bounds:
     low, high = f"min.{column}", f"max.{column}"
     if low not in actions.column_names or high not in actions.column_names:
         return {}
-    values = zip(actions.column(low).to_pylist(), actions.column(high).to_pylist(), strict=True)
+    values = zip(actions.column(low).to_pylist(), map(not_below, actions.column(high).to_pylist()), strict=True)
     return dict(zip(actions.column("path").to_pylist(), values, strict=True))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -17,9 +19,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import delta as sinks
 from pipelines.runtime.sinks import changes as netting
-from pipelines.runtime.sinks import delta, restore_version, staged_rows, upsert
+from pipelines.runtime.sinks import delta, restore_version, staged_rows, statistics, upsert
 from pipelines.runtime.sinks.changes import ROW, spill
 from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.delta import log_entries
 from state_ops.errors import DamageError, PipelineError
 from state_ops.storage.storage import Storage
 from tests.runtime.sinks.test_delta import APP, checkpoint
@@ -324,3 +327,29 @@ def test_an_epochs_rows_are_never_all_in_memory(storage, monkeypatch):
             pa.set_memory_pool(usual)
         assert pool.max_memory() < 20e6
     assert {text[:2] for _, text in rows(other)} == {"2-"} and len(rows(other)) == 10_000
+
+
+WIDE = ["\U00020bb7", "\U0001f600", "A" * 36, "A" * 32 + 2 * "\U0010ffff", "A" * 32 + "\U00020bb7"]
+
+
+@pytest.mark.parametrize("escaped", [False, True], ids=["now", "by an earlier release"])
+def test_keys_beyond_the_basic_plane_are_known_again(storage, monkeypatch, escaped):
+    """delta-rs takes U+20BB7 that an entry escapes by number for U+10BB7: the file seemed to have no such key."""
+    if escaped:
+        monkeypatch.setattr(log_entries, "as_json", json.dumps)
+        monkeypatch.setattr(statistics, "as_json", json.dumps)
+    for key in WIDE:
+        publish(storage, 1, None, staged(storage, 1, [(key, 1)]))
+        for number in (2, 3):
+            publish(storage, number, number - 1, staged(storage, number, [(key, number)]))
+        assert rows(storage) == [(key, 3)], ascii(key)
+        shutil.rmtree(storage.full("tables/out"))
+        delta.ensure(storage, "out", SCHEMA)
+
+
+def test_readers_find_texts_beyond_the_basic_plane(storage):
+    publish(storage, 1, None, staged(storage, 1, [("\U00020bb7", 1)]))
+    (action,) = pa.RecordBatchReader.from_stream(
+        DeltaTable(storage.full("tables/out")).get_add_actions(flatten=True)
+    ).read_all().to_pylist()  # fmt: skip
+    assert (action["min.key"], action["max.key"]) == ("\U00020bb7", "\U00020bb7")
