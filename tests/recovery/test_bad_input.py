@@ -111,8 +111,8 @@ def _impossible(file: Path) -> None:
         (_garbage, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
         (_empty, ["FILE", "is empty", "Repair it, or move it out of"]),
         (_truncated, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
-        (_smashed_page, ["FILE", "aircraft_rotation", "Repair the file, or move it out of"]),
-        (_bit_flipped, ["FILE", "aircraft_rotation", "Repair the file, or move it out of"]),
+        (_smashed_page, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
+        (_bit_flipped, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
         (_column_missing, ["FILE", "has no column 'arr_delay'", "Repair it, or move it out of"]),
         (_wrong_type, ["FILE", "'flight'", "is string; earlier files have int64", "Repair it, or move it out of"]),
         (
