@@ -114,6 +114,9 @@ def _show_plan(decided: StatePlan) -> None:
                 f"Tried: {sample.rows:,} rows of {escape(sample.stage)}, subtask {sample.subtask}, read with today's"
                 " schema."
             )
+    for uid, why in decided.where.items():
+        if why is not None:
+            out.print(f"Spark evaluates the where of {escape(uid)}, so its rows go through it: {escape(why)}.")
     for fit in decided.findings:
         if fit.next is not None:
             out.print(f"{_colored(fit.verdict, escape(fit.name))}: {escape(fit.next)}")

@@ -25,6 +25,8 @@ from state_ops.storage.temp_dirs import scratch
 
 _MOST_SUBTASKS = 8
 _MOST_CELLS = 16_000_000  # rows x columns: how much small files may be when they are decoded
+# Properties that ask Spark to evaluate a where in another way: rules for types, time zones and errors, or extensions.
+_HOW_SPARK_JUDGES = "spark.sql."
 _PLAIN = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -66,15 +68,21 @@ def can_read(stage: Stage, rows: Landed | Channel) -> bool:
     return isinstance(rows, Channel) or rows.reader.open_in_workers(rows.files[:1])
 
 
-def spark_alone(stage: Stage, schema: pa.Schema) -> str | None:
+def spark_alone(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> str | None:
     """Return why Spark alone can evaluate the stage's where; None where Python can, or there is none.
 
     Args:
-        schema: The columns of the rows, canonical.
+        schema: The columns of the rows that the stage reads, canonical.
+        conf: Names of properties that Spark is given.
     """
+    if stage.where is None:
+        return None
+    if stage.transform is not None:
+        return "a transform comes before it"
+    if changing := [name for name in conf if name.startswith(_HOW_SPARK_JUDGES)]:
+        return f"spark.conf has {changing[0]}"
     try:
-        if stage.where is not None:
-            where.compiled(stage.where, schema)
+        where.compiled(stage.where, schema)
     except where.Refused as error:
         return str(error)
     return None

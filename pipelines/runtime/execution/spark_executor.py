@@ -45,8 +45,6 @@ log = structlog.get_logger("weir.spark")
 _ACK = "ack string, stage bigint, subtask bigint, task bigint"
 # Properties of spark.conf that ask Spark to read files in another way.
 _HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
-# Properties that ask it to evaluate a where in another way: rules for types, time zones and errors, or extensions.
-_HOW_SPARK_JUDGES = ("spark.sql.",)
 _FILE, _INDEX, _FIRST, _PARTITION = "__weir_file", "__weir_index", "__weir_first", "__weir_partition"
 _SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*:/+"
 
@@ -123,9 +121,9 @@ class SparkExecutor:
         """How rows reach their subtasks."""
         configured = self._settings.spark
         by_python = not any(name.startswith(_HOW_SPARK_READS) for name in configured.conf)
-        if stage.where is not None and not rows.as_seen:
-            judging = any(name.startswith(_HOW_SPARK_JUDGES) for name in configured.conf)
-            by_python = by_python and not judging and stage.uid not in self._judged_by_spark
+        if not rows.as_seen and by_python:
+            alone = direct_read.spark_alone(stage, rows.schema, configured.conf)
+            by_python = alone is None and stage.uid not in self._judged_by_spark
         return exchange.chosen(
             stage, rows, parallelism, configured.direct_read_mb << 20, configured.exchange, by_python=by_python
         )

@@ -7,7 +7,7 @@ are read with today's schema.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline, Source, Stage
 from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, sinks_of, source_schema
-from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution import direct_read, spark_plan
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.inspection.snapshot_files import opened
@@ -68,6 +68,8 @@ class StatePlan:
     Attributes:
         checkpoint: The checkpoint; None if there is none yet, so that everything starts empty.
         spark: The uids of stages whose columns only Spark could tell, because they have a transform.
+        where: Of stages with a where, by uid, why Spark alone can evaluate it, so that their rows go through it; None:
+            Python does. Those whose columns are not known are not there.
     """
 
     pipeline: str
@@ -75,6 +77,7 @@ class StatePlan:
     findings: tuple[Finding, ...]
     samples: tuple[Sample, ...]
     spark: tuple[str, ...]
+    where: Mapping[str, str | None]
 
     @property
     def stops(self) -> bool:
@@ -103,6 +106,7 @@ class StatePlan:
                 for sample in self.samples
             ],
             "spark": list(self.spark),
+            "where": {uid: {"by": "python" if why is None else "spark", "why": why} for uid, why in self.where.items()},
         }
 
 
@@ -122,7 +126,9 @@ def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Execut
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
         builder = PlanBuilder(pipeline, settings, storage, registry, head, runs)
         builder.all()
-        return StatePlan(pipeline.name, head, builder.ordered(), tuple(builder.samples), tuple(builder.spark))
+        return StatePlan(
+            pipeline.name, head, builder.ordered(), tuple(builder.samples), tuple(builder.spark), builder.where
+        )
 
 
 @contextmanager
@@ -189,6 +195,7 @@ class PlanBuilder:
         self.findings: list[Finding] = []
         self.samples: list[Sample] = []
         self.spark: list[str] = []
+        self.where: dict[str, str | None] = {}
 
     def all(self) -> None:
         backends.named(self._settings.state.backend)
@@ -279,6 +286,8 @@ class PlanBuilder:
         else:
             shapes = self.shapes.get(stage.input.uid)
             raw = shapes.outputs[MAIN] if shapes else None
+        if raw is not None and stage.where is not None:
+            self.where[stage.uid] = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
         if raw is None or stage.transform is None:
             return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
         self.spark.append(stage.uid)

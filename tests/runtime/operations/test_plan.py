@@ -635,6 +635,20 @@ def test_rows_that_wait_for_a_stage_are_not_lost_by_a_change(tmp_path):
             list(unaligned.epochs(changed))
 
 
+def test_a_plan_says_which_wheres_only_spark_can_evaluate(base, tmp_path):
+    site = base.copied_to(tmp_path / "site")
+
+    def where_of(settings=site.settings, **changed) -> str | None:
+        decided = plan.plan(replace(pipeline, stages=others(accounts(**changed))), settings)
+        assert list(decided.to_dict()["where"]) == ["accounts"]
+        return decided.where["accounts"]
+
+    assert where_of() is None
+    assert where_of(where="round(amount) > 0") == "round(amount) is not understood"
+    sql = {"spark": site.settings.spark.model_copy(update={"conf": {"spark.sql.ansi.enabled": "false"}})}
+    assert where_of(site.settings.model_copy(update=sql)) == "spark.conf has spark.sql.ansi.enabled"
+
+
 def test_only_a_stage_with_a_transform_starts_spark_to_know_its_columns(base, spark, tmp_path):
     site = base.copied_to(tmp_path / "site")
     halved = accounts(
