@@ -1,12 +1,13 @@
-"""Where the time of an epoch goes: epochs of 500,000 rows and empty ones, with one keyed stage and with two.
+"""Where the time of an epoch goes: epochs of 500,000 rows and empty ones, with one keyed stage, with a where, with two.
 
-    make bench-epoch                                  about two minutes; writes benchmarks/results/epoch-profile.*
+    make bench-epoch                                  three minutes; writes benchmarks/results/epoch-profile.*
     python -m benchmarks.epoch_profile --label before  one more run under a label; the report has a column for each
 
 Real runs on Spark through the public generator, and nothing but what it reports: a checkpoint's milliseconds by phase
-and its operators' figures. `totals` counts, sums and takes the maximum of a million keys, spread evenly; `often` counts
-how many keys have been seen how often. Every run is a process of its own, so that two versions of the code can be
-measured in turns, and medians of their runs compared: a machine with neighbours moves by more than what is looked for.
+and its operators' figures. `totals` counts, sums and takes the maximum of a million keys, spread evenly; `kept` does
+that with the half of the rows that its where keeps; `often` counts how many keys have been seen how often. Every run is
+a process of its own, so that two versions of the code can be measured in turns, and medians of their runs compared: a
+machine with neighbours moves by more than what is looked for.
 
 - wall: from one report to the next; for empty epochs, which are asked for, from the request to the report.
 - cpu: of this process, Spark's JVM and its Python workers together. It is steadier than wall time.
@@ -22,6 +23,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -49,27 +51,32 @@ _totals = aggregate(
     top=agg.max("value"),
     sink=delta.append("totals"),
 )
+_kept = replace(_totals, uid="kept", where="key % 2 = 0 AND value IS NOT NULL", sink=delta.append("kept"))
 _often = aggregate("often", _totals, key="n", keys=agg.count(), sink=delta.append("often"))
 
-PIPELINES = {"one stage": Pipeline("one", (_totals,)), "two stages": Pipeline("two", (_totals, _often))}
-
+PIPELINES = {
+    "one stage": Pipeline("one", (_totals,)),
+    "one stage with a where": Pipeline("where", (_kept,)),
+    "two stages": Pipeline("two", (_totals, _often)),
+}
 
 ROWS = 500_000
 """Of an epoch with rows."""
 
 
-def measure(scratch: Path, full: int, empty: int) -> dict[str, list[dict[str, float]]]:
+def measure(scratch: Path, full: int, empty: int, only: str | None = None) -> dict[str, list[dict[str, float]]]:
     """Milliseconds by phase of every epoch that counts, by kind of epoch.
 
     Args:
         scratch: Where everything goes.
         full: How many epochs with rows count.
         empty: How many epochs without rows count.
+        only: One of `PIPELINES`; by default all.
     """
     shape = Workload("epoch-profile", 1_000_000, epochs=WARM + full, events=ROWS)
     landing = work.sliced(scratch, shape, Slices(WARM + full, ROWS))
     kinds: dict[str, list[dict[str, float]]] = {}
-    for name, pipeline in PIPELINES.items():
+    for name, pipeline in PIPELINES.items() if only is None else [(only, PIPELINES[only])]:
         epochs = list(_epochs(pipeline, landing, scratch, full, empty))
         kinds[f"{name}, {ROWS:,} rows"], kinds[f"{name}, empty"] = epochs[WARM : WARM + full], epochs[-empty:]
     return kinds
@@ -120,7 +127,10 @@ def medians(runs: list[Row], kind: str) -> dict[str, float]:
 def report(labels: dict[str, list[Row]]) -> str:
     """The Markdown of all runs, by label."""
     first = next(iter(labels.values()))[0]
-    kinds = {kind: {label: medians(runs, kind) for label, runs in labels.items()} for kind in first["epochs"]}
+    kinds: dict[str, dict[str, dict[str, float]]] = {}
+    for label, runs in labels.items():
+        for kind in runs[0]["epochs"]:
+            kinds.setdefault(kind, {})[label] = medians(runs, kind)
     return harness.render("epoch-profile", labels=labels, machine=first["machine"], kinds=kinds)
 
 
@@ -130,11 +140,13 @@ def main(
     results: Path = harness.RESULTS / "epoch-profile",
     full: Annotated[int, typer.Option(help="epochs with rows")] = 5,
     empty: Annotated[int, typer.Option(help="epochs without")] = 20,
+    only: Annotated[str | None, typer.Option(help="one of the pipelines alone")] = None,
 ) -> None:
-    """Where the time of an epoch goes, with rows and without, with one keyed stage and with two."""
+    """Where the time of an epoch goes, with rows and without."""
     raw = results.with_suffix(".json")
     labels: dict[str, list[Row]] = json.loads(raw.read_text()) if raw.exists() else {}
-    run = {"machine": harness.machine(), "epochs": harness.in_scratch(measure, full, empty), "load": os.getloadavg()[0]}
+    epochs = harness.in_scratch(measure, full, empty, only)
+    run = {"machine": harness.machine(), "epochs": epochs, "load": os.getloadavg()[0]}
     labels[label] = [*([] if fresh else labels.get(label, [])), run]
     harness.publish(results, labels, report(labels))
 
