@@ -79,7 +79,7 @@ bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; about five minutes
 	@$(PY) -m benchmarks.cache
 
-bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and without; about two minutes
+bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and without; three minutes
 	@$(PY) -m benchmarks.epoch_profile
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
