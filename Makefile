@@ -12,7 +12,7 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 # Dozens of Python processes start here; where this is set, each compiles all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; a
 
 bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and without; three minutes
 	@$(PY) -m benchmarks.epoch_profile
+
+bench-exchange: $(STAMP) ## Measure rows on their way to subtasks, in blocks and as Spark's rows; about a quarter of an hour
+	@$(PY) -m benchmarks.exchange
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
 	@$(PY) -m benchmarks.state.run --full
