@@ -328,6 +328,39 @@ def test_another_table_in_its_place_is_named(tmp_path: Path):
         reader.rows()
 
 
+@pytest.mark.parametrize("length", [6, 8, 11], ids=["fewer", "as many", "more"])
+def test_versions_that_were_looked_ahead_at_are_forgotten_with_the_table_that_had_them(tmp_path: Path, length: int):
+    """It is brought back from a copy of exactly the version that was followed, and grows otherwise."""
+    table = tmp_path / "t"
+    for id in range(5):
+        append(table, id, post_commithook_properties=KEEP)
+    copy = shutil.copytree(table, tmp_path / "copy")
+    for id in range(5, 8):
+        append(table, id, post_commithook_properties=KEEP)
+    reader = Reader(source(table, on_lost="skip"), {"version": 0})
+    reader.position = reader.connector.plan(reader.position, replace(LARGE, parts=4)).position
+    shutil.rmtree(table)
+    shutil.copytree(copy, table)
+    for id in range(105, 100 + length):
+        append(table, id, post_commithook_properties=KEEP)
+    assert reader.ids() == [4, *range(105, 100 + length)] and not reader.lost
+
+
+def test_an_entry_with_many_files_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = tmp_path / "t"
+    for id in range(3):
+        append(table, id, post_commithook_properties=KEEP)
+    reader, parsed = Reader(source(table), {"version": 1}), list[int]()
+    commit = table_log._commit
+    monkeypatch.setattr(table_log, "_commit", lambda version, entry: parsed.append(version) or commit(version, entry))
+    (table / f"_delta_log/{1:020}.json").write_text(
+        "\n".join(json.dumps(action) for action in actions(table, 1) for _ in range(9 if "add" in action else 1))
+    )
+    for _ in range(9):
+        reader.position = reader.connector.plan(reader.position, replace(LARGE, parts=1)).position
+    assert reader.position["version"] == 2 and parsed.count(1) == 1
+
+
 def test_a_table_that_is_replaced_at_a_version_is_named(tmp_path: Path):
     table = tmp_path / "t"
     append(table, 1)

@@ -94,6 +94,7 @@ class Commit:
         removes: Files whose rows are gone.
         changes: Files with the rows of the change data feed, which replace the two where there are any.
         vectors: A file of the two has a deletion vector.
+        table: Its actions that say what the table is from now on.
     """
 
     version: int
@@ -103,6 +104,7 @@ class Commit:
     removes: tuple[DataFile, ...]
     changes: tuple[DataFile, ...]
     vectors: bool
+    table: tuple[Mapping[str, Any], ...]
 
 
 class TableLog:
@@ -134,6 +136,7 @@ class TableLog:
         self._newest = -1
         self._entries: dict[int, bytes] = {}
         self._files: tuple[int, Sequence[DataFile]] = (-1, ())
+        self._parsed: tuple[bytes, Commit] | None = None
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -215,9 +218,11 @@ class TableLog:
     def _is_followed(self, table: str, version: int) -> bool:
         if not (self._metadata and self._base <= version <= self._top + 1 and self._metadata[0][1].id == table):
             return False
-        raw = self.storage.read_bytes(entry_path(self.name, self._top))
+        newest = max((self._top, *self._entries))  # entries that were read ahead belong to this history as well
+        was = _digest(self._entries[newest]) if newest > self._top else self._digest
+        raw = self.storage.read_bytes(entry_path(self.name, newest))
         is_there = version > self._top or self._entry(version) is not None
-        return is_there and raw is not None and _digest(raw) == self._digest
+        return is_there and raw is not None and _digest(raw) == was
 
     def metadata(self, version: int, table: str) -> Metadata:
         """What holds of a version. Raises LostError if its entry has been cleaned away, InputError if it is of another
@@ -257,16 +262,20 @@ class TableLog:
             )
         if raw is None:
             return None
-        try:
-            actions = [json.loads(line) for line in raw.splitlines() if line.strip()]
-            commit = _commit(version, actions)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self.problem(f"The log's entry is damaged: {plainly(error)}", _REPAIR, version) from error
         with self._lock:
+            if self._parsed is None or self._parsed[1].version != version or self._parsed[0] != raw:
+                self._parsed = (raw, self._parse(version, raw))
+            commit = self._parsed[1]
             if self._metadata and version == self._top + 1:
-                self._go_on(version, actions)
+                self._go_on(commit)
                 self._top, self._digest = version, _digest(raw)
         return commit
+
+    def _parse(self, version: int, raw: bytes) -> Commit:
+        try:
+            return _commit(version, [json.loads(line) for line in raw.splitlines() if line.strip()])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self.problem(f"The log's entry is damaged: {plainly(error)}", _REPAIR, version) from error
 
     def _entry(self, version: int) -> bytes | None:
         """An entry as it was put. Those of the next versions that are there are read with it."""
@@ -283,9 +292,9 @@ class TableLog:
                 self._entries |= {at: raw for at, raw in raws if raw is not None}
             return self._entries.get(version)
 
-    def _go_on(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
-        before = self._metadata[-1][1]
-        for action in actions:
+    def _go_on(self, commit: Commit) -> None:
+        before, version = self._metadata[-1][1], commit.version
+        for action in commit.table:
             if "protocol" in action:
                 self._check_features(action["protocol"].get("readerFeatures") or (), version)
             if "metaData" in action:
@@ -377,6 +386,7 @@ def _commit(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
         tuple(_file(file, "delete") for file in removes),
         tuple(_file(file, None) for file in changes),
         any(file.get("deletionVector") for file in (*adds, *removes)),
+        tuple(action for action in actions if "protocol" in action or "metaData" in action),
     )
 
 
