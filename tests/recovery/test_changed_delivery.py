@@ -10,6 +10,7 @@ import pytest
 from pipelines.runtime.ownership.publish import deliver
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
+from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.lease import LEASE, Heartbeat
 from state_ops.errors import DamageError, WeirError
@@ -72,32 +73,45 @@ def test_a_rewind_is_above_an_epoch_that_nobody_knows_any_more(ahead, monkeypatc
     assert damage(ahead) == []
 
 
-def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatch):  # noqa: F811
-    """It wakes up between the last look at its lease and the take-over, begins an epoch, proves that the pipeline is its
-    own, and delivers once the successor has looked at the sink."""
+@pytest.mark.parametrize("until", ["its successor begins an epoch", "its successor has looked at the sink"])
+def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatch, until):  # noqa: F811
+    """It wakes up between the last look at its lease and the take-over, begins an epoch, proves that the pipeline is
+    its own, and delivers so late that the successor must find out by itself."""
     bank.epochs(1, 2)
     with maintenance.owning(bank.site.pipeline, bank.site.settings, epochs=False) as owner:
         zombie = owner
-    head, take_over, begin = bank.registry.head(), Registry.take_over, Heartbeat.begin
-    proven, delivered = [], []
+    head, take_over, begin, marker = bank.registry.head(), Registry.take_over, Heartbeat.begin, Sinks.marker
+    done: list[str] = []
 
     def woken(self, *arguments, **options):
-        if not proven:
+        if not done:
             begin(zombie.heartbeat, head.id + 1)
             zombie.context.registry.prove(zombie.context.generation)
-            proven.append(True)
+            done.append("proven")
         return take_over(self, *arguments, **options)
 
-    def late(self, id):
-        begin(self, id)
-        if not delivered:
-            delivered.append(True)
+    def deliver_late() -> None:
+        if len(done) == 2:
+            done.append("delivered")
             link = {**head.sinks["booked"], "id": head.id + 1, "before": head.id}
             deliver(zombie.context, replace(head, id=head.id + 1, sinks={"booked": link}), bank.registry.files(head))
 
+    def begun(self, id):
+        begin(self, id)
+        done.append("begun")
+        if until == "its successor begins an epoch":
+            deliver_late()
+
+    def looked(self, *arguments):
+        before = marker(self, *arguments)
+        deliver_late()
+        return before
+
     monkeypatch.setattr(Registry, "take_over", woken)
-    monkeypatch.setattr(Heartbeat, "begin", late)
+    monkeypatch.setattr(Heartbeat, "begin", begun)
+    monkeypatch.setattr(Sinks, "marker", looked)
     monkeypatch.setattr(zombie.context.registry, "prove", lambda _: None)
     bank.epochs(3)
+    assert "delivered" in done
     assert set(amounts(bank)) == {1, 2, 3} and amounts(bank)[3] == 1
     assert bank.state()["k0"] == (3, 6) and damage(bank) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -94,22 +94,33 @@ def _staged(files: Sequence[StateFile], staged: dict[str, list[StateFile]]) -> d
 
 
 def _publish_all(context: RunContext, checkpoint: Checkpoint, staged: dict[str, list[StateFile]]) -> list[Publication]:
-    if context.pipeline.early or context.pipeline.at_most_once:
-        checkpoint = _behind_what_is_there(context, checkpoint, staged)
-    return at_once([partial(_publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())])
+    follows = context.pipeline.early or context.pipeline.at_most_once
+    publish = _publish_behind if follows else _publish
+    return at_once([partial(publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())])
 
 
-def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sinks: Collection[str]) -> Checkpoint:
-    """A checkpoint that follows what its sinks have: perhaps an epoch that failed after its rows were delivered; at
-    most once, perhaps none of the epochs before, whose rows never came."""
-    chain = dict(checkpoint.sinks)
-    for sink in sinks:
-        before = chain[sink]["before"]
-        marker = context.sinks.marker(sink, checkpoint, before)
-        lacks = context.pipeline.at_most_once and (marker or 0) < (before or 0)
-        if lacks or (before or 0) < (marker or 0) < checkpoint.id:
-            chain[sink] = {**chain[sink], "before": marker}
-    return replace(checkpoint, sinks=chain)
+def _publish_behind(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
+    """Publish behind what a sink has. A process that was taken for dead may publish an epoch of its own meanwhile,
+    which is no damage."""
+    while True:
+        following = _behind_what_is_there(context, checkpoint, sink)
+        try:
+            return _publish(context, following, sink, files)
+        except DamageError:
+            if _behind_what_is_there(context, checkpoint, sink) == following:
+                raise
+
+
+def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sink: str) -> Checkpoint:
+    """A checkpoint that follows what a sink has: perhaps an epoch that failed after its rows were delivered; at most
+    once, perhaps none of the epochs before, whose rows never came."""
+    before = checkpoint.sinks[sink]["before"]
+    marker = context.sinks.marker(sink, checkpoint, before)
+    lacks = context.pipeline.at_most_once and (marker or 0) < (before or 0)
+    if lacks or (before or 0) < (marker or 0) < checkpoint.id:
+        link = {**checkpoint.sinks[sink], "before": marker}
+        return replace(checkpoint, sinks={**checkpoint.sinks, sink: link})
+    return checkpoint
 
 
 def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
