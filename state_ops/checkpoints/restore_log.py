@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,12 +20,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from configs.redaction import scrubbing
-from state_ops.delta import fenced_table, log_cleanup
+from state_ops.delta import fenced_table, log_cleanup, log_entries
 from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.delta.table_files import TableFiles
 from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
@@ -33,6 +35,7 @@ from state_ops.storage.transfers import together
 log = structlog.get_logger("weir.restore")
 
 PATH = "registry/restores"
+_APP = "restores"
 KEPT = 1000
 """Rows that stay when the table is compacted: the newest."""
 FILES = 100
@@ -106,12 +109,12 @@ def record(storage: Storage, restored: Restored) -> None:
     """
     try:
         fenced_table.ensure_table(storage, PATH, SCHEMA)
+        handle = fenced_table.open_table(storage, PATH)
         with scrubbing():
-            write_deltalake(
-                storage.full(PATH),
-                pa.Table.from_pylist([dataclasses.asdict(restored)], schema=SCHEMA),
+            handle.create_write_transaction(
+                [_written(storage, [restored]).add_action()],
                 mode="append",
-                storage_options=storage.delta_options,
+                schema=handle.schema(),
                 commit_properties=CommitProperties(max_commit_retries=10),
             )
     except (OSError, DeltaError) as error:
@@ -138,16 +141,23 @@ def _compact(storage: Storage) -> None:
         return
     before = accumulate((file.rows for file in files), initial=0)  # rows in newer files than each
     rows = _in_order(storage, [file for file, newer in zip(files, before, strict=False) if newer < KEPT])[-KEPT:]
+    version = log_entries.known(storage, PATH, handle, _APP, [])
+    if version is None:
+        return
+    log_entries.append(version, _APP, version.number + 1, [_written(storage, rows)], files, as_logged=True)
+    if not log_entries.still_there(version):
+        return
     with scrubbing():
-        write_deltalake(
-            handle,
-            pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=SCHEMA),
-            mode="overwrite",
-            commit_properties=CommitProperties(max_commit_retries=0),
-        )
         log_cleanup.write_checkpoint(fenced_table.open_table(storage, PATH))
     storage.delete_files([f"{PATH}/{file.path}" for file in files])
     log_cleanup.clean_up(storage, PATH)
+
+
+def _written(storage: Storage, rows: Sequence[Restored]) -> DataFile:
+    """Rows as a file, which counts once it is committed. delta-rs' own writer ends with a panic where the path has a
+    bracket."""
+    table = pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=SCHEMA)
+    return TableFiles(storage, PATH, SCHEMA).write_table(table, f"{uuid.uuid4().hex}.parquet")
 
 
 def newest(storage: Storage) -> Restored | None:

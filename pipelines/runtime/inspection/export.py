@@ -190,6 +190,10 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
         raise ConfigurationError(
             "That lies in the pipeline's own storage.", where=place.uri, next="Export to a directory of its own."
         )
+    if place.is_local and set("[]") & set(place.uri):
+        raise ConfigurationError(
+            "delta-rs writes no table below a path with brackets.", where=place.uri, next="Export to another directory."
+        )
     replaces = is_table(place.uri, place.delta_options)
     local = Path(place.uri.removeprefix("file://")) if place.is_local else None
     before = local is not None and local.exists()

@@ -230,6 +230,8 @@ def test_an_export_is_a_table_whose_commit_names_the_checkpoint(rides_run, weir,
     for inside in (rides_run.site.storage / "copy", rides_run.site.storage.parent):
         refused = weir(rides_run.site, "state", "export", "rides", "riders", "--to", str(inside))
         assert refused.code == 2 and "own storage" in refused.err
+    refused = weir(rides_run.site, "state", "export", "rides", "riders", "--to", f"{to}[1]")
+    assert refused.code == 2 and "brackets" in refused.err
 
 
 def test_an_export_that_fails_leaves_nothing_and_says_why(rides_run, tmp_path, monkeypatch):

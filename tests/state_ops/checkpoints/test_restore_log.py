@@ -96,3 +96,11 @@ def test_who_reads_an_older_version_gets_the_rows_that_are_left(storage):
     restore_log.record(storage, restored(5))
     assert restore_log._in_order(storage, older) == []
     assert log_cleanup.log_names(storage, restore_log.PATH)
+
+
+def test_restores_are_recorded_below_a_path_with_brackets(storage, tmp_path):
+    """delta-rs' own writer ends with a panic there."""
+    storage = Storage(str(tmp_path / "a[1]" / "p"))
+    for number in range(8):
+        restore_log.record(storage, restored(number))
+    assert [int(row.checkpoint_id) for row in restore_log.recorded(storage)] == list(range(8))
