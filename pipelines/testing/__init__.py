@@ -9,10 +9,9 @@ which snapshots each epoch and forks the next from it, in a temporary directory 
 and sorted as Spark does it. Three parts of a stage need more than that:
 
 - `where` is Spark SQL, of which a part is evaluated here, exactly as Spark does it: comparisons, AND, OR, NOT, IS, IN,
-  BETWEEN, LIKE, arithmetic, CAST and TRY_CAST, `||`, and coalesce, isnull, isnotnull, isnan, abs, length, trim, upper,
-  lower, contains, startswith and endswith, on booleans, numbers, texts, dates, timestamps and fields of structs
-  (docs/reference/where.md). Everything else is refused by name, and so is what Spark
-  would convert by itself (`v = '3'`).
+  BETWEEN, LIKE, arithmetic, CAST and some functions, on booleans, numbers, texts, dates, timestamps and fields of
+  structs (docs/reference/where.md). Everything else is refused by name, and so is what Spark would convert by itself
+  (`v = '3'`).
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
 

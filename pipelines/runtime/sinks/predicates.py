@@ -74,7 +74,7 @@ class Predicate:
     def _asked(self, rows: pa.Table) -> np.ndarray[Any, Any]:
         try:
             return self.where.mask(rows)
-        except where.Fails as error:
+        except (where.Fails, where.Refused) as error:
             raise PipelineError(
                 f"A row of the table {self.table} can neither be kept nor replaced: {self.condition} fails over it: "
                 f"{error}.",

@@ -148,7 +148,8 @@ s LIKE 'a_c' | s LIKE 'A%' | s LIKE 'a\\_c' | s NOT LIKE '%b%' | s LIKE '%' | s 
 s = 'a\\nb' | t = 'it\\'s' | t = 'it''s' | t = "it's" | s = '\\\\' | s = 'a\\_c' | s LIKE 'a%b' | s LIKE 'a.c' | s = 'a' AND t LIKE '_'
 ts > '2024-01-01 02:00:00' | ts > TIMESTAMP '2024-01-01 02:00:00' | ts = timestamp'2024-01-01' | ts >= '2024-01-01T02:03:04.000005' | ts < DATE '1970-01-01' | ts = d | ts > d | ts BETWEEN '2024-01-01' AND '2024-01-02'
 d = '2024-01-01' | d = DATE '2024-01-01' | d IN ('2024-01-01', '2024-02-29') | d < '1970-01-01' | d > ts | d <> date'2024-02-29' | ts IN (TIMESTAMP '2024-01-01 00:00:00')
-coalesce(v, 0) = 0 | coalesce(i, v) = 1 | coalesce(s, t) = 'a' | coalesce(NULL, b) | isnull(v) | isnotnull(v) AND v > 0 | isnan(f) | NOT isnan(f) | abs(i % 10) = 1 | abs(f) = 1.5 | length(s) = 1 | length(s) > 2 | trim(s) = '3'
+year(ts) = 2024 | year(d) = 1969 | month(far) = 12 | day(d) = 29 | dayofmonth(ts) = 31 | hour(ts) = 2 | hour(ts) = 23 | minute(ts) = 3 | second(ts) = 59 | second(local) = 59 | date(ts) = d | date(far) = far | year(far) = 1 | day(far) = 10 | year(local) > 2000 AND month(local) = 12
+nvl(v, 0) = 0 | ifnull(i, v) = 1 | coalesce(v, 0) = 0 | coalesce(i, v) = 1 | coalesce(s, t) = 'a' | coalesce(NULL, b) | isnull(v) | isnotnull(v) AND v > 0 | isnan(f) | NOT isnan(f) | abs(i % 10) = 1 | abs(f) = 1.5 | length(s) = 1 | length(s) > 2 | trim(s) = '3'
 upper(t) = 'A' | lower(t) = 'a' | cast(v AS double) = 3 | cast(i AS bigint) + 1 > 0 | cast(b AS int) = 1 | cast(v AS string) = '3' | cast(b AS string) = 'true' | cast(i AS boolean) | cast(ts AS date) = d | cast(d AS timestamp) = ts | cast(m AS double) > 1
 try_cast(v AS int) = 3 | try_cast(s AS int) = 3 | try_cast(f AS int) = 1 | try_cast(v AS tinyint) IS NULL | cast(y AS smallint) = 1 | cast(g AS double) = 0.5 | try_cast(f AS bigint) = -1
 v <> 0 AND 10 / v > 1 | v <> 0 AND 10 / v BETWEEN 1 AND 2 | v = 0 OR 10 % v = 0 | v IS NULL OR v = 0 OR 1 / v > 0 | NOT (v <> 0 AND 10 / v > 1) | i > 0 AND i < 100 AND i * 2 > 3 | 1=1 | true | false | NOT true | b AND true
@@ -160,9 +161,9 @@ f / 0 > 0 | 1 / f > 0 | f % 0 = 1 | v / f > 1 | cast(v AS int) > 0 | cast(s AS i
 REFUSED = """
 v > 9223372036854775807.5 | 9223372036854775808 >= v | v BETWEEN -9223372036854775809 AND 0 | i < 1e0 OR i <= 100000000000000000000.0 | abs(w) = 1 | -w = 1
 v // 2 = 1 | s ILIKE 'a%' | s > 1 | v = '3' | s RLIKE 'a' | s = 'a' COLLATE UNICODE_CI | 0 | 1 | NULL | v & 1 = 1 | v ^ 1 = 1 | v|1 = 1 | ~v = 1 | sum(v) > 0 | v > avg(v) | rank() over () = 1 | v = 3 -- x | v = /* x */ 3
-* | max(v) > 3 | s[0] = 'a' | round(f) = 1 | hour(ts) = 2 | extract(hour from ts) = 2 | CASE WHEN v > 0 THEN true END | missing > 1 | V > 0 | `mixed name` = 1 | v = 1 AS x | s LIKE t | s LIKE 'a\\\\bc' | s = 'a' 'b' | s = r'a' | d = '2024-1-1' | d = 'tomorrow' | ts > 'now'
+* | max(v) > 3 | s[0] = 'a' | round(f) = 1 | extract(hour from ts) = 2 | CASE WHEN v > 0 THEN true END | missing > 1 | V > 0 | `mixed name` = 1 | v = 1 AS x | s LIKE t | s LIKE 'a\\\\bc' | s = 'a' 'b' | s = r'a' | d = '2024-1-1' | d = 'tomorrow' | ts > 'now'
 ts = TIMESTAMP 'epoch' | d + 1 = d | m / 2 > 1 | m % 2 = 1 | g > v | g + g > 1 | s + 1 > 1 | xs = xs | xs[0] = 1 | v.x = 1 | b = 1 | b AND 1 | NOT v | v IS TRUE | v > | v = | (v = 1 | v = 1) | v NOT 1 | v BETWEEN 1 | v IN () | v IN (SELECT 1) | EXISTS (SELECT 1)
-s LIKE ANY ('a', 'b') | f IN (0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11) | v = 1abc | v = 1S | v = 1.5BD | v = 1e999 | cast(f AS string) = '1' | cast(s AS date) = d | v::int = 1 | upper(s) = 'A' | d = '2024-02-30' | v = :p | v IS NULL = b | rand() > 0.5 | now() > ts
+s LIKE ANY ('a', 'b') | f IN (0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11) | v = 1abc | v = 1S | v = 1.5BD | v = 1e999 | cast(f AS string) = '1' | cast(s AS date) = d | v::int = 1 | upper(s) = 'A' | d = '2024-02-30' | v = :p | v IS NULL = b | hour(d) = 1 | year(s) = 1 | date(s) = d | nvl(s) = 1 | rand() > 0.5 | now() > ts
 """
 
 
@@ -272,14 +273,14 @@ class Chance:
         exact = f"({self.pick('m', 'n', '0.5', '1.50', small)} {self.pick('+', '-', '*')} {self.pick('m', 'n', small, '3', '0.25')})"
         double = f"({self.pick('f', 'cast(g AS double)', '1e0')} {self.pick('+', '-', '*', '/', '%')} {self.pick('f', '2e0', '-3e0', '1.5', 'm', 'n', 'i', 'v')})"
         kind = self.pick("tinyint", "smallint", "int", "bigint", "double", "boolean", "string")
-        return self.pick(f"({a} {self.pick('+', '-', '*', '/', '%', 'DIV')} {b})", f"({small} {self.pick('+', '-', '*', '/', 'DIV')} {b})", f"({small} {self.pick('+', '-', '*')} {small})", small, exact, double, f"coalesce({a}, {b})", f"-{small}", f"- {double}", f"abs({small})", f"abs({a})", f"try_cast({a} AS {kind})", f"cast({small} AS {kind})", f"try_cast({self.text()} AS int)", f"length({self.text()})", f"{a} {self.pick('+', '-', '*')} {b}")  # fmt: skip
+        return self.pick(f"({a} {self.pick('+', '-', '*', '/', '%', 'DIV')} {b})", f"({small} {self.pick('+', '-', '*', '/', 'DIV')} {b})", f"({small} {self.pick('+', '-', '*')} {small})", small, exact, double, f"coalesce({a}, {b})", f"-{small}", f"- {double}", f"abs({small})", f"abs({a})", f"try_cast({a} AS {kind})", f"cast({small} AS {kind})", f"try_cast({self.text()} AS int)", f"length({self.text()})", f"{self.pick('year', 'month', 'day', 'dayofmonth', 'hour', 'minute', 'second')}({self.pick('ts', 'local', 'd', 'far', 'ts')})", f"nvl({a}, {b})", f"{a} {self.pick('+', '-', '*')} {b}")  # fmt: skip
 
     def text(self) -> str:
         return self.pick("s", "t", "st.in.y", "'a'", "''", "'a_c'", "'é'", "'a '", '"it\'s"', "'3'", "(s || t)", "trim(s)", "lower(t)", "upper('aß')", "NULL", "coalesce(s, t)", "cast(v AS string)", "cast(b AS string)")  # fmt: skip
 
     def moment(self) -> str:
         return self.pick(
-            "ts", "d", "far", "local", "'2024-01-01'", "DATE '2024-01-01'", "TIMESTAMP '2024-01-01 02:03:04.000005'", "cast(ts AS date)", "cast(far AS timestamp)", "NULL", "'0001-01-01'", "DATE'9999-12-31'", "cast(local AS date)"
+            "ts", "d", "far", "local", "'2024-01-01'", "DATE '2024-01-01'", "TIMESTAMP '2024-01-01 02:03:04.000005'", "cast(ts AS date)", "cast(far AS timestamp)", "NULL", "'0001-01-01'", "DATE'9999-12-31'", "cast(local AS date)", "date(ts)"
         )  # fmt: skip
 
     def simple(self) -> str:

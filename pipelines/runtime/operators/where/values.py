@@ -252,10 +252,15 @@ def _unreadable(texts: pl.Series, bits: int) -> pl.Series:
 
 _LENGTHS = ("length", "char_length", "character_length", "len")
 _PARTS = ("contains", "startswith", "endswith")
+_OF_DATES = ("year", "month", "day", "dayofmonth")
+_OF_TIMES = ("hour", "minute", "second")
+_FIRST_DAY, _END = -719_162, 2_932_897  # of the years 1 to 9999, in days since 1970
 _ANY = (BOOLEAN, *NUMBERS, STRING, DATE, TIMESTAMP, NULL, OTHER)
 _FUNCTIONS = {
     **dict.fromkeys(("isnull", "isnotnull"), _ANY),
     **dict.fromkeys((*_LENGTHS, "lower", "upper", "lcase", "ucase", "trim"), (STRING,)),
+    **dict.fromkeys(_OF_DATES, (DATE, TIMESTAMP)),
+    **dict.fromkeys(_OF_TIMES, (TIMESTAMP,)),
     "isnan": (DOUBLE, FLOAT),
     "abs": NUMBERS,
 }
@@ -265,10 +270,12 @@ _FUNCTIONS = {
 def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
     """A function by its name."""
     kinds = [argument.type.kind for argument in arguments]
-    if name == "coalesce" and arguments:
+    if (name == "coalesce" and arguments) or (name in ("nvl", "ifnull") and len(arguments) == 2):
         return _first(arguments, text)
     if name in _PARTS and len(arguments) == 2:
         return conditions.part_of_text(name, arguments[0], arguments[1], text)
+    if name == "date" and kinds in ([DATE], [TIMESTAMP]):
+        return cast(arguments[0], name, False, text)
     if len(arguments) != 1 or kinds[0] not in _FUNCTIONS.get(name, ()):
         raise Refused(f"{text} is not understood")
     (argument,) = arguments
@@ -283,6 +290,8 @@ def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
         function, may_fail = _magnitude(kind, text), may_fail or kind.kind == INTEGER
     elif name in _LENGTHS:
         kind, function = Type(INTEGER, 32), lambda values: values.str.len_chars().cast(pl.Int64)
+    elif name in (*_OF_DATES, *_OF_TIMES):
+        function, may_fail, kind = _part_of_moment(name, kind, text), True, Type(INTEGER, 32)
     elif name == "trim":
         function = lambda values: values.str.strip_chars(" ")  # noqa: E731
     else:
@@ -304,6 +313,18 @@ def _magnitude(kind: Type, text: str) -> Callable[[pl.Series], pl.Series]:
         return numbers.abs()
 
     return magnitude
+
+
+def _part_of_moment(name: str, kind: Type, text: str) -> Callable[[pl.Series], pl.Series]:
+    day, held = (DAY, pl.Datetime("us")) if kind.kind == TIMESTAMP else (1, pl.Date())
+
+    def part(moments: pl.Series) -> pl.Series:
+        if ((moments < _FIRST_DAY * day) | (moments >= _END * day)).any():
+            raise Refused(f"{text}: a year before 1 or after 9999")
+        parts = moments.cast(pl.Int64 if kind.kind == TIMESTAMP else pl.Int32).cast(held).dt
+        return getattr(parts, "day" if name == "dayofmonth" else name)().cast(pl.Int64)
+
+    return part
 
 
 def _other_case(lower: bool, text: str) -> Callable[[pl.Series], pl.Series]:
