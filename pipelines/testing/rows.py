@@ -61,6 +61,10 @@ class GivenRows:
         assert self._rows is not None, "the slice has a file"
         yield self._rows.select(columns.names)
 
+    def first_row(self, *_: object) -> int:
+        """The slice's one file is always read from its beginning."""
+        return 0
+
     def uri(self, _: SourceFile) -> str:
         """Where the rows are, for errors."""
         return self._where
