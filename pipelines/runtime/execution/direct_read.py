@@ -162,7 +162,7 @@ def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Sha
     stored = pa.schema([field for field in rows.schema if field.name != ROW])
     left_out = np.array(rows.left_out, np.int64)
     numbered = rows.tracked or bool(rows.left_out)
-    first = rows.reader.first_row(rows.files[number], share) if numbered else 0
+    first = rows.reader.first_row(rows.files[number], share) if numbered and share.part else 0
     for table in rows.reader.batches(rows.files[number], stored, batch_rows, share):
         if numbered:
             positions = position(number, first) + np.arange(table.num_rows)

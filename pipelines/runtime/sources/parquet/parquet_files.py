@@ -80,8 +80,6 @@ class ParquetFiles:
 
     def first_row(self, file: SourceFile, share: Share) -> int:
         """The number that the first row of a share has in its file."""
-        if not share.part:
-            return 0
         footer, _ = self.footer(file)
         before = share.groups(footer.num_row_groups).start
         return sum(footer.row_group(group).num_rows for group in range(before))
