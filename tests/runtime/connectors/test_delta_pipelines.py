@@ -31,9 +31,9 @@ class Nothing(State):
     rows: int = 0
 
 
-def first(root: Path) -> Site:
+def first(root: Path, sink: Any = None) -> Site:
     clicks = PartitionsSource(name="clicks", event_time="at", idle_after=None)
-    sums = aggregate("sums", clicks, key="id", sink=delta.append("sums"), n=agg.count(), total=agg.sum("n"))
+    sums = aggregate("sums", clicks, key="id", sink=sink or delta.append("sums"), n=agg.count(), total=agg.sum("n"))
     return Site(root, OPTIONS, Pipeline("upstream", (sums,), max_parallelism=4), __name__)
 
 
@@ -80,6 +80,25 @@ def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
 
     (source,) = rewind.plan(down.pipeline, down.settings, int(read.checkpoint.id)).sources
     assert "removed or restored rows" in source.gone[0], "a rewind says that it would meet the same"
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize(
+    "sink", [delta.upsert("sums", "id"), delta.replace("sums", where="n >= 0")], ids=lambda s: type(s).__name__
+)
+def test_a_table_whose_rows_another_pipeline_replaces_says_what_to_read_instead(tmp_path: Path, sink, changes: bool):
+    up = first(tmp_path / "up", sink)
+    up.landing.mkdir(parents=True)
+    put(up.landing, "p", row("a", 1, 1), row("b", 1, 1))
+    epochs(up)
+    down = second(tmp_path / "down", up.storage / "tables/sums", changes=changes)
+    epochs(down)
+    assert seen(down) == {"a": 1, "b": 1}
+    put(up.landing, "p", row("a", 2, 2))
+    epochs(up)
+    with pytest.raises(InputError, match="replaced rows of the table") as held:
+        epochs(down)
+    assert "delta.append" in held.value.next and "changes=True" not in held.value.next
 
 
 def test_changes_keep_a_copy_of_a_table(tmp_path: Path):

@@ -255,6 +255,8 @@ class _Connector:
             return commit.changes
         restored = commit.operation == "RESTORE" and commit.adds
         if not self._source.changes and (commit.removes or restored):
+            if commit.is_replacement:
+                raise self._replaced(commit)
             raise self._log.problem(
                 f"The table was not only added to: {commit.operation} removed or restored rows.",
                 f"Read its changes (changes=True); or leave this version out: {self._behind(commit)}; or rewind this "
@@ -265,12 +267,22 @@ class _Connector:
             raise self._log.with_vectors(commit.version)
         return self._derived(commit, metadata) if self._source.changes else commit.adds
 
+    def _replaced(self, commit: Commit) -> InputError:
+        return self._log.problem(
+            "A pipeline of Weir replaced rows of the table (delta.upsert or delta.replace), which notes no changes.",
+            "Let a stage of that pipeline append these rows (delta.append), and read that table; a change data feed "
+            f"would stop it. To leave this version out: {self._behind(commit)}.",
+            commit.version,
+        )
+
     def _behind(self, commit: Commit) -> str:
         return f"`{self._seek} '{{\"version\": {commit.version + 1}}}'`"
 
     def _derived(self, commit: Commit, metadata: Metadata) -> tuple[DataFile, ...]:
         """The files of a commit whose rows are the changes: first those that are gone, then those that are new."""
         if commit.removes and commit.adds and not metadata.has_feed:
+            if commit.is_replacement:
+                raise self._replaced(commit)
             raise self._log.problem(
                 f"{commit.operation} changed rows, and the table did not note which: its change data feed was off.",
                 "Set delta.enableChangeDataFeed=true on the table; and leave this version out: "

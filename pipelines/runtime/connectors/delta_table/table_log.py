@@ -44,6 +44,8 @@ _READABLE = frozenset(  # features of a reader
 )  # fmt: skip
 _NAMED = re.compile(r"([0-9]{20})\.(json|checkpoint\..+)")
 _OF_STORES = re.compile(r"Generic \w+ error|error sending request|non-2xx status")  # in what delta-rs says
+_OF_WEIR = "weir.checkpoint"  # in commits of checkpoints; the others stand in those that take rows back as well
+_TAKEN_BACK = frozenset({"weir.rewind_to", "weir.range", "weir.branch"})
 _AHEAD, _REQUESTS, _KEPT_BYTES = 32, 8, 64 << 20  # versions, at a time, of entries
 
 
@@ -95,6 +97,7 @@ class Commit:
         changes: Files with the rows of the change data feed, which replace the two where there are any.
         vectors: A file of the two has a deletion vector.
         table: Its actions that say what the table is from now on.
+        is_replacement: It is of `delta.upsert` or `delta.replace`, which note no changes.
     """
 
     version: int
@@ -105,6 +108,7 @@ class Commit:
     changes: tuple[DataFile, ...]
     vectors: bool
     table: tuple[Mapping[str, Any], ...]
+    is_replacement: bool
 
 
 class TableLog:
@@ -387,6 +391,7 @@ def _commit(version: int, actions: Sequence[Mapping[str, Any]]) -> Commit:
         tuple(_file(file, None) for file in changes),
         any(file.get("deletionVector") for file in (*adds, *removes)),
         tuple(action for action in actions if "protocol" in action or "metaData" in action),
+        bool(adds and removes) and _OF_WEIR in info and not _TAKEN_BACK & info.keys(),
     )
 
 
