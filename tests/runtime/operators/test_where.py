@@ -332,3 +332,22 @@ def test_random_conditions_keep_what_spark_keeps_or_are_left_to_it(frame, rows, 
     evaluated = [kept for kept in results.values() if isinstance(kept, list)]
     assert len(evaluated) > len(results) / 2
     assert sum(0 < len(kept) < rows.num_rows for kept in evaluated) > len(evaluated) / 3, "they tell rows apart"
+
+
+def test_what_is_nested_too_deep_is_refused_and_long_chains_are_not(rows):
+    anded = compiled(" AND ".join(f"v <> {n}" for n in range(2000)), rows.schema)
+    assert anded.mask(rows).tolist() == [v is not None and not 0 <= v < 2000 for v in rows["v"].to_pylist()]
+    with pytest.raises(Refused, match="nested too deep"):
+        compiled("NOT " * 2000 + "b", rows.schema)
+    added = compiled(" + ".join(["0"] * 2000) + " = 0", rows.schema)
+    with pytest.raises(Refused, match="nested too deep"):
+        added.mask(rows)
+
+
+def test_a_condition_is_asked_of_no_rows_and_of_no_columns(rows):
+    nothing = rows.slice(0, 0)
+    assert compiled("1 / 0 > 1", rows.schema).kept(nothing).num_rows == 0
+    assert compiled("1 = 1", rows.schema).kept(rows)["v"].equals(rows["v"])
+    assert compiled("v > 0", rows.schema).kept(nothing).equals(nothing)
+    with pytest.raises(Fails):
+        compiled("1 / 0 > 1", rows.schema).mask(rows)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from polars.exceptions import PanicException, PolarsError
 
 from pipelines.runtime.operators.where import expressions
 from pipelines.runtime.operators.where.expressions import Fails, Refused
@@ -56,14 +57,16 @@ class Where:
         """
         if not rows.num_rows:
             return np.zeros(0, bool)
-        held = [expressions.column(rows, path).alias(str(at)) for at, path in enumerate(self._paths)]
-        frame = pl.DataFrame(held or [pl.Series("", [None])])
         try:
+            held = [expressions.column(rows, path).alias(str(at)) for at, path in enumerate(self._paths)]
+            frame = pl.DataFrame(held or [pl.Series("", [None])])
             if self._everywhere:
                 self._evaluate_everywhere(frame)
             kept: np.ndarray = self._condition(frame).fill_null(False).to_numpy()
         except RecursionError as error:
             raise Refused(_TOO_DEEP) from error
+        except (PolarsError, PanicException, pa.ArrowException) as error:  # whatever it is, Spark can be asked
+            raise Refused(f"it cannot be evaluated by columns: {type(error).__name__}: {error}") from error
         return np.repeat(kept, rows.num_rows) if len(kept) == 1 else kept
 
     def _evaluate_everywhere(self, frame: pl.DataFrame) -> None:
@@ -76,7 +79,8 @@ class Where:
 
     def kept(self, rows: pa.Table) -> pa.Table:
         """Return the rows that it keeps, in their order. Raises as `mask`."""
-        return rows.filter(pa.array(self.mask(rows)))
+        mask = self.mask(rows)
+        return rows if mask.all() else rows.filter(pa.array(mask))
 
 
 @functools.lru_cache(maxsize=64)

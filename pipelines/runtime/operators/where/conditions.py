@@ -41,6 +41,8 @@ EXACT_DIGITS = 34  # of a decimal whose sign Spark changes
 _EXACT_IN_FLOAT = 1 << 24
 _EXACT_IN_DOUBLE = 15  # digits
 _IN_SET = 10  # longer lists are looked up by Spark in a set, which tells -0.0 from 0.0
+_MOMENT = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?)?", re.ASCII)
+_MOST_DAYS = (1 << 63) // DAY
 COMPARISONS: dict[str, Callable[[pl.Series, pl.Series], pl.Series]] = {
     "=": operator.eq,
     "==": operator.eq,
@@ -134,19 +136,16 @@ def micros_of(text: str) -> Callable[[pl.Series], pl.Series]:
     """Microseconds of days since 1970; it fails where these are too many."""
 
     def micros(days: pl.Series) -> pl.Series:
-        if ((days > MOST_DAYS) | (days < -MOST_DAYS)).any():
+        if ((days > _MOST_DAYS) | (days < -_MOST_DAYS)).any():
             raise Fails(f"[DATETIME_OVERFLOW] {text} is no timestamp")
         return days * DAY
 
     return micros
 
 
-MOST_DAYS = (1 << 63) // DAY
-
-
 def _with_moments(operands: Sequence[Expression], kinds: set[str], text: str) -> list[Expression]:
     """Texts that are written out beside a date or a timestamp are read as one."""
-    (kind, *more) = sorted(kinds - {STRING}) or [STRING]
+    kind, *more = sorted(kinds - {STRING})
     if (
         kind in (DATE, TIMESTAMP)
         and not more
@@ -160,9 +159,6 @@ def _with_moments(operands: Sequence[Expression], kinds: set[str], text: str) ->
         ]
     listed = ", ".join(f"{operand.text} is {operand.type}" for operand in operands if operand.type.kind != NULL)
     raise Refused(f"{text}: {listed}, of which Spark makes one type by a rule that is not followed here; write a CAST")
-
-
-_MOMENT = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?)?", re.ASCII)
 
 
 def moment(text: str, kind: str, whole: str) -> int:
