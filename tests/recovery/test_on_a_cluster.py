@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
 import polars as pl
+import pytest
 
 from configs.settings import PROJECT
 from tests.recovery import clustered
@@ -50,7 +52,16 @@ def _held_by(run: Child, gate: Path) -> int:
     return int(waiting()[0].suffix[1:])
 
 
-def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed(tmp_path):
+_SPECULATING = {"spark.speculation": "true", "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.1"}
+WAYS: dict[str, dict[str, Any]] = {
+    "direct": {},
+    "files": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__CONF": _SPECULATING},
+    "rows": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "rows"},
+}
+
+
+@pytest.mark.parametrize("way", ["direct", *(pytest.param(way, marks=pytest.mark.long) for way in ("files", "rows"))])
+def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed(tmp_path, way):
     shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
     with cluster(tmp_path / "cluster", shared, workers=1) as spark:
         options = {
@@ -58,7 +69,10 @@ def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_hold
             "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5",
             "WEIR_PIPELINES__CLUSTERED__PARAMS": json.dumps({"landing": str(landing)}),
             **spark.settings,
+            **{name: value for name, value in WAYS[way].items() if isinstance(value, str)},
         }
+        conf = json.loads(options.get("WEIR_SPARK__CONF", "{}")) | WAYS[way].get("WEIR_SPARK__CONF", {})
+        options["WEIR_SPARK__CONF"] = json.dumps(conf)
         site = Site(tmp_path / "site", options, clustered.pipeline, "tests.recovery.clustered")
         gates = {2: shared / "late", 4: shared / "killed"}
         _land(site, landing, gates)
