@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from pipelines.runtime.sinks.table_commit import (
     table_path,
 )
 from state_ops.arrow.frames import canonical_type
+from state_ops.arrow.types import parts
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table, log_entries
@@ -94,6 +95,7 @@ def ensure(
     Columns that the table lacks come with the commit that has the rows. Times without a zone need a table feature,
     which changes no row and is set here. Arguments as of `check_table`.
     """
+    _check_names(table, storage.full(table_path(table)), schema)
     fenced_table.ensure_table(storage, table_path(table), schema, partition_by)
     check_table(storage, table, schema, keyed=keyed, partition_by=partition_by, evolves=evolves)
     if evolves:
@@ -127,6 +129,7 @@ def check_table(
     It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for
     others."""
     uri = storage.full(table_path(table))
+    _check_names(table, uri, schema)
     try:
         handle = fenced_table.open_table(storage, table_path(table))
     except TableNotFoundError:
@@ -142,6 +145,7 @@ def check_table(
         check_keyed(handle, table)
     was, now = _columns(handle), {field.name: field.type for field in schema}
     if evolves:
+        _check_names(table, uri, _together(was, now))
         was, now = ({name: columns[name] for name in was if name in now} for columns in (was, now))
     changes = _changes(was, now)
     if changes:
@@ -195,8 +199,35 @@ def check_columns(
             next=_undo(checkpoint),
         )
     if new:
+        _check_names(table, handle.table_uri, _together(has, columns), checkpoint)
         log.info("a table gets new columns", table=table, columns=[field.name for field in new])
     return new
+
+
+def _together(was: Mapping[str, pa.DataType], now: Mapping[str, pa.DataType]) -> pa.Schema:
+    return pa.schema({**was, **now}.items())
+
+
+def _check_names(table: str, uri: str, columns: pa.Schema, committed: CheckpointId | None = None) -> None:
+    """Refuse columns whose names differ in case alone: nobody could open the table any more.
+
+    committed: as of `check_demands`."""
+    if alike := next(_alike(columns), None):
+        raise PipelineError(
+            f"The table {table} would have the columns {alike}, which Delta does not tell apart.",
+            where=uri,
+            next="Rename the new one." if committed is None else _undo(committed),
+        )
+
+
+def _alike(fields: Iterable[pa.Field], path: str = "") -> Iterator[str]:
+    names: dict[str, str] = {}
+    for field in fields:
+        other = names.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            yield f"{path}{other} and {path}{field.name}"
+        if pa.types.is_nested(field.type):
+            yield from _alike(parts(field.type), f"{path}{field.name}.")
 
 
 def partitioned_by(files: Sequence[DataFile]) -> tuple[str, ...]:

@@ -244,6 +244,39 @@ def test_columns_that_somebody_changes_after_the_commit_are_asked_back(storage, 
     assert keys(storage) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pa.schema([*SCHEMA, ("KEY", pa.string())]),
+        pa.schema([("KEY", pa.string()), ("n", pa.int64())]),
+        pa.schema([*SCHEMA, ("part", pa.list_(pa.struct([("a", pa.int64()), ("A", pa.int64())])))]),
+    ],
+    ids=["beside", "instead", "nested"],
+)
+def test_columns_that_differ_in_case_alone_are_refused(storage, columns):
+    """Whose entry would make a table that nobody can open any more."""
+    for table in ("out", "new") if len(columns) == 3 else ("out",):
+        with pytest.raises(PipelineError, match=r"the columns (key and KEY|part\.\w+\.a and part\.\w+\.A)"):
+            delta.ensure(storage, table, columns, evolves=True)
+    assert not DeltaTable.is_deltatable(storage.full("tables/new"))
+
+
+def test_a_column_that_somebody_adds_in_another_case_after_the_commit_is_asked_back(storage):
+    columns = pa.schema([*SCHEMA, ("more", pa.int64())])
+    file, data = staged(storage, 1, ["a"]), pa.BufferOutputStream()
+    pq.write_table(pa.table({"key": ["a"], "n": [1], "more": [2]}, schema=columns), data)
+    storage.put_bytes(file.path, data.getvalue())
+    file = replace(file, bytes=storage.size(file.path) or 0)
+    delta.ensure(storage, "out", columns, evolves=True)
+    table = DeltaTable(storage.full("tables/out"))
+    table.alter.add_columns([Field("MORE", PrimitiveType("long"))])
+    with pytest.raises(PipelineError, match=r"(?s)columns more and MORE.*Checkpoint 1 is committed"):
+        delta.publish(storage, APP, "out", checkpoint(1), None, [file], evolves=True)
+    table.restore(0)
+    delta.publish(storage, APP, "out", checkpoint(1), None, [file], evolves=True)
+    assert keys(storage) == ["a"] and DeltaTable(storage.full("tables/out")).schema().to_arrow().names[-1] == "more"
+
+
 @pytest.mark.parametrize("more", [{}, {"more": [0]}])
 def test_columns_in_another_order_or_beside_others_take_the_rows_of_what_is_committed(storage, more):
     altered = pa.table({"n": [0], "key": ["x"], **more})
