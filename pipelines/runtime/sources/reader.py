@@ -23,6 +23,7 @@ from pipelines.runtime.sources.landed import LandedFiles
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import WHOLE, BadRow, LeftOut, PartitionTime, Share, Slice, SourceFile
+from state_ops.arrow import frames
 from state_ops.errors import ConfigurationError, InputError, PipelineError
 
 log = structlog.get_logger("weir.source")
@@ -262,14 +263,10 @@ class SourceReader(ABC):
             InputError: It is gone, damaged or not what was planned.
             TransientError: The storage fails.
         """
-        there = pa.schema([field for field in columns if field.name not in file.lacks])
+        there = [name for name in columns.names if name not in file.lacks]
         with self._about(file):
-            for table in self._directory_of(file).parquet.tables(file, there.names, rows, share):
-                known = table.cast(there)
-                for field in columns if file.lacks else ():
-                    if field.name in file.lacks:
-                        known = known.append_column(field, pa.nulls(known.num_rows, field.type))
-                yield known.select(columns.names)
+            for table in self._directory_of(file).parquet.tables(file, there, rows, share):
+                yield frames.aligned(table, columns)
 
     def first_row(self, file: SourceFile, share: Share) -> int:
         """The number that the first row of a share has in its file; raises as `batches`."""
