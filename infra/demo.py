@@ -36,7 +36,7 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import progress
 from pipelines.runtime.run import run as runtime
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request

@@ -75,7 +75,7 @@ def _summary(name: str) -> str | None:
             case ast.FunctionDef(name=function) if function == name:
                 return ast.get_docstring(node)
             case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=options)) if name == "state":
-                return next(ast.literal_eval(option.value) for option in options if option.arg == "help")
+                return next(str(ast.literal_eval(option.value)) for option in options if option.arg == "help")
     return None
 
 

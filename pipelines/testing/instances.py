@@ -29,7 +29,7 @@ def snapshots(task: KeyedTask, states: Mapping[Any, State]) -> dict[int, Snapsho
     """By subtask, a snapshot of these states, which the task may build on. A task of its own puts them, key by key."""
     instances = list(states.values())
 
-    def put(_: Any, rows: list[dict], state: Any, __: Any) -> None:
+    def put(_: Any, rows: list[dict[str, Any]], state: Any, __: Any) -> None:
         instance = instances[rows[0][_NUMBER]]
         fields = {field.name: getattr(instance, field.name) for field in visible(task.shapes.state)}
         state.update(type(instance)(**fields))

@@ -204,7 +204,7 @@ def _rows_differ(expected: pl.DataFrame, actual: pl.DataFrame) -> str | None:
     return "; ".join(parts) + f" ({len(other_rows)} rows, expected {len(rows)})"
 
 
-def _sortable(row: tuple) -> tuple[str, str]:
+def _sortable(row: tuple[Any, ...]) -> tuple[str, str]:
     exact = [None if isinstance(value, float) else value for value in row]
     return repr(exact), repr([f"{value:.8g}" for value in row if isinstance(value, float)])
 

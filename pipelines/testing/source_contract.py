@@ -462,7 +462,8 @@ def opened(system: SourceSystem, source: Source | None = None, opening: Opening 
 def begin(system: SourceSystem, start: str | datetime | Position = EARLIEST) -> Position:
     """What `Connector.begin` says, by a new connector, and as JSON keeps it."""
     with opened(system) as connector:
-        return _kept(connector.begin(start))
+        position: Position = _kept(connector.begin(start))
+        return position
 
 
 def plan(
@@ -482,9 +483,9 @@ def plan(
     return replace(planned, parts=parts, position=_kept(planned.position))
 
 
-def read(connector: Connector, part: Part) -> tuple[list[dict], list[Rejected]]:
+def read(connector: Connector, part: Part) -> tuple[list[dict[str, Any]], list[Rejected]]:
     """All of a part: its rows, and those that cannot be decoded."""
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     rejected: list[Rejected] = []
     for batch in connector.read(part):
         assert isinstance(batch.rows, pa.Table)
@@ -493,7 +494,7 @@ def read(connector: Connector, part: Part) -> tuple[list[dict], list[Rejected]]:
     return rows, rejected
 
 
-def read_alone(system: SourceSystem, part: Part) -> tuple[list[dict], list[Rejected]]:
+def read_alone(system: SourceSystem, part: Part) -> tuple[list[dict[str, Any]], list[Rejected]]:
     """The same, by a new connector."""
     with opened(system) as connector:
         return read(connector, part)

@@ -163,7 +163,7 @@ class StageRun:
 @functools.cache
 def _class_of(name: str, schema: StateSchema) -> type[State]:
     """A State class with the fields of an operator's own state."""
-    cls: Any = type(name, (State,), {})
+    cls: type[State] = type(name, (State,), {})
     cls.__weir_schema__ = schema
     for field in schema.fields:
         setattr(cls, field.name, field.default)

@@ -74,7 +74,7 @@ def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema) -> bool:
     width = sum(max(type.bit_width // 8, 1) for type in columns.types if _is_fixed(type))
     if varying:
         width += max(stored // count if count else 0, _TEXT * len(varying))
-    return width <= (_NARROW_SORTED if stage.order_by else _NARROW)
+    return bool(width <= (_NARROW_SORTED if stage.order_by else _NARROW))
 
 
 def _bytes(file: SourceFile | StagedFile | StateFile) -> int:
@@ -82,7 +82,7 @@ def _bytes(file: SourceFile | StagedFile | StateFile) -> int:
 
 
 def _is_fixed(type: pa.DataType) -> bool:
-    return pa.types.is_primitive(type) or pa.types.is_decimal(type)
+    return bool(pa.types.is_primitive(type) or pa.types.is_decimal(type))
 
 
 def pieces(rows: Landed | Channel, tasks: int) -> list[Pieces]:

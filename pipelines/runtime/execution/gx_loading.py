@@ -6,14 +6,18 @@ import functools
 import logging
 import os
 import threading
+from typing import Any
 
 from pipelines.runtime.execution.spark_session import name_main_module
 
 _loading = threading.Lock()
 
 
-def load():
-    """Import Great Expectations and make its in-memory context; takes seconds, once a process. Safe from any thread."""
+def load() -> tuple[Any, Any]:
+    """Great Expectations, and the batch definition that gates are evaluated on; takes seconds, once a process.
+
+    Safe from any thread.
+    """
     with _loading:
         return _loaded()
 
@@ -26,7 +30,7 @@ def load_meanwhile() -> None:
 
 
 @functools.cache
-def _loaded():
+def _loaded() -> tuple[Any, Any]:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     name_main_module()
     import great_expectations as gx

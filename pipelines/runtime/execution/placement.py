@@ -55,7 +55,8 @@ class Placement:
         """Return a frame with a partition for each subtask of a stage, which prefers the host of its state."""
         hosts = fair([self._hosts.get((uid, subtask), "") for subtask in range(parallelism)], self._alive())
         if not any(hosts):
-            return self._session.range(0, parallelism, 1, parallelism)
+            anywhere: DataFrame = self._session.range(0, parallelism, 1, parallelism)
+            return anywhere
         if hosts not in self._starts:
             self._starts = {**dict(list(self._starts.items())[-_KEPT:]), hosts: self._preferring(hosts)}
         return self._starts[hosts]

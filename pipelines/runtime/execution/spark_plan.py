@@ -269,7 +269,7 @@ def _chance_within(expression: Any) -> Iterator[str]:
 
 
 def _kind(node: Any) -> str:
-    return node.getClass().getSimpleName()
+    return str(node.getClass().getSimpleName())
 
 
 def _items(sequence: Any) -> Iterator[Any]:

@@ -232,7 +232,8 @@ def _needs_objects(column: pa.ChunkedArray) -> bool:
     if not pa.types.is_integer(column.type) or column.null_count == len(column):
         return False
     ends = pc.min_max(column).as_py()
-    return max(abs(ends["min"]), abs(ends["max"])) * max(len(column), (1 << 63) // _MOST_IN_FLOAT) >= 1 << 63
+    greatest = max(abs(ends["min"]), abs(ends["max"]))
+    return bool(greatest * max(len(column), (1 << 63) // _MOST_IN_FLOAT) >= 1 << 63)
 
 
 _evaluating = threading.Lock()  # its context is one for all slots, and is not made for threads

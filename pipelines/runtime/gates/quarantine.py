@@ -117,7 +117,8 @@ def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
     files = [file for ack in acks for file in ack.staged(POSITIONS)]
     parts = [staged_table(storage, file).column(ROW) for file in files]
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.int64())
-    return column.fill_null(-1).to_numpy()
+    numbers: np.ndarray = column.fill_null(-1).to_numpy()
+    return numbers
 
 
 # -- what is kept

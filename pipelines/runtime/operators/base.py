@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import polars as pl
@@ -230,5 +230,4 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
 
 def event_time_of(rows: pa.Table, column: str) -> int | None:
     """The newest event time in microseconds since 1970 UTC; None if there is none."""
-    newest: Any = pl.Series(pl.from_arrow(rows.column(column))).dt.epoch("us").max()
-    return newest
+    return cast("int | None", pl.Series(pl.from_arrow(rows.column(column))).dt.epoch("us").max())

@@ -291,7 +291,7 @@ def _is_dict(arguments: tuple[Any, ...]) -> bool:
 
 def _dicts(rows: pa.Table, where: str) -> list[dict[str, Any]]:
     try:
-        return rows.to_pylist()
+        return list(rows.to_pylist())
     except OverflowError as error:
         raise _too_far(rows, where) from error
 

@@ -112,7 +112,7 @@ def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:
     if noted != origin:
         return False
     if "checkpoint" in note:
-        return head.totals.get(STARTED) == note["checkpoint"]
+        return bool(head.totals.get(STARTED) == note["checkpoint"])
     first = context.registry.checkpoints()[0]
     if first.parent_id is None:
         return first.kind == START

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -116,7 +117,7 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
     return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed, tuple(_promoted(between)))
 
 
-def _promoted(between: Sequence[dict]) -> list[Promoted]:
+def _promoted(between: Sequence[dict[str, Any]]) -> list[Promoted]:
     """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that
     were taken back."""
     promotions: list[Promoted] = []
@@ -212,7 +213,7 @@ def version_of(storage: Storage, handle: DeltaTable, table: str, to: int | None)
     return _since(storage, handle, table, to)[0]
 
 
-def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
+def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict[str, Any]]]:
     """The version that published a checkpoint, None for before all, and the entries after it that came before the
     handle's version. Where that checkpoint's rows never came (at most once), the one that published the last before."""
     entries = seen_by(storage, table, handle.history())

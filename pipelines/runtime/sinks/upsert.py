@@ -344,5 +344,5 @@ def _write_changed(writer: pq.ParquetWriter, changes: Changes, numbers: np.ndarr
 
 def _write(writer: pq.ParquetWriter, rows: pa.Table, schema: pa.Schema) -> int:
     if rows.num_rows:
-        writer.write_table(frames.aligned(frames.canonical(rows), schema))
-    return rows.num_rows
+        writer.write_table(frames.aligned(rows, schema))
+    return int(rows.num_rows)

@@ -114,10 +114,10 @@ class LandingDirectory:
         if self._fs.type_name in _OBJECT_STORES:
             self._bucket_seen = self._bucket_seen or self._has_bucket()
             return self._bucket_seen
-        return self._fs.get_file_info(self._path).type == pafs.FileType.Directory
+        return bool(self._fs.get_file_info(self._path).type == pafs.FileType.Directory)
 
     def _has_bucket(self) -> bool:
-        return self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound
+        return bool(self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound)
 
     def files(self) -> Iterator[SourceFile]:
         """The files that are there, in any order. One listing; no file is opened."""

@@ -99,7 +99,8 @@ def shifted_micros(micros: np.ndarray, zone: str) -> np.ndarray:
         offset = utc[0] - switches[0]
         local = (seconds[before] + offset) // _DAY
         shift[before] = _shift(local) * _DAY + shifts[0] - shifts_utc[0]
-    return micros + shift * _MICROS
+    shifted: np.ndarray = micros + shift * _MICROS
+    return shifted
 
 
 def _shift(days: np.ndarray) -> np.ndarray:
@@ -109,7 +110,8 @@ def _shift(days: np.ndarray) -> np.ndarray:
     year = (4 * since + 3) // 1461
     day = since - year * 1461 // 4
     gregorian = year * 365 + year // 4 - year // 100 + year // 400 - 719_468
-    return gregorian + day - days
+    shift: np.ndarray = gregorian + day - days
+    return shift
 
 
 @functools.cache

@@ -109,7 +109,7 @@ def _keys(rows: pa.RecordBatch, key: Sequence[str]) -> Sequence[bytes | None]:
         return _lines(rows.select(list(key)))
     column = rows.column(key[0])
     if pa.types.is_binary(column.type):
-        return column.to_pylist()
+        return list(column.to_pylist())
     if pa.types.is_string(column.type):
         return [text if text is None else text.encode() for text in column.to_pylist()]
     # Each line is `{"name":value}`.

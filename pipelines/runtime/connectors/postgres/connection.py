@@ -67,7 +67,8 @@ class Connection:
         """Run a statement and return what it answers."""
         with translated(self._where, self._refused), self._connected.cursor() as cursor:
             cursor.execute(statement, parameters or None)
-            return cursor.fetch_arrow_table().to_pylist()
+            rows: list[dict[str, Any]] = cursor.fetch_arrow_table().to_pylist()
+            return rows
 
     @contextmanager
     def stream(self, query: str, *parameters: Any) -> Iterator[pa.RecordBatchReader]:

@@ -327,12 +327,12 @@ class _Publisher:
 
     def _changed(self, connection: Connection, statement: str) -> int:
         (row,) = connection.rows(f"WITH changed AS ({statement} RETURNING 1) SELECT count(*) AS rows FROM changed")
-        return row["rows"]
+        return int(row["rows"])
 
 
 def _exists(connection: Connection, table: str) -> bool:
     (row,) = connection.rows("SELECT to_regclass($1) IS NOT NULL AS there", table)
-    return row["there"]
+    return bool(row["there"])
 
 
 def _type(type: pa.DataType) -> str | None:

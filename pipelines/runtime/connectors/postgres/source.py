@@ -369,7 +369,8 @@ class _Connector:
             (row,) = connection.rows(f"SELECT {newest} AS newest")
         else:
             (row,) = connection.rows(f"SELECT max({self._cursor})::text AS newest FROM {self._query}")
-        return row["newest"]
+        newest_cursor: str | None = row["newest"]
+        return newest_cursor
 
     def _parts(self, connection: Connection, kind: str, conditions: list[str], limits: Limits) -> tuple[Part, ...]:
         """The next ranges: as many rows and bytes as fit, and at least one value of the cursor."""
@@ -408,7 +409,7 @@ class _Connector:
 
     def _any(self, connection: Connection, conditions: list[str]) -> bool:
         (row,) = connection.rows(f"SELECT EXISTS (SELECT FROM {self._query} {_where(conditions)}) AS there")
-        return row["there"]
+        return bool(row["there"])
 
     def _refusal(self, what: str, next: str) -> InputError:
         return InputError(what, where=self._where, next=next)

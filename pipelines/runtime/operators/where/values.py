@@ -30,6 +30,7 @@ from pipelines.runtime.operators.where.expressions import (
     Refused,
     Type,
     any_fails,
+    literal,
     nulls,
     repeated,
     strict,
@@ -284,6 +285,7 @@ def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
     if name == "isnotnull":
         return conditions.negated(conditions.is_null(argument, text), text)
     kind, may_fail = argument.type, argument.may_fail
+    function: Callable[[pl.Series], pl.Series]
     if name == "isnan":
         kind, function = Type(BOOLEAN), lambda values: values.is_nan().fill_null(False)
     elif name == "abs":
@@ -322,7 +324,8 @@ def _part_of_moment(name: str, kind: Type, text: str) -> Callable[[pl.Series], p
         if ((moments < _FIRST_DAY * day) | (moments >= _END * day)).any():
             raise Refused(f"{text}: a year before 1 or after 9999")
         parts = moments.cast(pl.Int64 if kind.kind == TIMESTAMP else pl.Int32).cast(held).dt
-        return getattr(parts, "day" if name == "dayofmonth" else name)().cast(pl.Int64)
+        numbers: pl.Series = getattr(parts, "day" if name == "dayofmonth" else name)()
+        return numbers.cast(pl.Int64)
 
     return part
 
@@ -363,5 +366,5 @@ def minus(value: Expression, text: str) -> Expression:
     if value.type.kind in (FLOAT, DOUBLE):
         return Expression(value.type, lambda rows: -value.of(rows), text, value.may_fail)
     _check_sign(value.type, text)
-    zero = conditions.literal(value.type, 0, "0")
+    zero = literal(value.type, 0, "0")
     return calculated("-", zero, value, text, value.type)

@@ -157,7 +157,7 @@ def _is_enum(column: pq.ColumnSchema) -> bool:
 
 
 def _is_nanos(column: pq.ColumnSchema) -> bool:
-    return json.loads(column.logical_type.to_json()).get("timeUnit") == "nanoseconds"
+    return bool(json.loads(column.logical_type.to_json()).get("timeUnit") == "nanoseconds")
 
 
 def _micros(stored: int, unit: str) -> int:

@@ -202,7 +202,7 @@ class ParquetFiles:
         magic (4)."""
         with self._open(file) as stream:
             size = stream.size()
-            end = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))
+            end: bytes = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))
             needed = int.from_bytes(end[-8:-4], "little") + 8
             if end[-4:] == b"PAR1" and len(end) < needed <= size:
                 end = stream.read_at(needed, size - needed)
