@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
-from deltalake import DeltaTable, Schema, TableFeatures
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from pipelines.runtime.sinks.table_commit import (
@@ -61,7 +61,6 @@ _INERT = {
     "timestampNtz",
     "columnMapping",
 }
-_NAIVE_TIME, _NAIVE_FEATURE = '"timestamp_ntz"', "timestampNtz"
 _FEATURES = 7  # the writer protocol that names its features
 _IMPLIED = {6: {"identityColumns"}}  # by protocols that do not, beside the inert ones
 
@@ -92,17 +91,11 @@ def ensure(
 ) -> None:
     """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table.
 
-    Columns that the table lacks come with the commit that has the rows. Times without a zone need a table feature,
-    which changes no row and is set here. Arguments as of `check_table`.
+    Columns that the table lacks come with the commit that has the rows. Arguments as of `check_table`.
     """
     _check_names(table, storage.full(table_path(table)), schema)
     fenced_table.ensure_table(storage, table_path(table), schema, partition_by)
     check_table(storage, table, schema, keyed=keyed, partition_by=partition_by, evolves=evolves)
-    if evolves:
-        handle = fenced_table.open_table(storage, table_path(table))
-        new = Schema.from_arrow(pa.schema([field for field in schema if field.name not in _columns(handle)]))
-        if _NAIVE_TIME in new.to_json() and _NAIVE_FEATURE not in (handle.protocol().writer_features or ()):
-            handle.alter.add_feature(TableFeatures.TimestampWithoutTimezone, True)
 
 
 def fits(left: PublishedTable, schema: pa.Schema, *, evolves: bool = False) -> bool:
