@@ -106,7 +106,7 @@ def source(kind: str, **arguments: Any) -> Source:
         kind: The name of its entry point in the group `weir.sources`.
         **arguments: Its own, and those of every source: name, event_time, start, on_bad, on_lost, connection, ...
     """
-    return _made("weir.sources", kind, arguments, Source)
+    return _definition("weir.sources", kind, arguments, Source)
 
 
 def sink(kind: str, **arguments: Any) -> Sink:
@@ -116,10 +116,10 @@ def sink(kind: str, **arguments: Any) -> Sink:
         kind: The name of its entry point in the group `weir.sinks`.
         **arguments: Its own, and those of every sink: name, connection.
     """
-    return _made("weir.sinks", kind, arguments, Sink)
+    return _definition("weir.sinks", kind, arguments, Sink)
 
 
-def _made(group: str, name: str, arguments: Mapping[str, Any], expected: type[Definition]) -> Definition:
+def _definition(group: str, name: str, arguments: Mapping[str, Any], expected: type[Definition]) -> Definition:
     """What the entry point makes of the arguments: it leads to the definition's class, or to a function.
 
     Raises:

@@ -197,9 +197,9 @@ def seek(
 
     It is a checkpoint of its own, which a rewind takes back. No coordinator may be running.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     meant = _sought(to)
-    plan = seeking.plan(found, settings, source, meant)
+    plan = seeking.plan(definition, settings, source, meant)
     if not proceeds(
         lambda: _show_seek(plan),
         {**plan.to_dict(), "checkpoint": None},
@@ -209,7 +209,7 @@ def seek(
         json=json,
     ):
         return
-    done = maintenance.seek(found, settings, source, meant, reason)
+    done = maintenance.seek(definition, settings, source, meant, reason)
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},

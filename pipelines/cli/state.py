@@ -331,9 +331,9 @@ def state_delete(
 
     State files that may have it are written anew without it, and the old ones deleted. Tables, archived input, branches and whatever else may have the key still are named. No coordinator may be running.
     """
-    found, settings = find(pipeline)
+    definition, settings = find(pipeline)
     with waiting("looking for the key"):
-        planned = deleting.plan(found, settings, stage, key)
+        planned = deleting.plan(definition, settings, stage, key)
     if not proceeds(
         lambda: _show_deletion(planned),
         planned.to_dict(),
@@ -344,7 +344,7 @@ def state_delete(
     ):
         return
     with waiting("rewriting state"):
-        done = deleting.delete(found, settings, stage, key, reason=reason)
+        done = deleting.delete(definition, settings, stage, key, reason=reason)
     rewritten = sum(1 for holding in done.holdings if holding.stays is None)
     answer(
         json,

@@ -502,8 +502,8 @@ class Pipeline:
         for stage in self.stages:
             for sink in stage.sinks:
                 if sink.name == table:
-                    own = sink.event_time if isinstance(sink, DeltaSink) else None
-                    wanted = [own, "window_start", stage.on, source_of(stage.input).event_time]
+                    declared = sink.event_time if isinstance(sink, DeltaSink) else None
+                    wanted = [declared, "window_start", stage.on, source_of(stage.input).event_time]
                     return next((name for name in wanted if name in timed), None)
         return None
 

@@ -32,7 +32,7 @@ from deltalake.exceptions import DeltaError
 from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile, to_micros
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
-from state_ops.delta.log_entries import DataFile, Known
+from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.paths import is_registry_data
@@ -665,8 +665,10 @@ class _Landed(Exception):
     """Raised when the row that is to be committed is in the table already."""
 
 
-def _head_is(parent: CheckpointId | None, row: str, replaced: Collection[DataFile] = ()) -> Callable[[Known], None]:
-    def check(version: Known) -> None:
+def _head_is(
+    parent: CheckpointId | None, row: str, replaced: Collection[DataFile] = ()
+) -> Callable[[TableVersion], None]:
+    def check(version: TableVersion) -> None:
         if row in version.files:
             raise _Landed
         if any(file.path not in version.files for file in replaced):

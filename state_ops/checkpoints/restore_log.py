@@ -141,7 +141,7 @@ def _compact(storage: Storage) -> None:
         return
     before = accumulate((file.rows for file in files), initial=0)  # rows in newer files than each
     rows = _in_order(storage, [file for file, newer in zip(files, before, strict=False) if newer < KEPT])[-KEPT:]
-    version = log_entries.known(storage, PATH, handle, _APP, [])
+    version = log_entries.read_version(storage, PATH, handle, _APP, [])
     if version is None:
         return
     log_entries.append(version, _APP, version.number + 1, [_written(storage, rows)], files, as_logged=True)

@@ -25,7 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from configs.redaction import error_status, scrubbed, scrubbing
 from state_ops.delta import log_cleanup, log_entries
-from state_ops.delta.log_entries import DataFile, Known, active_files
+from state_ops.delta.log_entries import DataFile, TableVersion, active_files
 from state_ops.delta.table_files import TableFiles
 from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
 from state_ops.ids import Generation
@@ -246,7 +246,7 @@ class FencedTable(TableFiles):
     ):
         super().__init__(storage, path, schema, partition_by, optional)
         self.app_id = app_id
-        self._known: Known | None = None
+        self._version: TableVersion | None = None
         self._lock = RLock()
         self.cleanup_due = False  # by a commit of this object
 
@@ -256,41 +256,41 @@ class FencedTable(TableFiles):
     # -- reading
 
     @_alone
-    def newest(self) -> Known | None:
+    def newest(self) -> TableVersion | None:
         """The table's newest version, or None if the table does not exist yet."""
-        if self._known is not None:
-            self._known = log_entries.newest_after(self._known, self.app_id)
+        if self._version is not None:
+            self._version = log_entries.newest_after(self._version, self.app_id)
         for left in reversed(range(_MAX_OPENS)):
-            if self._known is not None:
+            if self._version is not None:
                 break
             try:
-                self._known = self._opened()
+                self._version = self._opened()
             except TableNotFoundError:
                 return None
             except (DeltaError, FileNotFoundError) as error:  # a cleanup may overtake a slow opener, but not for ever
                 if not left:
                     raise self._unreadable(error) from error
-        return self._known
+        return self._version
 
-    def _opened(self) -> Known:
+    def _opened(self) -> TableVersion:
         handle = open_table(self.storage, self.path)
         self._check_columns(handle)
-        opened = log_entries.known(self.storage, self.path, handle, self.app_id, active_files(handle))
+        opened = log_entries.read_version(self.storage, self.path, handle, self.app_id, active_files(handle))
         # Only now: an entry that stands where another one was cleaned away is a zombie's.
         if opened is None or log_cleanup.may_be_cleaned(log_cleanup.log_names(self.storage, self.path), opened.number):
             raise FileNotFoundError(self.storage.full(log_entries.entry_path(self.path, handle.version())))
         return opened
 
     @_alone
-    def last_known(self) -> Known | None:
+    def last_known(self) -> TableVersion | None:
         """The version that this object saw or made last, without a request.
 
         For the owner of the generation, whose commits are the only ones: what it decides from this takes effect by a
         commit right after this very version, or once it has proved that it owns the table still.
         """
-        return self._known if self._known is not None else self.newest()
+        return self._version if self._version is not None else self.newest()
 
-    def look(self, see: Callable[[Known], T]) -> T | None:
+    def look(self, see: Callable[[TableVersion], T]) -> T | None:
         """What `see` makes of the newest version; None if there is no table.
 
         Pruning deletes files and log cleanup entries at once, so a reader that loses that race looks again. Raises
@@ -316,7 +316,7 @@ class FencedTable(TableFiles):
             with suppress(FileNotFoundError):  # a successor has pruned: look at what there is now
                 return read(list(version.files.values()))
 
-        def see(version: Known) -> tuple[T]:
+        def see(version: TableVersion) -> tuple[T]:
             return (read(list(version.files.values())),)
 
         seen = self.look(see)
@@ -329,7 +329,7 @@ class FencedTable(TableFiles):
     @_alone
     def _has_moved(self, version: int) -> bool:
         """Whether the table has a newer version than this one; it is opened anew."""
-        self._known = None
+        self._version = None
         newest = self.newest()
         return newest is not None and newest.number > version
 
@@ -378,7 +378,7 @@ class FencedTable(TableFiles):
                     if generation is None:
                         break
                     continue
-            self._known = None
+            self._version = None
             if self.look(lambda newest: newest.number) == version + 1:
                 return mine
             if generation is None:
@@ -394,7 +394,7 @@ class FencedTable(TableFiles):
         generation: Generation,
         adds: Sequence[DataFile] = (),
         removes: Sequence[DataFile] = (),
-        check: Callable[[Known], None] | None = None,
+        check: Callable[[TableVersion], None] | None = None,
     ) -> None:
         """Commit under our generation, after `check` has looked at the very version that the commit follows.
 
@@ -408,8 +408,8 @@ class FencedTable(TableFiles):
         generation: Generation,
         adds: Sequence[DataFile],
         removes: Sequence[DataFile],
-        check: Callable[[Known], None] | None,
-    ) -> Known:
+        check: Callable[[TableVersion], None] | None,
+    ) -> TableVersion:
         """Put an entry after the last version, as often as other commits come between; returns the version that it
         made."""
         for race in range(_MAX_RACES):
@@ -423,17 +423,17 @@ class FencedTable(TableFiles):
                 if race:
                     raise
                 continue  # nobody is told that from what was known a while ago
-            self._known = None  # whatever happens now: only what is confirmed is known
+            self._version = None  # whatever happens now: only what is confirmed is known
             try:
                 version = log_entries.append(before, self.app_id, generation, adds, removes)
                 if log_entries.still_there(before):
-                    self._known = version
+                    self._version = version
                     return version
             except CommitFailedError:
                 pass  # somebody else committed: look again, with the same rules
         raise self._raced()
 
-    def _check_owner(self, version: Known | DeltaTable, generation: Generation) -> None:
+    def _check_owner(self, version: TableVersion | DeltaTable, generation: Generation) -> None:
         owner = Generation(version.transaction_version(self.app_id) or 0)
         if owner != generation:
             raise fenced(self.path, generation, owner)
@@ -458,7 +458,7 @@ class FencedTable(TableFiles):
                 if not self._has_moved(handle.version()):
                     raise
                 continue  # so many others committed that entries which this handle needs have been cleaned away
-            self._known = None
+            self._version = None
             newest = self.newest()  # it counts if the newest version is ours still, as in `claim`
             assert newest is not None
             self._check_owner(newest, generation)

@@ -61,7 +61,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TableVersion:
     """What is known of one version of a table; it never changes, whatever becomes of the table.
 
     table_uri: of the table; entry: the version's own in the log, byte for byte; owners: transaction versions by app id,
@@ -96,7 +96,9 @@ def entry_path(table: str, version: int) -> str:
     return f"{table}/_delta_log/{version:020d}.json"
 
 
-def known(storage: Storage, path: str, handle: DeltaTable, app_id: str, files: Sequence[DataFile]) -> Known | None:
+def read_version(
+    storage: Storage, path: str, handle: DeltaTable, app_id: str, files: Sequence[DataFile]
+) -> TableVersion | None:
     """What a handle that was just opened shows; None if its version's entry is gone already, so that it cannot be told
     again."""
     owner = handle.transaction_version(app_id)
@@ -104,20 +106,20 @@ def known(storage: Storage, path: str, handle: DeltaTable, app_id: str, files: S
     if entry is None:
         return None
     owners = {} if owner is None else {app_id: owner}
-    return Known(storage, path, handle.version(), entry, owners, {file.path: file for file in files})
+    return TableVersion(storage, path, handle.version(), entry, owners, {file.path: file for file in files})
 
 
-def still_there(version: Known) -> bool:
+def still_there(version: TableVersion) -> bool:
     """Whether the version's entry has not been cleaned away, and with it none after it."""
     return version.storage.read_bytes(entry_path(version.path, version.number)) == version.entry
 
 
-def newest_after(version: Known, app_id: str) -> Known | None:
+def newest_after(version: TableVersion, app_id: str) -> TableVersion | None:
     """The table's newest version, from one that was known; None if it has to be opened anew.
 
     Entries are read first, and only then it is asked whether the one that they follow is there still.
     """
-    newest: Known | None = version
+    newest: TableVersion | None = version
     while newest is not None:
         entry = version.storage.read_bytes(entry_path(version.path, newest.number + 1))
         if entry is None:
@@ -127,7 +129,7 @@ def newest_after(version: Known, app_id: str) -> Known | None:
 
 
 def append(
-    version: Known,
+    version: TableVersion,
     app_id: str,
     number: int,
     adds: Sequence[DataFile] = (),
@@ -136,7 +138,7 @@ def append(
     *,
     as_logged: bool = False,
     table: Mapping[str, Any] | None = None,
-) -> Known:
+) -> TableVersion:
     """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
 
     number: the transaction version. metadata: texts for the table's history. as_logged: paths are as another entry has
@@ -204,7 +206,7 @@ def _written(
     return "\n".join(map(as_json, lines)).encode()
 
 
-def _followed(before: Known, entry: bytes, app_id: str, understood: Set[str] = _OURS) -> Known | None:
+def _followed(before: TableVersion, entry: bytes, app_id: str, understood: Set[str] = _OURS) -> TableVersion | None:
     """The version that an entry makes of the one before; None if it does what only delta-rs understands."""
     owners, files = dict(before.owners), dict(before.files)
     try:
@@ -221,7 +223,7 @@ def _followed(before: Known, entry: bytes, app_id: str, understood: Set[str] = _
                 owners[app_id] = action["txn"]["version"]
     except (ValueError, KeyError, TypeError, AttributeError):  # a damaged entry: delta-rs says what is wrong with it
         return None
-    return Known(before.storage, before.path, before.number + 1, entry, owners, files)
+    return TableVersion(before.storage, before.path, before.number + 1, entry, owners, files)
 
 
 def _data_file(add: Mapping[str, Any]) -> DataFile:

@@ -95,7 +95,7 @@ class Rows:
         self._begin()
         self._asked = asked = self._ordered(keys)
         try:
-            whole, at = self._found(asked)
+            whole, at = self._lookup(asked)
         except CollisionError:
             self._go_without_tables()
             stored, here = self._stored(asked.typed)
@@ -166,7 +166,7 @@ class Rows:
         order = np.argsort(hashes)
         return _Asked(keys, order, hashes[order], typed[order])
 
-    def _found(self, asked: _Asked) -> tuple[pl.DataFrame, np.ndarray]:
+    def _lookup(self, asked: _Asked) -> tuple[pl.DataFrame, np.ndarray]:
         """Rows of fields, and whether they are there, the defaults among them; and int64[n], which of them is each
         key's."""
         hashes, keys = asked.hashes, asked.typed
@@ -191,7 +191,7 @@ class Rows:
         if len(missing) and self._resident is None and self._worth_a_scan(len(missing)):
             self._resident = self._scanned()
             if self._resident is not None:
-                return self._found(asked)
+                return self._lookup(asked)
         if len(missing) and self._resident is None:
             stored, present = self._stored(keys[missing])
             parts.append(stored.with_columns(pl.Series(_PRESENT, present)))

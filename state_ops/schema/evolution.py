@@ -302,7 +302,7 @@ def recorded(schema: StateSchema) -> list[dict[str, Any]]:
 
 def from_record(record: Sequence[Mapping[str, Any]]) -> StateSchema:
     """The schema that a checkpoint has on record, as `recorded` gives it. Raises DamageError if it cannot be read."""
-    chain = [_one(entry) for entry in record]
+    chain = [_entry_schema(entry) for entry in record]
     return chain[-1].reading(chain[:-1])
 
 
@@ -325,7 +325,7 @@ def _part_to_json(f: Field, part: Part) -> dict[str, Any]:
     return {"path": list(part.path), "default": default, "renamed": list(part.renamed)}
 
 
-def _one(entry: Mapping[str, Any]) -> StateSchema:
+def _entry_schema(entry: Mapping[str, Any]) -> StateSchema:
     schema = StateSchema.from_json(entry["schema"])
     try:
         fields = []

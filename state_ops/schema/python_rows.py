@@ -164,7 +164,7 @@ def _misfit(field: Field, values: Sequence[Any], name_of: Callable[[int], str], 
 def _array(values: Sequence[Any], field: Field) -> pa.Array:
     plain = _plainer(field.type)
     if plain is not None and not set(map(builtins.type, values)) <= _as_they_are(field.type):
-        values = [_made(value, plain) for value in values]
+        values = [_converted(value, plain) for value in values]
     array = pa.array(values, field.type)
     if array.null_count and not field.nullable:
         raise ValueError("the field is not `| None`")
@@ -219,7 +219,7 @@ def _as_they_are(type: pa.DataType) -> frozenset[Any]:
 _MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 
 
-def _made(value: Any, plain: _Plain | None) -> Any:
+def _converted(value: Any, plain: _Plain | None) -> Any:
     return value if plain is None or value is None else plain(value)
 
 
@@ -227,14 +227,14 @@ def _struct(value: Any, parts: dict[str, _Plain | None]) -> dict[str, Any]:
     given = value.as_dict() if isinstance(value, State) else value
     if extra := given.keys() - parts.keys():
         raise ValueError(f"it has no field {min(extra)!r}")
-    return {name: _made(given.get(name), plain) for name, plain in parts.items()}
+    return {name: _converted(given.get(name), plain) for name, plain in parts.items()}
 
 
 def _pairs(value: Any, key: _Plain | None, item: _Plain | None) -> list[tuple[Any, Any]]:
     entries = value.items() if isinstance(value, Mapping) else list(value)
     if not all(isinstance(entry, (tuple, list)) for entry in entries):
         raise ValueError("it is no dict")
-    pairs = [(_made(name, key), _made(value_of_key, item)) for name, value_of_key in entries]
+    pairs = [(_converted(name, key), _converted(value_of_key, item)) for name, value_of_key in entries]
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key of it stands there twice")
     return pairs
@@ -243,7 +243,7 @@ def _pairs(value: Any, key: _Plain | None, item: _Plain | None) -> list[tuple[An
 def _elements(value: Any, element: _Plain | None) -> list[Any]:
     if isinstance(value, (str, bytes, Mapping)):
         raise ValueError("it is no list")
-    return [_made(part, element) for part in value]
+    return [_converted(part, element) for part in value]
 
 
 def _whole(value: Any) -> int:

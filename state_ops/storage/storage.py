@@ -82,7 +82,7 @@ class _Arriving:
 
     def __init__(self, local: Path, size: int | None, arrived: Arrived) -> None:
         self._size, self._arrived = size, arrived
-        self._hash, self._here, self._told = hashlib.sha256(), 0, 0
+        self._hash, self._here, self._reported = hashlib.sha256(), 0, 0
         self.resumed = False
         self._file = local.open("r+b" if size is not None and local.exists() else "w+b")
         while size is not None and (chunk := self._file.read(LOCAL_CHUNK)):
@@ -124,9 +124,9 @@ class _Arriving:
     def _count(self, chunk: bytes) -> None:
         self._hash.update(chunk)
         self._here += len(chunk)
-        if self._here > self._told:  # not twice, where it had to begin anew
-            self._arrived(self._here - self._told)
-            self._told = self._here
+        if self._here > self._reported:  # not twice, where it had to begin anew
+            self._arrived(self._here - self._reported)
+            self._reported = self._here
 
 
 class Storage:
@@ -231,7 +231,7 @@ class Storage:
             return self._mounts[mount]._there(path.removeprefix(mount).lstrip("/"))
         return self.store, check_path(path)
 
-    def _own(self, path: str) -> tuple[InstrumentedStore, str]:
+    def _writable(self, path: str) -> tuple[InstrumentedStore, str]:
         """The store in which a path is written or deleted, and the path there."""
         if self._parent is not None and is_inherited(path):
             raise DamageError(
@@ -265,19 +265,19 @@ class Storage:
                     sent += len(chunk)
                     yield chunk
 
-        store, place = self._own(path)
+        store, place = self._writable(path)
         store.write(place, chunks(), local.stat().st_size)
         return sent, digest.hexdigest()
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """Write `data` (bytes or a buffer) to `path`, whole or not at all, over what is there."""
-        store, place = self._own(path)
+        store, place = self._writable(path)
         self._retried(path, lambda: store.write(place, iter((data,)), len(data)))
 
     def create(self, path: str, data: bytes) -> bool:
         """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may
         have put."""
-        store, place = self._own(path)
+        store, place = self._writable(path)
         return self._retried(path, lambda: store.create(place, data))
 
     # -- reading
@@ -444,21 +444,21 @@ class Storage:
 
     def delete(self, path: str) -> bool:
         """Delete one file; False if it is known that it was not there, which object stores do not tell."""
-        store, place = self._own(path)
+        store, place = self._writable(path)
         return self._retried(path, lambda: store.delete(place))
 
     def delete_files(self, paths: Sequence[str]) -> None:
         """Delete files, in no order, in as few requests as the store can; those that are not there are no error."""
         by_store: dict[int, tuple[InstrumentedStore, _Names]] = {}
         for path in paths:
-            store, place = self._own(path)
+            store, place = self._writable(path)
             by_store.setdefault(id(store), (store, []))[1].append(place)
         for store, places in by_store.values():
             self._retried(places[0], partial(store.delete_files, places))
 
     def delete_tree(self, path: str) -> int:
         """Delete everything below `path`; returns how many files that were, half-written ones left out."""
-        store, place = self._own(path)
+        store, place = self._writable(path)
         files = list(self.list(path, unfinished=True))
         if store is not self.store:
             self.delete_files([file.path for file in files])

@@ -25,7 +25,7 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
     home.mkdir(parents=True, exist_ok=True)
     for left in home.glob(f"{prefix}[0-9]*-*"):
         remove_left(left)
-    directory, lock = _made(home, prefix)
+    directory, lock = _new_directory(home, prefix)
     try:
         yield directory
     finally:
@@ -66,7 +66,7 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
         os.close(lock)
 
 
-def _made(home: Path, prefix: str) -> tuple[Path, int]:
+def _new_directory(home: Path, prefix: str) -> tuple[Path, int]:
     """A directory, and the lock on it. One that is taken for left over before it is locked is made again."""
     while True:
         directory = home / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}"

@@ -126,11 +126,11 @@ def own_batches(
     Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `kept`.
     """
     seen = as_seen(stage, rows, tables(rows, batch_rows))
-    parts = (_own(stage, table, subtask, parallelism, max_parallelism) for table in seen)
+    parts = (_rows_of_subtask(stage, table, subtask, parallelism, max_parallelism) for table in seen)
     return in_batches(stage, parts, batch_rows, work_dir)
 
 
-def _own(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:
+def _rows_of_subtask(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:
     rows, owners = with_owners(stage, rows, parallelism, max_parallelism)
     return rows.filter(pa.array(owners == subtask))
 

@@ -181,7 +181,7 @@ def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirErr
     applied = "nothing of this epoch was applied"
     if _NO_CREDENTIALS.search(text):
         return ConfigurationError(
-            f"Spark has no credentials where it reads for {stage.uid}: {_told(text, _NO_CREDENTIALS)}",
+            f"Spark has no credentials where it reads for {stage.uid}: {_marks(text, _NO_CREDENTIALS)}",
             where=where,
             next=(
                 "Set the AWS_ variables in the environment of each executor; Weir ships no secrets:"
@@ -193,7 +193,7 @@ def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirErr
         return None
     if _REFUSED.search(text):
         return ConfigurationError(
-            f"The store refuses what Spark reads for {stage.uid}: {_told(text, _REFUSED)}",
+            f"The store refuses what Spark reads for {stage.uid}: {_marks(text, _REFUSED)}",
             where=where,
             next=f"Allow those who run the executors to read it, or correct their credentials; {applied}.",
         )
@@ -207,7 +207,7 @@ def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirErr
         )
     if _AWAY.search(text):
         return TransientError(
-            f"The store did not answer in time, or not at all, while Spark read for {stage.uid}: {_told(text, _AWAY)}",
+            f"The store did not answer in time, or not at all, while Spark read for {stage.uid}: {_marks(text, _AWAY)}",
             where=where,
             next=(
                 f"The epoch was declined and is replayed; {applied}. If it happens again, look at the store:"
@@ -237,7 +237,7 @@ def reason(error: BaseException) -> str:
     return messages[0][:500] if messages else type(error).__name__
 
 
-def _told(text: str, marks: re.Pattern[str]) -> str:
+def _marks(text: str, marks: re.Pattern[str]) -> str:
     """The marks that are in a text: status, code and kind. The rest may be what the store has answered, which is not
     repeated."""
     return ", ".join(list(dict.fromkeys(match[0] for match in marks.finditer(text)))[:4])

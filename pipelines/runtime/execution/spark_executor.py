@@ -271,7 +271,7 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions
     those that are left out."""
     from pyspark.sql import functions as F
 
-    known = [
+    first_rows = [
         (
             _place(rows.reader.stored_uri(file)),
             position(number, 0),
@@ -280,7 +280,7 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions
         for number, file in enumerate(rows.files)
     ]
     texts = "".join(f", {_PARTITION}{at} string" for at in range(len(partitions)))
-    firsts = F.broadcast(session.createDataFrame(known, f"{_FILE}_known string, {_FIRST} bigint{texts}"))
+    firsts = F.broadcast(session.createDataFrame(first_rows, f"{_FILE}_known string, {_FIRST} bigint{texts}"))
     frame = landed.join(firsts, F.col(_FILE) == F.col(f"{_FILE}_known"), "left")
     lost = F.raise_error(F.lit("a row of a slice comes from none of its files"))
     frame = frame.withColumn(ROW, F.coalesce(F.col(_FIRST), lost.cast("bigint")) + F.col(_INDEX))

@@ -124,8 +124,8 @@ def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch], way
     _settle()
     context = _context()
     numbers = {"stage": context.stageId(), "subtask": subtask, "task": context.taskAttemptId()}
-    told = pa.array([None if unjudged else ack.to_json()], pa.string())
-    return pa.RecordBatch.from_pydict({"ack": told, **{name: [number] for name, number in numbers.items()}})
+    acks = pa.array([None if unjudged else ack.to_json()], pa.string())
+    return pa.RecordBatch.from_pydict({"ack": acks, **{name: [number] for name, number in numbers.items()}})
 
 
 def _judged(batches: Iterator[pa.RecordBatch], unjudged: list[Exception]) -> Iterator[pa.RecordBatch]:

@@ -131,14 +131,14 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
     uid, schema = stage.uid, table_schema(stage, planned.schema)
     if stage.takes_bad_rows and planned.bad_rows:
         bad = planned.bad_rows
-        told: dict[str, list[Any]] = {
+        facts: dict[str, list[Any]] = {
             "_weir_stage": [uid] * len(bad), "_weir_gate": ["on_bad"] * len(bad),
             "_weir_epoch": [int(epoch)] * len(bad),
             "_weir_file": [row.file for row in bad], ROW: [row.row for row in bad],
             "_weir_reason": [row.reason for row in bad], "_weir_raw": [row.raw for row in bad],
         }  # fmt: skip
         yield pa.table(
-            [pa.array(told[f.name], f.type) if f.name in told else pa.nulls(len(bad), f.type) for f in schema],
+            [pa.array(facts[f.name], f.type) if f.name in facts else pa.nulls(len(bad), f.type) for f in schema],
             schema=schema,
         )
     by_file: dict[str, list[LeftOut]] = {}

@@ -77,7 +77,7 @@ def answered(
         try:
             for schema in _SCHEMAS:
                 connection.execute(f"CREATE SCHEMA {schema}")
-            for table in dict.fromkeys(_found(catalog, *name) for name in named):
+            for table in dict.fromkeys(_resolved(catalog, *name) for name in named):
                 if table is not None:
                     catalog[table](connection)
             seal(connection, _SCHEMAS)
@@ -112,7 +112,7 @@ def _catalog(source: _Source) -> Catalog:
     return catalog
 
 
-def _found(catalog: Catalog, schema: str, name: str) -> tuple[str, str] | None:
+def _resolved(catalog: Catalog, schema: str, name: str) -> tuple[str, str] | None:
     return next(
         ((candidate, name) for candidate in _SCHEMAS if schema in ("", candidate) and (candidate, name) in catalog),
         None,

@@ -40,7 +40,7 @@ from state_ops.arrow.types import parts
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table, log_entries
-from state_ops.delta.log_entries import DataFile, Known
+from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import DamageError, PipelineError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
@@ -70,7 +70,7 @@ class PublishedTable:
     """A table as this process has left it. version: of its log; columns: name -> canonical type; interval: versions
     between Delta checkpoints, which delta-rs writes."""
 
-    version: Known
+    version: TableVersion
     columns: Mapping[str, pa.DataType]
     interval: int
 
@@ -463,7 +463,7 @@ def _left(storage: Storage, table: str, sink_app: str, committed: Committed) -> 
     handle = committed.handle
     if handle.version() != committed.version or handle.protocol().min_writer_version > _WRITER:
         return None
-    version = log_entries.known(storage, table_path(table), handle, sink_app, [])
+    version = log_entries.read_version(storage, table_path(table), handle, sink_app, [])
     return PublishedTable(version, _columns(handle), interval(handle)) if version is not None else None
 
 

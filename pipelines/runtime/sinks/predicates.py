@@ -157,7 +157,7 @@ def _constants(handle: DeltaTable, columns: pa.Schema) -> dict[str, tuple[Any, .
     return {
         path: tuple(value for _, value in row)
         for path, row in zip(actions.column("path").to_pylist(), zip(*values, strict=True), strict=True)
-        if all(known for known, _ in row)
+        if all(is_constant for is_constant, _ in row)
     }
 
 

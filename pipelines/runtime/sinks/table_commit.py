@@ -235,7 +235,7 @@ def _put_after(
     files and added their rows in others: they would be there twice. Raises CommitFailedError where there is another
     entry.
     """
-    version = log_entries.known(storage, table_path(table), handle, sink_app, [])
+    version = log_entries.read_version(storage, table_path(table), handle, sink_app, [])
     if version is None:
         raise CommitFailedError(f"the entry of version {handle.version()} was cleaned away")
     table_now = log_entries.with_columns(handle, change.columns) if change.columns else None

@@ -105,7 +105,7 @@ def needed(
     ahead = {
         source: _epoch(files[0]) - 1
         for source, position in offsets.items()
-        if "at" in position and (files := found(archived, source, position["at"]))
+        if "at" in position and (files := slice_files(archived, source, position["at"]))
     }
     return [file for file in archived if _epoch(file) > min(oldest, ahead.get(file.operator, oldest))]
 
@@ -115,7 +115,7 @@ def _epoch(file: StateFile) -> int:
     return int(file.name.split("/")[0])
 
 
-def found(listing: Iterable[StateFile], source: str, begin: Position) -> tuple[StateFile, ...]:
+def slice_files(listing: Iterable[StateFile], source: str, begin: Position) -> tuple[StateFile, ...]:
     """The files of the slice that begins at a position, its note first; none if it is not archived."""
     at = key(begin)
     slices: dict[str, list[StateFile]] = {}

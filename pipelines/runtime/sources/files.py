@@ -113,7 +113,7 @@ class FilesReader(SourceReader):
             InputError: Files were read from a directory that is gone or from another one, or, by policy, files arrived
                 below the floor.
         """
-        self._check_directory(self._own(position))
+        self._check_directory(self._checked(position))
         arrived = self.look(position)
         if position and position["floor"] is not None:
             message = positions.arrived_below(position, arrived.below, self.directory)
@@ -136,7 +136,7 @@ class FilesReader(SourceReader):
     def look(self, position: Position | None) -> Arrivals:
         """What has arrived, nothing if there is no directory; one listing, no file is opened."""
         allowed = self._only() if self._only is not None else None
-        return positions.arrivals(self._own(position), self.landing.files(), allowed)
+        return positions.arrivals(self._checked(position), self.landing.files(), allowed)
 
     def lag(self, position: Position | None) -> Lag:
         fresh = self.look(position).fresh
@@ -314,8 +314,8 @@ class FilesReader(SourceReader):
         return positions.advanced(position, self.landing.place, planned.files, planned.newest, planned.set_aside)
 
     def beyond(self, position: Position | None, other: Position | None) -> str | None:
-        read = positions.has_read(self._own(position))
-        return next((name for name in (self._own(other) or {}).get("seen", ()) if not read(name)), None)
+        read = positions.has_read(self._checked(position))
+        return next((name for name in (self._checked(other) or {}).get("seen", ()) if not read(name)), None)
 
     def as_read_by(self, position: dict[str, Any], other: Position | None) -> dict[str, Any]:
         return positions.as_read_by(position, other)
@@ -326,7 +326,7 @@ class FilesReader(SourceReader):
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
         """What was read between two positions: the files that are there as they were, and the names of those that are
         not. Files that the later position remembers by number alone are named as that. One listing."""
-        between = positions.compared(self._own(then), self._own(now), self.landing.files())
+        between = positions.compared(self._checked(then), self._checked(now), self.landing.files())
         forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(between.read)
         older = [f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else []
         return between.same, [*between.others, *older]
@@ -334,7 +334,7 @@ class FilesReader(SourceReader):
     def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
         """By name, what is there now of the files that were read between two positions and are gone (None) or not what
         they were, as far as the later position remembers names."""
-        return positions.compared(self._own(then), self._own(now), self.landing.files()).others
+        return positions.compared(self._checked(then), self._checked(now), self.landing.files()).others
 
     def verify(self, planned: Slice) -> None:
         """InputError if a file of the slice is gone or is not the file that was planned."""
@@ -411,5 +411,5 @@ class FilesReader(SourceReader):
 
 def _with_new(schema: pa.Schema, there: pa.Schema) -> pa.Schema:
     """The columns of earlier files that a file has, and those that it has beside them."""
-    known = [field for field in schema if field.name in there.names]
-    return pa.schema([*known, *(field for field in there if field.name not in schema.names)])
+    earlier = [field for field in schema if field.name in there.names]
+    return pa.schema([*earlier, *(field for field in there if field.name not in schema.names)])

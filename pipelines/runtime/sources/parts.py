@@ -129,7 +129,7 @@ class PartsReader(SourceReader):
 
     def _at(self, position: Position | None) -> Position:
         """Where the connector goes on. What `start` says is found once: "latest" must not move on."""
-        position = self._own(position)
+        position = self._checked(position)
         if position is not None:
             at: Position = position["at"]
             return at
@@ -140,7 +140,7 @@ class PartsReader(SourceReader):
 
     def _bound(self) -> Position | None:
         """The position that must not be passed; None: there is none."""
-        upto = self._own(self._upto()) if self._upto is not None else None
+        upto = self._checked(self._upto()) if self._upto is not None else None
         return None if upto is None else upto["at"]
 
     def look(self, position: Position | None) -> Arrivals:
@@ -299,7 +299,7 @@ class PartsReader(SourceReader):
         if self._kept is None:
             self._kept = self._archives() if self._archives is not None else []
         for storage, listing in self._kept:
-            files = archive.found(listing, self.source.name, begin)
+            files = archive.slice_files(listing, self.source.name, begin)
             if not files:
                 continue
             planned, landed = archive.noted(archive.read(storage, files[0]))

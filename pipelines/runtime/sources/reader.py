@@ -42,7 +42,7 @@ class SourceReader(ABC):
 
     # -- how far it is read
 
-    def _own(self, position: Position | None) -> Position | None:
+    def _checked(self, position: Position | None) -> Position | None:
         """A position that this source has recorded. Raises PipelineError for one of another kind of source."""
         changed = changed_kind(self.source, position)
         if changed is not None:

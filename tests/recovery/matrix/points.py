@@ -222,7 +222,7 @@ class Wrapped:
             first = args[0] if args else None
             path = (
                 first.table_uri
-                if isinstance(first, DeltaTable | log_entries.Known)
+                if isinstance(first, DeltaTable | log_entries.TableVersion)
                 else f"{getattr(first, 'uri', '')}/{args[1]}"
                 if len(args) > 1
                 else ""

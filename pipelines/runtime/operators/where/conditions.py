@@ -252,17 +252,17 @@ def contained(left: Expression, items: Sequence[Expression], text: str) -> Expre
 
     def one_by_one(rows: pl.DataFrame) -> pl.Series:
         wanted = value.of(rows)
-        found = wanted != wanted
+        matches = wanted != wanted
         for other in others:
-            asked = wanted.is_not_null() & ~found.fill_null(False)
-            found = found | (wanted == where_asked(other, rows, asked))
-        return found
+            asked = wanted.is_not_null() & ~matches.fill_null(False)
+            matches = matches | (wanted == where_asked(other, rows, asked))
+        return matches
 
     if kind == DECIMAL or not all(other.literal for other in others) or kind in (FLOAT, DOUBLE):
         return Expression(Type(BOOLEAN), one_by_one, text, any_fails(operands))
-    known = pl.Series([other.value for other in others if other.value is not None], dtype=HELD[kind])
-    null = nulls(BOOLEAN) if len(known) < len(others) else pl.Series([False])
-    return Expression(Type(BOOLEAN), lambda rows: value.of(rows).is_in(known.implode()) | null, text, value.may_fail)
+    listed = pl.Series([other.value for other in others if other.value is not None], dtype=HELD[kind])
+    null = nulls(BOOLEAN) if len(listed) < len(others) else pl.Series([False])
+    return Expression(Type(BOOLEAN), lambda rows: value.of(rows).is_in(listed.implode()) | null, text, value.may_fail)
 
 
 def like(left: Expression, pattern: Expression, escape: str, text: str) -> Expression:
