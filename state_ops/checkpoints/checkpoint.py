@@ -28,6 +28,7 @@ STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `be
 RANGE_START, RANGE_END = "range_start", "range_end"
 ROWS_AHEAD = "rows_ahead"  # in totals: rows that positions are past, and that the next epoch is to apply
 ROWS_LOST = "rows_lost"  # in totals: such rows whose epoch failed, so that no other has applied them
+DELIVERED = "delivered"  # in sinks: the rows were there before the commit, since they are delivered at least once
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
 REWRITTEN = "rewritten"  # in totals: the edit that has rewritten this checkpoint; its sums are those of before
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned

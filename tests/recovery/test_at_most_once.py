@@ -10,6 +10,7 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from pipelines.api import Epoch, Pipeline, ValueState, delta, expect, foreach
 from pipelines.runtime.epoch import positions
@@ -24,7 +25,15 @@ from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks import restore_version
 from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, before
 from state_ops.checkpoints.registry import Registry
-from state_ops.errors import ConfigurationError, FencedError, InputError, PipelineError, TransientError, WeirError
+from state_ops.errors import (
+    ConfigurationError,
+    DamageError,
+    FencedError,
+    InputError,
+    PipelineError,
+    TransientError,
+    WeirError,
+)
 from state_ops.fsck.findings import Severity
 from tests.recovery import ledger, small
 from tests.recovery.harness import Site
@@ -264,6 +273,33 @@ def test_a_rewind_takes_a_table_back_to_rows_that_never_came(table, monkeypatch)
     assert damage(table) == []
 
 
+@pytest.mark.parametrize("came", [True, False])
+def test_a_rewind_takes_a_table_back_to_where_nothing_had_come(table, monkeypatch, came):
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        for number in (1,) if came else (1, 2):
+            with pytest.raises(WeirError):
+                table.epochs(number)
+    if came:
+        table.epochs(2)
+    assert amounts(table) == ({2: 1} if came else {})
+    maintenance.rewind(table.site.pipeline, table.site.settings, 2)
+    assert amounts(table) == {} and table.state()["k0"] == (1, 1)
+    table.epochs(3)
+    assert amounts(table) == {2: 1, 3: 1} and table.state()["k0"] == (3, 6)
+    assert damage(table) == []
+
+
+def test_a_table_whose_log_tells_of_no_publication_is_not_taken_back_with_rows_in_it(table, monkeypatch):
+    """It may have been put in the place of the table that the rows went to."""
+    table.epochs(1, 2)
+    rows = table.site.table("booked")
+    shutil.rmtree(table.site.storage / "tables" / "booked")
+    write_deltalake(table.site.storage / "tables" / "booked", pa.Table.from_pandas(rows, preserve_index=False))
+    with pytest.raises(WeirError, match="does not reach back to checkpoint 2"):
+        maintenance.rewind(table.site.pipeline, table.site.settings, 2)
+
+
 def test_a_rewind_that_is_cut_off_is_carried_out_by_the_next_run(table, monkeypatch):
     table.epochs(1, 2)
     with monkeypatch.context() as patched:
@@ -338,6 +374,61 @@ def test_waiting_rows_survive_the_epoch_after_them(tmp_path):
     given = Counter(int(amount) for amount in bank.site.table("again")["amount"])
     assert given == {1: 10, 2: 10, 4: 10}
     assert damage(bank) == []
+
+
+# -- under another delivery before, or afterwards
+
+
+def delivering(bank: Given, delivery: str) -> Given:
+    changed = Given(replace(bank.site, pipeline=replace(bank.site.pipeline, delivery=delivery)))
+    changed.path = bank.path
+    return changed
+
+
+def test_what_came_before_a_commit_is_not_given_again_after_a_change_to_at_most_once(bank, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "record_publications", cut_off)
+        with pytest.raises(WeirError):
+            delivering(bank, "at_least_once").epochs(1)
+    assert amounts(bank) == {1: 1} and bank.ids() == [1]
+    bank.epochs(2)
+    assert amounts(bank) == {1: 1, 2: 1} and bank.state()["k0"] == (2, 3)
+    assert damage(bank) == []
+
+
+def test_a_sink_that_may_have_rows_of_an_epoch_that_failed_gets_none_at_most_once(bank, monkeypatch):
+    more = delivering(bank, "at_least_once")
+    more.epochs(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "commit", cut_off)
+        with pytest.raises(WeirError):
+            more.epochs(2)
+    with pytest.raises(DamageError, match="et it deliver at least once until"):
+        bank.epochs(3)
+    assert amounts(bank) == {1: 1, 2: 1}
+    more.epochs(4)  # 2 and 3 too, which are there
+    given = amounts(bank)
+    assert given == {1: 1, 2: 2, 3: 1, 4: 1}
+    lose(bank, 5)
+    bank.epochs(6)
+    assert amounts(bank) == {**given, 6: 1}
+    assert damage(bank) == []
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_another_delivery_says_what_to_do_where_rows_were_lost(table, monkeypatch, delivery):
+    table.epochs(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        with pytest.raises(WeirError):
+            table.epochs(2)
+    changed = delivering(table, delivery)
+    with pytest.raises(DamageError, match="let it deliver at most once until it has got rows of a later epoch"):
+        changed.epochs(3)
+    table.epochs(4)
+    changed.epochs(5)
+    assert amounts(changed) == {1: 1, 3: 1, 4: 1, 5: 1}
+    assert damage(changed) == []
 
 
 # -- a source that gives each row once

@@ -48,6 +48,7 @@ from pipelines.runtime.timings import record_ms
 from state_ops.backends import composite
 from state_ops.checkpoints.checkpoint import (
     CHANNEL,
+    DELIVERED,
     EDITED,
     FORMAT_VERSION,
     INPUT,
@@ -321,6 +322,8 @@ def _row(
         link = sinks.get(name)
         last = link["id"] if link is not None else None
         sinks[name] = {"id": int(pending.id), "before": last, **context.sinks.recorded(name, link)}
+        if context.pipeline.early:
+            sinks[name][DELIVERED] = True
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]

@@ -18,6 +18,7 @@ from pipelines.runtime.sinks.opening import marker_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
 from state_ops.checkpoints.checkpoint import (
+    DELIVERED,
     OUTPUT,
     REWIND,
     TAKES_BACK,
@@ -56,7 +57,8 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
 
 
 def _publish_once(context: RunContext, checkpoint: Checkpoint) -> list[Publication]:
-    """Record first that a checkpoint's rows are published, then hand them to the sinks: no sink gets them twice."""
+    """Record first that a checkpoint's rows are published, then hand them to the sinks: no sink gets them twice, nor
+    what it got before a commit of the time when the pipeline delivered at least once."""
     recorded = {(row.checkpoint_id, row.sink) for row in context.registry.publications(as_owner=True)}
     staged = _staged(context.registry.files(checkpoint), {})
     lacking = {sink: files for sink, files in staged.items() if (checkpoint.id, sink) not in recorded}
@@ -68,10 +70,11 @@ def _publish_once(context: RunContext, checkpoint: Checkpoint) -> list[Publicati
             for sink, files in lacking.items()
         ],
     )
+    waiting = {sink: files for sink, files in lacking.items() if DELIVERED not in checkpoint.sinks[sink]}
     try:
-        return _publish_all(context, checkpoint, lacking)
+        return _publish_all(context, checkpoint, waiting)
     except Exception:
-        log.warning("rows are lost that a sink did not take", checkpoint=int(checkpoint.id), sinks=sorted(lacking))
+        log.warning("rows are lost that a sink did not take", checkpoint=int(checkpoint.id), sinks=sorted(waiting))
         raise
 
 

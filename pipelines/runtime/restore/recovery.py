@@ -89,6 +89,7 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
     for sink in context.pipeline.sinks if epochs else ():
         context.sinks.renew(sink.name, head)
         context.sinks.check_chain(sink.name, head)
+        context.sinks.check_delivered(sink.name, head, owner.last_id)
     if epochs:
         newest = context.sinks.newest((sink.name for sink in context.pipeline.sinks), head)
         owner = replace(owner, last_id=max(owner.last_id, newest))

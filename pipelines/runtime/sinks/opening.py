@@ -25,7 +25,7 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
 from pipelines.runtime.sinks.predicates import check_condition
-from state_ops.checkpoints.checkpoint import TABLES, Checkpoint
+from state_ops.checkpoints.checkpoint import DELIVERED, POSITIONS, TABLES, Checkpoint
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
@@ -37,7 +37,8 @@ _FOOTERS = 4096
 TAKEN = "taken"
 _OTHER_DELIVERY = (
     "Is it ahead, and was its delivery changed from at least once? It has rows of an epoch that failed: let it deliver "
-    "at least once until it has got rows of a later one. "
+    "at least once until it has got rows of a later one. Is it behind, and was its delivery changed from at most once? "
+    "It lacks rows that were lost: let it deliver at most once until it has got rows of a later epoch. "
 )
 
 
@@ -169,6 +170,28 @@ class Sinks:
             "first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
             f"{_OTHER_DELIVERY}docs/playbooks/sink-altered.md",
         )
+
+    def check_delivered(self, name: str, head: Checkpoint | None, last_id: int) -> None:
+        """Whether a sink without a marker may have rows of an epoch that failed after it was delivered at least once,
+        and that are now to be delivered at most once.
+
+        Args:
+            last_id: The highest id ever begun.
+
+        Raises:
+            DamageError: It may. Once positions are committed before rows, none of those are read again.
+        """
+        sink, at_most_once = self._pipeline.sink(name), self._pipeline.at_most_once
+        if head is None or sink is None or not at_most_once or self._pipeline.is_table(sink) or sink.exactly_once:
+            return
+        if head.kind != POSITIONS and last_id > head.id and DELIVERED in (head.sinks.get(name) or {}):
+            raise DamageError(
+                f"The sink {name} may have rows of epoch {last_id}, which failed while the pipeline delivered at least "
+                "once. At most once would read them again, and deliver them a second time.",
+                where=f"sink {name}",
+                next="Nothing was published. Let it deliver at least once until the sink has got rows of a later epoch "
+                "and the run has come to its end, then change: docs/how-to/delivery.md",
+            )
 
     def diverged(self, name: str, head: Checkpoint | None) -> str | None:
         """How a sink is not where the newest checkpoint says, in words; None if it is, or has no marker to tell."""

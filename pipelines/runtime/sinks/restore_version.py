@@ -215,14 +215,18 @@ def version_of(storage: Storage, handle: DeltaTable, table: str, to: int | None)
 
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict[str, Any]]]:
     """The version that published a checkpoint, None for before all, and the entries after it that came before the
-    handle's version. Where that checkpoint's rows never came (at most once), the one that published the last before."""
+    handle's version. Where that checkpoint's rows never came (at most once), the one that published the last before;
+    where none had come by then, as the whole log tells, the one before all."""
     entries = seen_by(storage, table, handle.history())
     history = [entry for entry in entries if entry["version"] <= handle.version()]
     published = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
     wanted = [int(entry["version"]) for entry in history if to is not None and int(entry.get(CHECKPOINT, to + 1)) <= to]
-    if to is not None and not wanted:
+    first = min(int(entry["version"]) for entry in history)
+    # A log without any publication may be of a table that was put in its place, whose rows would stay.
+    nothing_came = first == 0 and (published or not active_files(handle))
+    if to is not None and not wanted and not nothing_came:
         raise _unreachable(storage, table, f"its log does not reach back to checkpoint {to}")
-    if to is None and published and (first := min(int(entry["version"]) for entry in history)):
+    if to is None and published and first:
         raise _unreachable(storage, table, f"its log begins with version {first}")
     then = wanted[0] if wanted else min(published) - 1 if published else handle.version()
     return then, [entry for entry in history if entry["version"] > then]
