@@ -346,6 +346,21 @@ def test_versions_that_were_looked_ahead_at_are_forgotten_with_the_table_that_ha
     assert reader.ids() == [4, *range(105, 100 + length)] and not reader.lost
 
 
+def test_large_entries_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = tmp_path / "t"
+    for id in range(12):
+        append(table, id, post_commithook_properties=KEEP)
+    size = len((table / f"_delta_log/{1:020}.json").read_bytes())
+    looked, read_bytes = list[str](), Storage.read_bytes
+    monkeypatch.setattr(Storage, "read_bytes", lambda of, path: looked.append(path) or read_bytes(of, path))
+    for kept, most in ((64 * size, 11), (size - 1, 2)):
+        monkeypatch.setattr(table_log, "_KEPT_BYTES", kept)
+        reader = Reader(source(table), {"version": 1})
+        looked.clear()
+        reader.connector.plan(reader.position, replace(LARGE, parts=1))
+        assert len(set(looked)) == most
+
+
 def test_an_entry_with_many_files_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = tmp_path / "t"
     for id in range(3):

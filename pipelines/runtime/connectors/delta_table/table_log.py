@@ -282,19 +282,24 @@ class TableLog:
             raise self.problem(f"The log's entry is damaged: {plainly(error)}", _REPAIR, version) from error
 
     def _entry(self, version: int) -> bytes | None:
-        """An entry as it was put. Those of the next versions that are there are read with it."""
+        """An entry as it was put. Those of the next versions that are there are read with it, unless they are large,
+        as this one tells."""
 
-        def read(at: int, _: object) -> bytes | None:
+        def read(at: int, _: object = None) -> bytes | None:
             return self.storage.read_bytes(entry_path(self.name, at))
 
         with self._lock:
             if version not in self._entries:
-                ahead = range(version, max(version, min(version + _AHEAD, self._newest)) + 1)
                 if sum(map(len, self._entries.values())) > _KEPT_BYTES:
                     self._entries.clear()
+                first = read(version)
+                if first is None:
+                    return None
+                count = min(_AHEAD, _KEPT_BYTES // max(len(first), 1))
+                ahead = range(version + 1, min(version + count, self._newest) + 1)
                 raws = zip(ahead, together(read, ahead, at_once=_REQUESTS), strict=True)
-                self._entries |= {at: raw for at, raw in raws if raw is not None}
-            return self._entries.get(version)
+                self._entries |= {version: first, **{at: raw for at, raw in raws if raw is not None}}
+            return self._entries[version]
 
     def _go_on(self, commit: Commit) -> None:
         before, version = self._metadata[-1][1], commit.version
