@@ -11,12 +11,16 @@ from pipelines.runtime.ownership.publish import deliver
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.opening import Sinks
+from state_ops.checkpoints.checkpoint import PROMOTION
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.lease import LEASE, Heartbeat
 from state_ops.errors import DamageError, WeirError
+from tests.recovery import small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
-from tests.recovery.test_delivery import amounts, bank, cut_off, damage  # noqa: F401  a fixture
+from tests.recovery.test_delivery import RETAINED, amounts, bank, cut_off, damage  # noqa: F401  a fixture
+from tests.recovery.test_forks import Branched, at
+from tests.recovery.test_promotion import promoted
 
 
 def delivering(bank: Bank, delivery: str) -> Bank:  # noqa: F811
@@ -115,3 +119,27 @@ def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatc
     assert "delivered" in done
     assert set(amounts(bank)) == {1, 2, 3} and amounts(bank)[3] == 1
     assert bank.state()["k0"] == (3, 6) and damage(bank) == []
+
+
+def test_a_promotion_passes_what_has_failed_in_the_pipeline_and_on_the_branch(tmp_path, monkeypatch):
+    """The table was ahead at the fork's base, the branch's table is ahead of the branch, and the pipeline's again."""
+    pipeline = replace(small.pipeline, delivery="at_least_once")
+    branched = Branched(replace(at(tmp_path, **RETAINED).site, pipeline=pipeline))
+
+    def fail(act) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Registry, "commit", cut_off)
+            with pytest.raises(WeirError):
+                act()
+
+    branched.epochs(1)
+    fail(lambda: branched.epochs(2))
+    branched.epochs(3)
+    branched.fork(at=1)
+    fail(lambda: branched.epochs(4))
+    fail(lambda: promoted(branched, code=pipeline))
+    promoted(branched, code=pipeline)
+    assert branched.registry.head().kind == PROMOTION and amounts(branched).keys() == {1, 2, 3}
+    branched.epochs(5)
+    assert amounts(branched).keys() == {1, 2, 3, 4, 5}
+    assert branched.state()["k0"] == (5, 15) and damage(branched) == []
