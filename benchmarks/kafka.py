@@ -98,7 +98,7 @@ def measured(root: Path, sizes: list[int], reps: int) -> dict[int, dict[str, flo
     jars = ",".join(map(str, fetch(locked_jars("spark-kafka"), CACHE)))
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
     spark = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    found: dict[int, dict[str, float]] = {}
+    medians: dict[int, dict[str, float]] = {}
     with KafkaBroker(root / "broker", CACHE) as broker:
         for messages in sizes:
             topic = f"messages-{messages}"
@@ -117,9 +117,9 @@ def measured(root: Path, sizes: list[int], reps: int) -> dict[int, dict[str, flo
                     if repetition:
                         figures[way].append(took)
                         figures[f"{way} cpu"].append(cpu_seconds() - cpu)
-            found[messages] = harness.medians_of(figures)
+            medians[messages] = harness.medians_of(figures)
     spark.stop()
-    return found
+    return medians
 
 
 def main(messages: str = "200000,1000000", reps: int = 5, results: Path = harness.RESULTS / "kafka") -> None:

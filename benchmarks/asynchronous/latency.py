@@ -188,7 +188,7 @@ class Observer(threading.Thread):
     def __init__(self, table: Path) -> None:
         super().__init__()
         self._table, self.commits = table, 0
-        self._found: list[tuple[float, str]] = []
+        self._logs: list[tuple[float, str]] = []
         self.over = threading.Event()
         self.seen: dict[int, float] = {}
         self.files: list[Path] = []
@@ -199,13 +199,13 @@ class Observer(threading.Thread):
             log = self._table / "_delta_log" / f"{self.commits:020}.json"
             if log.exists():
                 at = time.time()
-                self._found.append((at, log.read_text()))
+                self._logs.append((at, log.read_text()))
                 self.commits += 1
 
     def read(self) -> set[int]:
         """Which files' rows are visible, as far as the log has been seen."""
-        while self._found:
-            at, text = self._found.pop(0)
+        while self._logs:
+            at, text = self._logs.pop(0)
             for line in filter(None, text.splitlines()):
                 added = json.loads(line).get("add")
                 if added:

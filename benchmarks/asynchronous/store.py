@@ -114,14 +114,14 @@ def opened(limits: Limits, scratch: Path, data: Path) -> Iterator[Store]:
             aws_secret_access_key=os.environ[SECRET],
         )
         store = Store(f"weir-bench-{uuid.uuid4().hex[:12]}", f"http://127.0.0.1:{link.port}", client)
-        _made(client, store.bucket)
+        _create_bucket(client, store.bucket)
         yield store
         cpu = {"link_cpu": link.cpu(), "server_cpu": server.cpu(), "server": "moto" if binary is None else "versitygw"}
         store.counters = {**json.loads(link.end()), **cpu}
 
 
 @stamina.retry(on=Exception, attempts=50, wait_initial=0.1, wait_max=0.5)
-def _made(client: Any, bucket: str) -> None:
+def _create_bucket(client: Any, bucket: str) -> None:
     """A bucket, as soon as the server listens."""
     client.create_bucket(Bucket=bucket)
 

@@ -115,12 +115,12 @@ class SinkContract:
         expect(system, given(1, 2, 3, 4, 5), marker=5)
 
     def test_one_publisher_goes_on(self, system: SinkSystem) -> None:
-        with publisher(system) as one:
+        with publisher(system) as opened:
             for checkpoint in range(1, 5):
-                one.check(SCHEMA)
-                one.prepare(SCHEMA)
-                one.publish(checkpoint - 1 or None, checkpoint, given(checkpoint))
-                assert one.marker() == (checkpoint if system.sink.exactly_once else None)
+                opened.check(SCHEMA)
+                opened.prepare(SCHEMA)
+                opened.publish(checkpoint - 1 or None, checkpoint, given(checkpoint))
+                assert opened.marker() == (checkpoint if system.sink.exactly_once else None)
         expect(system, given(1, 2, 3, 4), marker=4)
 
     def test_publishing_again_changes_nothing(self, system: SinkSystem) -> None:
@@ -249,8 +249,8 @@ class SinkContract:
             rewinds[0].result()
         ids = {id for id, _ in system.contents()}
         assert ids in ({1}, {1, 4, 5, 6}), "a checkpoint's rows are all there, or none"
-        with publisher(system) as one:
-            assert one.marker() == 7
+        with publisher(system) as opened:
+            assert opened.marker() == 7
 
     def test_taking_back_removes_what_came_after(self, system: SinkSystem) -> None:
         takes_back(system)
@@ -305,8 +305,8 @@ class SinkContract:
         with publisher(system) as zombie:
             zombie.prepare(SCHEMA)
             assert _unless_fenced(lambda: zombie.publish(1, 2, given(2))) in (None, 1)
-            with publisher(system) as one:
-                assert one.marker() == 2
+            with publisher(system) as opened:
+                assert opened.marker() == 2
             take_back(system, 2, 4, 1)
             assert _unless_fenced(lambda: zombie.publish(2, 3, given(3))) in (None, 0)
             assert _unless_fenced(lambda: zombie.publish(1, 2, given(2))) in (None, 0)
@@ -329,11 +329,11 @@ class SinkContract:
     def test_rows_of_other_types_are_refused_before_they_come(self, system: SinkSystem) -> None:
         publish(system, None, 1, given(1))
         other = SCHEMA.set(1, pa.field("text", pa.list_(pa.map_(pa.string(), pa.date32()))))
-        with publisher(system) as one:
-            one.check(SCHEMA)
+        with publisher(system) as opened:
+            opened.check(SCHEMA)
             if system.refuses_types:
                 with raises(PipelineError, ConfigurationError) as caught:
-                    one.check(other)
+                    opened.check(other)
                 is_clear(caught.error, system.secrets)
                 assert "text" in str(caught.error), "the column is named"
 
@@ -371,20 +371,20 @@ def publish(
     system: SinkSystem, previous: int | None, checkpoint: int, rows: Rows, opening: SinkOpening | None = None
 ) -> Published:
     """Publish with a publisher of its own, as the engine does."""
-    with publisher(system, opening) as one:
+    with publisher(system, opening) as opened:
         if rows.schema is not None:
-            one.check(rows.schema)
-            one.prepare(rows.schema)
-        return one.publish(previous, checkpoint, rows)
+            opened.check(rows.schema)
+            opened.prepare(rows.schema)
+        return opened.publish(previous, checkpoint, rows)
 
 
 def take_back(
     system: SinkSystem, previous: int | None, checkpoint: int, to: int | None, rows: Rows | None = None
 ) -> Published:
     """Take back with a publisher of its own, as a rewind does, or a promotion with rows."""
-    with publisher(system) as one:
-        assert isinstance(one, TakingBack), "its `stays` is None, so its publisher has take_back"
-        return one.take_back(previous, checkpoint, to, rows if rows is not None else no_rows())
+    with publisher(system) as opened:
+        assert isinstance(opened, TakingBack), "its `stays` is None, so its publisher has take_back"
+        return opened.take_back(previous, checkpoint, to, rows if rows is not None else no_rows())
 
 
 def takes_back(system: SinkSystem) -> None:
@@ -399,8 +399,8 @@ def expect(system: SinkSystem, rows: GivenRows, marker: int | None) -> None:
     """What readers and the registry see."""
     assert sorted(system.contents()) == sorted(rows.rows)
     if system.sink.exactly_once:
-        with publisher(system) as one:
-            assert one.marker() == marker
+        with publisher(system) as opened:
+            assert opened.marker() == marker
 
 
 def exactly_once(system: SinkSystem) -> None:

@@ -80,45 +80,45 @@ def marker(kafka: KafkaTopics, topic: str, group: str = APP) -> Marker | None:
     return stored(Client("test", kafka.servers, {}), topic, group)
 
 
-def begun(kafka: KafkaTopics, topic: str, one: Publisher) -> None:
+def begun(kafka: KafkaTopics, topic: str, opened: Publisher) -> None:
     """Checkpoint 3 is there, and 4 of the 12 rows of checkpoint 5."""
-    one.publish(None, 3, given(100))
+    opened.publish(None, 3, given(100))
     with pytest.raises(PowerCut):
-        one.publish(3, 5, cut(*range(12), after=2))
+        opened.publish(3, 5, cut(*range(12), after=2))
     assert marker(kafka, topic) == Marker(3, 5, 4, 12)
     assert ids(kafka, topic) == [0, 1, 2, 3, 100]
-    assert one.marker() == 3, "no checkpoint that is not whole"
+    assert opened.marker() == 3, "no checkpoint that is not whole"
 
 
 def test_what_failed_in_between_goes_on_behind_the_last_part(kafka):
     topic = kafka.create(2)
-    with publisher(kafka, topic) as one:
-        begun(kafka, topic, one)
-    with publisher(kafka, topic) as one:
+    with publisher(kafka, topic) as opened:
+        begun(kafka, topic, opened)
+    with publisher(kafka, topic) as opened:
         with pytest.raises(DamageError, match="4 of 12 rows of 5"):
-            one.publish(3, 5, given(*range(11)))
-        assert one.publish(3, 5, given(*range(12))).rows == 8
-        assert one.marker() == 5
-        assert one.publish(3, 5, given(*range(12))).rows == 0
-        assert one.publish(5, 6, given(12)).rows == 1
+            opened.publish(3, 5, given(*range(11)))
+        assert opened.publish(3, 5, given(*range(12))).rows == 8
+        assert opened.marker() == 5
+        assert opened.publish(3, 5, given(*range(12))).rows == 0
+        assert opened.publish(5, 6, given(12)).rows == 1
     assert ids(kafka, topic) == [*range(13), 100]
 
 
 def test_a_checkpoint_that_is_sent_in_time_is_one_transaction(kafka, monkeypatch):
     monkeypatch.setattr(sink, "_SENDS", 0.25)
     topic = kafka.create()
-    with publisher(kafka, topic) as one:
+    with publisher(kafka, topic) as opened:
         with pytest.raises(PowerCut):
-            one.publish(None, 3, cut(*range(12), after=5))
+            opened.publish(None, 3, cut(*range(12), after=5))
         assert marker(kafka, topic) is None
-        one.publish(None, 3, given(*range(12)))
+        opened.publish(None, 3, given(*range(12)))
     assert ids(kafka, topic) == [*range(12)]
 
 
 def test_a_process_is_killed_between_parts_again_and_again(kafka):
     topic = kafka.create(2)
-    with publisher(kafka, topic) as one:
-        one.publish(None, 3, given(100))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 3, given(100))
     for batches in (1, 3):
         child = subprocess.run(
             [sys.executable, "-c", CHILD, topic, kafka.servers, APP, str(batches)], cwd=PROJECT, timeout=60
@@ -126,8 +126,8 @@ def test_a_process_is_killed_between_parts_again_and_again(kafka):
         assert child.returncode == -signal.SIGKILL
         assert marker(kafka, topic) == Marker(3, 5, 2 * batches, 12)
         assert ids(kafka, topic) == [*range(2 * batches), 100]
-    with publisher(kafka, topic) as one:
-        assert one.publish(3, 5, given(*range(12))).rows == 6
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(3, 5, given(*range(12))).rows == 6
     assert ids(kafka, topic) == [*range(12), 100]
 
 
@@ -177,14 +177,14 @@ def test_after_a_rewind_nobody_sends_the_other_parts(kafka):
 
 def test_the_marker_is_lost_between_two_parts(kafka):
     topic = kafka.create(3)
-    with publisher(kafka, topic) as one:
-        begun(kafka, topic, one)
+    with publisher(kafka, topic) as opened:
+        begun(kafka, topic, opened)
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
-        assert one.publish(None, 3, given(100)).rows == 0
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(None, 3, given(100)).rows == 0
         with pytest.raises(DamageError, match="4 of 12 rows"):
-            one.publish(5, 6, given(9))
-        assert one.publish(3, 5, given(*range(12))).rows == 8
+            opened.publish(5, 6, given(9))
+        assert opened.publish(3, 5, given(*range(12))).rows == 8
     assert ids(kafka, topic) == [*range(12), 100]
     assert marker(kafka, topic) == Marker(5)
 
@@ -192,24 +192,27 @@ def test_the_marker_is_lost_between_two_parts(kafka):
 def test_the_marker_is_lost_and_a_partition_has_lost_messages(kafka):
     """Nobody knows whether more rows had been there."""
     topic = kafka.create(2)
-    with publisher(kafka, topic) as one:
-        begun(kafka, topic, one)
+    with publisher(kafka, topic) as opened:
+        begun(kafka, topic, opened)
     forget_marker(kafka)
     kafka.send(topic, [b"of others"] * 3, 0)
     kafka.send(topic, [b"of others"] * 3, 1)
     (empty,) = {0, 1} - {m.partition() for m in kafka.committed(topic) if m.headers() and ids_of(m) == (5, 3)}
     kafka.expire(topic, kafka.end(topic, empty), empty)
-    with publisher(kafka, topic) as one, pytest.raises(DamageError, match=r"4 of the 12 rows of checkpoint 5, or had"):
-        one.publish(3, 5, given(*range(12)))
+    with (
+        publisher(kafka, topic) as opened,
+        pytest.raises(DamageError, match=r"4 of the 12 rows of checkpoint 5, or had"),
+    ):
+        opened.publish(3, 5, given(*range(12)))
     # As the playbook says it.
     place = TopicPartition(topic, 0, 3, metadata='{"checkpoint": 5, "rows": 4, "of": 12}')
     kafka.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(APP, [place])])[APP].result(30)
-    with publisher(kafka, topic) as one:
-        assert one.publish(3, 5, given(*range(12))).rows == 8
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(3, 5, given(*range(12))).rows == 8
 
 
 def ids_of(message) -> tuple[int, int]:
-    sent = headers._own(message.headers()[0][1], APP)
+    sent = headers._parsed(message.headers()[0][1], APP)
     assert sent is not None
     return sent.checkpoint, sent.row
 
@@ -217,21 +220,21 @@ def ids_of(message) -> tuple[int, int]:
 def test_the_first_checkpoint_was_published_and_nobody_knows(kafka):
     """The process died before the registry knew, and brokers have forgotten the marker since."""
     topic = kafka.create(2)
-    with publisher(kafka, topic) as one:
-        one.publish(None, 3, given(*range(4)))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 3, given(*range(4)))
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
-        assert one.publish(None, 3, given(*range(4))).rows == 0
-        assert one.marker() == 3
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(None, 3, given(*range(4))).rows == 0
+        assert opened.marker() == 3
     forget_marker(kafka)
-    with publisher(kafka, topic) as one, pytest.raises(DamageError, match="says that none was published last"):
-        one.publish(None, 4, given(9))
+    with publisher(kafka, topic) as opened, pytest.raises(DamageError, match="says that none was published last"):
+        opened.publish(None, 4, given(9))
     # As the playbook says it, for who begins anew.
     place = ConsumerGroupTopicPartitions(APP, [TopicPartition(topic, 0, 0)])
     kafka.admin.alter_consumer_group_offsets([place])[APP].result(30)
-    with publisher(kafka, topic) as one:
-        assert one.marker() is None
-        assert one.publish(None, 4, given(9)).rows == 1
+    with publisher(kafka, topic) as opened:
+        assert opened.marker() is None
+        assert opened.publish(None, 4, given(9)).rows == 1
     assert ids(kafka, topic) == [0, 1, 2, 3, 9]
 
 
@@ -240,14 +243,14 @@ def test_rows_may_be_hidden_by_somebody_elses_open_transaction(kafka):
     other = kafka.transactional("somebody-who-waits")
     other.begin_transaction()
     kafka.send(topic, [b"of others"], producer=other)
-    with publisher(kafka, topic) as one:
-        one.publish(None, 3, given(1))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 3, given(1))
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
+    with publisher(kafka, topic) as opened:
         with pytest.raises(TransientError, match="Rows of checkpoint 3 lie behind an open transaction"):
-            one.publish(None, 3, given(1))
+            opened.publish(None, 3, given(1))
         other.abort_transaction(30)
-        assert one.publish(None, 3, given(1)).rows == 0
+        assert opened.publish(None, 3, given(1)).rows == 0
     assert ids(kafka, topic) == [1]
 
 
@@ -264,12 +267,12 @@ def test_a_first_publish_reads_no_messages_that_are_older_than_its_epoch(kafka, 
 
     monkeypatch.setattr(reading, "messages", counted)
     now = datetime.now(UTC)
-    with publisher(kafka, topic) as one:
-        one.publish(None, 1, Rows([(1, "a")], at=now))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 1, Rows([(1, "a")], at=now))
     assert read == []
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
-        assert one.publish(None, 1, Rows([(1, "a")], at=now + timedelta(hours=12))).rows == 0, "clocks may differ"
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(None, 1, Rows([(1, "a")], at=now + timedelta(hours=12))).rows == 0, "clocks may differ"
     assert len(read) == 1
 
 
@@ -285,7 +288,7 @@ def test_a_first_publish_reads_no_messages_that_are_older_than_its_epoch(kafka, 
     ],
 )
 def test_headers_of_every_release_are_read(header, sent):
-    assert headers._own(header.encode(), APP) == sent
+    assert headers._parsed(header.encode(), APP) == sent
     if sent is not None and "/9" in header:
         assert headers.of(7, APP, 9)(sent.row) == [(headers.HEADER, header.encode())]
 

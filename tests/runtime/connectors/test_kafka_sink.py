@@ -60,12 +60,12 @@ def forget_marker(kafka: KafkaTopics) -> None:
 
 def test_the_answer_to_a_commit_is_lost_once(kafka):
     topic = kafka.create()
-    with KafkaProxy(kafka.broker) as proxy, publisher(kafka, topic, servers=proxy.servers) as one:
+    with KafkaProxy(kafka.broker) as proxy, publisher(kafka, topic, servers=proxy.servers) as opened:
         proxy.lost_answers = 1
-        assert one.publish(None, 1, given(1, 2)).rows == 2
+        assert opened.publish(None, 1, given(1, 2)).rows == 2
         assert proxy.lost == 1
-        assert one.publish(1, 2, given(3)).rows == 1
-        assert one.marker() == 2
+        assert opened.publish(1, 2, given(3)).rows == 1
+        assert opened.marker() == 2
     assert ids(kafka, topic) == [1, 2, 3]
 
 
@@ -75,21 +75,21 @@ def test_the_outcome_of_a_commit_stays_unknown(kafka, monkeypatch, which):
     topic = kafka.create()
     with (
         KafkaProxy(kafka.broker) as proxy,
-        publisher(kafka, topic, servers=proxy.servers, socket_timeout_ms="1500") as one,
+        publisher(kafka, topic, servers=proxy.servers, socket_timeout_ms="1500") as opened,
     ):
-        one.publish(None, 1, given(1))
+        opened.publish(None, 1, given(1))
         setattr(proxy, which, 1_000)
-        began = one._begun  # type: ignore[attr-defined]
+        began = opened._begun  # type: ignore[attr-defined]
 
         def begun(previous: int | None) -> Any:
-            if one._transactions is None:  # type: ignore[attr-defined]
+            if opened._transactions is None:  # type: ignore[attr-defined]
                 setattr(proxy, which, 0)  # the network is mended before the next producer comes
             return began(previous)
 
-        monkeypatch.setattr(one, "_begun", begun)
-        assert one.publish(1, 2, given(2, 3)).rows in (0, 2)
+        monkeypatch.setattr(opened, "_begun", begun)
+        assert opened.publish(1, 2, given(2, 3)).rows in (0, 2)
         assert proxy.lost >= 1
-        assert one.marker() == 2
+        assert opened.marker() == 2
     assert ids(kafka, topic) == [1, 2, 3]
 
 
@@ -125,72 +125,72 @@ def test_a_zombie_that_was_locked_out_learns_that_it_is_one(kafka):
 
 def test_the_marker_was_forgotten_and_is_made_again_from_messages(kafka):
     topic = kafka.create(2)
-    with publisher(kafka, topic) as one:
-        one.publish(None, 3, given(1, 2, 3))
-        one.publish(3, 4, no_rows())
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 3, given(1, 2, 3))
+        opened.publish(3, 4, no_rows())
     kafka.send(topic, [b'{"id": 100}'] * 3)
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
-        assert one.marker() is None
-        assert one.publish(4, 5, given(4)).rows == 1
-        assert one.marker() == 5
+    with publisher(kafka, topic) as opened:
+        assert opened.marker() is None
+        assert opened.publish(4, 5, given(4)).rows == 1
+        assert opened.marker() == 5
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
-        assert one.publish(4, 5, given(4)).rows == 0, "its messages say that it was published"
-        assert one.marker() == 5, "and the marker is there again"
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(4, 5, given(4)).rows == 0, "its messages say that it was published"
+        assert opened.marker() == 5, "and the marker is there again"
     assert ids(kafka, topic) == [1, 2, 3, 4, 100, 100, 100]
 
 
 def test_a_header_is_found_behind_many_messages_of_others(kafka, monkeypatch):
     monkeypatch.setattr("pipelines.runtime.connectors.kafka.headers._LOOK_BACK", 3)
     topic = kafka.create()
-    with publisher(kafka, topic) as one:
-        one.publish(None, 3, given(1))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 3, given(1))
     open_transaction = kafka.transactional("somebody-else")
     kafka.send(topic, [b'{"id": 100}'] * 20, headers={"weir-checkpoint": b"9 other/main/out"})
     open_transaction.begin_transaction()
     kafka.send(topic, [b'{"id": 101}'], producer=open_transaction)
     forget_marker(kafka)
-    with publisher(kafka, topic) as one:
-        assert one.publish(3, 4, no_rows()).rows == 0
-        assert one.marker() == 4
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(3, 4, no_rows()).rows == 0
+        assert opened.marker() == 4
     open_transaction.abort_transaction(30)
 
 
 def test_a_topic_that_was_made_anew_is_damage(kafka):
     topic = kafka.create()
-    with publisher(kafka, topic) as one:
-        one.publish(None, 3, given(1))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 3, given(1))
     kafka.delete(topic)
-    with publisher(kafka, topic) as one, pytest.raises(DamageError, match="is gone"):
-        one.publish(3, 4, given(2))
+    with publisher(kafka, topic) as opened, pytest.raises(DamageError, match="is gone"):
+        opened.publish(3, 4, given(2))
     kafka.create(1, topic)
     with (
-        publisher(kafka, topic) as one,
+        publisher(kafka, topic) as opened,
         pytest.raises(DamageError, match="neither the marker nor any message") as caught,
     ):
-        one.publish(3, 4, given(2))
+        opened.publish(3, 4, given(2))
     assert topic in str(caught.value) and "kafka.md" in str(caught.value)
     # As the playbook says it.
     place = ConsumerGroupTopicPartitions(APP, [TopicPartition(topic, 0, 3)])
     kafka.admin.alter_consumer_group_offsets([place])[APP].result(30)
-    with publisher(kafka, topic) as one:
-        assert one.publish(3, 4, given(2)).rows == 1
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(3, 4, given(2)).rows == 1
     assert ids(kafka, topic) == [2]
 
 
 def test_each_start_writes_the_marker_again(kafka, monkeypatch):
     topic = kafka.create()
-    with publisher(kafka, topic) as one:
-        one.publish(None, 1, given(1))
+    with publisher(kafka, topic) as opened:
+        opened.publish(None, 1, given(1))
 
-    with publisher(kafka, topic) as one:
+    with publisher(kafka, topic) as opened:
         commits, run = [], Transactions.run
         monkeypatch.setattr(Transactions, "run", lambda *given: commits.append(run(*given)) or commits[-1])
         for _ in range(3):
-            assert one.publish(None, 1, given(1)).rows == 0
+            assert opened.publish(None, 1, given(1)).rows == 0
         assert commits == [(Marker(1), 0)], "once is enough"
-        assert one.marker() == 1
+        assert opened.marker() == 1
 
 
 def test_a_transaction_that_a_killed_process_left_open(kafka):
@@ -198,8 +198,8 @@ def test_a_transaction_that_a_killed_process_left_open(kafka):
     killed = kafka.transactional(APP)
     killed.begin_transaction()
     kafka.send(topic, [b'{"id": 9}'], producer=killed)
-    with publisher(kafka, topic) as one:
-        assert one.publish(None, 1, given(1)).rows == 1
+    with publisher(kafka, topic) as opened:
+        assert opened.publish(None, 1, given(1)).rows == 1
     assert ids(kafka, topic) == [1]
 
 
@@ -214,25 +214,25 @@ def test_the_broker_goes_in_the_middle_of_a_publish(kafka, how):
             getattr(kafka.broker, how)()
             kafka.broker.start()
 
-    with publisher(kafka, topic, socket_timeout_ms="4000") as one:
-        one.publish(None, 1, given(1))
+    with publisher(kafka, topic, socket_timeout_ms="4000") as opened:
+        opened.publish(None, 1, given(1))
         # A broker that is killed sooner may take a committed transaction for one of a deleted topic when it starts.
         assert ids(kafka, topic) == [1]
         rows = replace(given(2, 3, 4, 5), after=(1, restart))
         for attempt in stamina.retry_context(TransientError, attempts=10, wait_initial=0.1):
             with attempt:  # as the engine does; the last one may find that an earlier one was committed
-                one.publish(1, 2, rows)
-        assert one.publish(2, 3, given(6)).rows == 1
-        assert one.marker() == 3
+                opened.publish(1, 2, rows)
+        assert opened.publish(2, 3, given(6)).rows == 1
+        assert opened.marker() == 3
     assert restarts and ids(kafka, topic) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_message_that_is_too_large_is_refused_and_the_topic_goes_on(kafka):
     topic = kafka.create()
-    with publisher(kafka, topic) as one:
+    with publisher(kafka, topic) as opened:
         with pytest.raises(PipelineError, match="larger than the topic takes"):
-            one.publish(None, 1, given(1, text="x" * 2_000_000))
-        assert one.publish(None, 1, given(1)).rows == 1
+            opened.publish(None, 1, given(1, text="x" * 2_000_000))
+        assert opened.publish(None, 1, given(1)).rows == 1
     assert ids(kafka, topic) == [1]
 
 

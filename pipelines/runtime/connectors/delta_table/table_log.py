@@ -232,8 +232,8 @@ class TableLog:
         """What holds of a version. Raises LostError if its entry has been cleaned away, InputError if it is of another
         table."""
         with self._lock:
-            known = self._metadata[0][1].id if self._metadata else None
-            if known != table or not self._base <= version <= self._top + _AHEAD:
+            newest_id = self._metadata[0][1].id if self._metadata else None
+            if newest_id != table or not self._base <= version <= self._top + _AHEAD:
                 first = self.follow(table, version)
                 if first > version:
                     raise LostError(

@@ -60,11 +60,11 @@ class AvroReader:
         self._sync = self._bytes.read(_SYNC)
         self._codec = facts.get("avro.codec", b"null").decode(errors="replace")
         self._columns = self._columns_of(facts["avro.schema"])
-        self._written = [name for name, column in self._columns.items() if column.told is not None]
+        self._written = [name for name, column in self._columns.items() if column.read_as is not None]
         if not self._written:
             raise file.damaged("its schema has no fields that are written")
         self._header = _header(self._columns, self._sync)
-        self.stored = frames.canonical_schema(pa.schema([(name, one.type) for name, one in self._columns.items()]))
+        self.stored = frames.canonical_schema(pa.schema([(name, of.type) for name, of in self._columns.items()]))
         self.schema = self.stored if schema is None else schema
         absent = [name for name in self.schema.names if name not in self._columns]
         if absent:
@@ -97,12 +97,14 @@ class AvroReader:
     def decoded(self, block: Block) -> Batch:
         """The rows of some blocks. May be called from any thread."""
         wanted = {name: self._columns[name] for name in self.schema.names}
-        read = [name for name, column in wanted.items() if column.told is not None] or self._written[:1]
+        read = [name for name, column in wanted.items() if column.read_as is not None] or self._written[:1]
         try:
             frame = pl.read_avro(io.BytesIO(self._header + block.data), columns=read)
             table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
             restored = {
-                name: _restored(_whole(table.column(name)), column) if column.told is not None else pa.nulls(len(table))
+                name: _restored(_whole(table.column(name)), column)
+                if column.read_as is not None
+                else pa.nulls(len(table))
                 for name, column in wanted.items()
             }
         except (
@@ -229,7 +231,7 @@ def _number(value: int) -> bytes:
 
 
 def _header(columns: Mapping[str, AvroColumn], sync: bytes) -> bytes:
-    fields = [{"name": name, "type": column.told} for name, column in columns.items() if column.told is not None]
+    fields = [{"name": name, "type": column.read_as} for name, column in columns.items() if column.read_as is not None]
     schema = json.dumps({"type": "record", "name": "top", "fields": fields}).encode()
     name = b"avro.schema"
     return _MAGIC + _number(1) + _number(len(name)) + name + _number(len(schema)) + schema + b"\0" + sync
@@ -250,7 +252,7 @@ def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
     if pa.types.is_struct(column.type):
         stored = dict(zip(array.type.names, array.flatten(), strict=True))
         values = [
-            _restored(stored[field.name], part) if part.told is not None else pa.nulls(len(array))
+            _restored(stored[field.name], part) if part.read_as is not None else pa.nulls(len(array))
             for field, part in zip(column.type, column.parts, strict=True)
         ]
         return pa.StructArray.from_arrays(values, fields=list(column.type), mask=mask)

@@ -46,13 +46,13 @@ class AvroColumn:
     """A field of a schema, or a part of one.
 
     Attributes:
-        told: The schema that Polars is told; None: nothing is written of it.
+        read_as: The schema that Polars reads it by; None: nothing is written of it.
         type: What it is in Arrow.
         symbols: Of an enum.
         parts: Of what it is made.
     """
 
-    told: Any
+    read_as: Any
     type: pa.DataType
     symbols: tuple[str, ...] | None = None
     parts: tuple[AvroColumn, ...] = ()
@@ -100,14 +100,14 @@ class AvroSchema:
             return self._with_name(schema, space)
         if kind == "array":
             part = self._column(schema["items"], space)
-            if part.told is None:
+            if part.read_as is None:
                 raise self._unread(schema)
-            return AvroColumn({"type": "array", "items": part.told}, pa.list_(part.type), parts=(part,))
+            return AvroColumn({"type": "array", "items": part.read_as}, pa.list_(part.type), parts=(part,))
         if kind == "map":
             part = self._column(schema["values"], space)
-            if part.told is None:
+            if part.read_as is None:
                 raise self._unread(schema)
-            entry = self._told_record([("key", "string"), ("value", part.told)])
+            entry = self._polars_record([("key", "string"), ("value", part.read_as)])
             return AvroColumn({"type": "array", "items": entry}, pa.map_(pa.string(), part.type), parts=(part,))
         if isinstance(kind, dict | list):
             return self._column(kind, space)
@@ -130,18 +130,21 @@ class AvroSchema:
         if schema["type"] == "enum":
             return AvroColumn("int", pa.string(), tuple(schema["symbols"]))
         if schema["type"] == "fixed":
-            told = {"type": "fixed", "name": self._new_name(), "size": schema["size"]}
-            return _decimal(told, schema) if schema.get("logicalType") == "decimal" else AvroColumn(told, pa.binary())
+            read_as = {"type": "fixed", "name": self._new_name(), "size": schema["size"]}
+            is_decimal = schema.get("logicalType") == "decimal"
+            return _decimal(read_as, schema) if is_decimal else AvroColumn(read_as, pa.binary())
         if name in self._open:
             raise self._unread(name)
         self._open.append(name)
         parts = {field["name"]: self._column(field["type"], space) for field in schema["fields"]}
         self._open.pop()
-        if not any(part.told is not None for part in parts.values()):
+        if not any(part.read_as is not None for part in parts.values()):
             raise self._unread(schema)
-        told = self._told_record([(name, part.told) for name, part in parts.items() if part.told is not None])
+        read_as = self._polars_record(
+            [(name, part.read_as) for name, part in parts.items() if part.read_as is not None]
+        )
         return AvroColumn(
-            told, pa.struct([(name, part.type) for name, part in parts.items()]), parts=tuple(parts.values())
+            read_as, pa.struct([(name, part.type) for name, part in parts.items()]), parts=tuple(parts.values())
         )
 
     def _by_name(self, name: str, space: str) -> AvroColumn:
@@ -156,13 +159,13 @@ class AvroSchema:
         if len(schema) != 2 or len(others) != 1:
             raise self._unread(schema)
         column = self._column(others[0], space)
-        return replace(column, told=[column.told if part != "null" else "null" for part in schema])
+        return replace(column, read_as=[column.read_as if part != "null" else "null" for part in schema])
 
-    def _told_record(self, fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    def _polars_record(self, fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         return {
             "type": "record",
             "name": self._new_name(),
-            "fields": [{"name": name, "type": told} for name, told in fields],
+            "fields": [{"name": name, "type": read_as} for name, read_as in fields],
         }
 
     def _new_name(self) -> str:
@@ -179,7 +182,7 @@ def _full(schema: Mapping[str, Any], space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def _decimal(told: Mapping[str, Any], schema: Mapping[str, Any]) -> AvroColumn:
+def _decimal(read_as: Mapping[str, Any], schema: Mapping[str, Any]) -> AvroColumn:
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
     facts = {"logicalType": "decimal", "precision": precision, "scale": scale}
-    return AvroColumn({**told, **facts}, pa.decimal128(precision, scale))
+    return AvroColumn({**read_as, **facts}, pa.decimal128(precision, scale))

@@ -25,16 +25,16 @@ _TEXTS = (pa.date32(), pa.timestamp("us", tz="UTC"))
 def inferred(file: Bytes, block_bytes: int) -> pa.Schema:
     """The fields of all lines in the order in which they come, with the type of the first value of each: whole numbers
     become numbers with a point where one has one, texts are dates or times where all of them are."""
-    found: pa.DataType = pa.struct([])
+    merged: pa.DataType = pa.struct([])
     moments = dict[str, set[pa.DataType]]()
     for block in file.blocks(block_bytes, last_line):
         for table in _tables(block):
-            found = _merged(found, pa.struct(list(table.schema)))
+            merged = _merged(merged, pa.struct(list(table.schema)))
             for path, leaf in _text_leaves(table):
                 if leaf.null_count < len(leaf):
                     before = moments.get(path, set(_TEXTS))
                     moments[path] = {type for type in before if texts.fits(leaf, type)}
-    return pa.schema([(field.name, _named(field.type, field.name, moments)) for field in found])
+    return pa.schema([(field.name, _named(field.type, field.name, moments)) for field in merged])
 
 
 def _tables(block: Block) -> Iterator[pa.Table]:

@@ -139,7 +139,7 @@ def decoder(
 def _without_uuids(schema: Any) -> Any:
     """A schema in which they are the texts as which they are written."""
     if isinstance(schema, list):
-        return [_without_uuids(one) for one in schema]
+        return [_without_uuids(part) for part in schema]
     if isinstance(schema, dict):
         return {name: _without_uuids(part) for name, part in schema.items() if (name, part) != ("logicalType", "uuid")}
     return schema

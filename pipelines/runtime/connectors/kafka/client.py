@@ -66,8 +66,8 @@ class Client:
     def where(self) -> str:
         return f"{self.who}, brokers {self.servers}"
 
-    def configuration(self, **own: Any) -> dict[str, Any]:
-        """Options for a client of the library. own: ours with `_` for `.`, which nobody may override."""
+    def configuration(self, **options: Any) -> dict[str, Any]:
+        """Options for a client of the library. options: ours with `_` for `.`, which nobody may override."""
         return {
             "client.id": "weir",
             "logger": _SILENT,  # what goes wrong comes by the callback; this would go to standard error
@@ -76,13 +76,13 @@ class Client:
             **self._options,
             "bootstrap.servers": self.servers,
             "error_cb": self._heard,
-            **{name.replace("_", "."): value for name, value in own.items()},
+            **{name.replace("_", "."): value for name, value in options.items()},
         }
 
-    def opened(self, make: Callable[[dict[str, Any]], Result], **own: Any) -> Result:
+    def opened(self, make: Callable[[dict[str, Any]], Result], **options: Any) -> Result:
         """A client of the library. Raises ConfigurationError for options that it does not take."""
         try:
-            return make(self.configuration(**own))
+            return make(self.configuration(**options))
         except (self.kafka.KafkaException, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"Kafka's client does not take an option: {self.hidden(_text(error))}",

@@ -74,7 +74,7 @@ class Cluster:
                     ) from error
                 continue
             topics[name] = Topic(
-                str(topic.topic_id).translate(_IN_NAMES), tuple(sorted(one.id for one in topic.partitions))
+                str(topic.topic_id).translate(_IN_NAMES), tuple(sorted(partition.id for partition in topic.partitions))
             )
         return topics
 
@@ -137,10 +137,10 @@ class Cluster:
         """An offset of each partition, among what is committed. Raises TransientError if one cannot be reached."""
         deadline = time.monotonic() + self._client.timeout_s
         while True:
-            found = self.listed(keys, spec, is_stable=True)
-            missing = [key for key in keys if key not in found]
+            offsets = self.listed(keys, spec, is_stable=True)
+            missing = [key for key in keys if key not in offsets]
             if not missing:
-                return found
+                return offsets
             if time.monotonic() > deadline:
                 raise TransientError(
                     f"The partition {title(missing[0])} cannot be reached.",

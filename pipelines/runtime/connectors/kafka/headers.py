@@ -79,18 +79,18 @@ def newest(client: Client, topic: str, app_id: str, since: datetime | None = Non
                 row = _newest_of(client, consumer, key, firsts[key], ends[key], app_id)
             rows += [row] if row is not None else []
             is_unsure = is_unsure or (row is None and lows[key] > 0)
-    found = max(rows, default=None)
+    last = max(rows, default=None)
     for key in keys:
         if highs.get(key, 0) > ends[key]:
-            _check_open(client, key, ends[key], highs[key], app_id, found)
-    if found is not None and not found.is_last and is_unsure:
+            _check_open(client, key, ends[key], highs[key], app_id, last)
+    if last is not None and not last.is_last and is_unsure:
         raise DamageError(
-            f"The topic {topic} has {found.row + 1} of the {found.count} rows of checkpoint {found.checkpoint}, or had "
-            "more: brokers have forgotten the marker, and messages have expired.",
+            f"The topic {topic} has {last.row + 1} of the {last.count} rows of checkpoint {last.checkpoint}, or "
+            "had more: brokers have forgotten the marker, and messages have expired.",
             where=f"{client.where}, consumer group {app_id}",
             next="See what consumers have got, and set the marker by hand: docs/playbooks/kafka.md.",
         )
-    return found
+    return last
 
 
 def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, app_id: str) -> Sent | None:
@@ -103,7 +103,7 @@ def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, ap
             for bunch in reading.messages(client, consumer, *key, begin, end, waits=False)
             for message in bunch
             for name, value in reading.headers_of(message)
-            if name == HEADER and (row := _own(value or b"", app_id)) is not None
+            if name == HEADER and (row := _parsed(value or b"", app_id)) is not None
         ]
         if rows:
             return max(rows)
@@ -111,7 +111,7 @@ def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, ap
     return None
 
 
-def _check_open(client: Client, key: Key, stable: int, high: int, app_id: str, found: Sent | None) -> None:
+def _check_open(client: Client, key: Key, stable: int, high: int, app_id: str, newest: Sent | None) -> None:
     """What is committed cannot be seen behind somebody's open transaction.
 
     Raises:
@@ -122,7 +122,7 @@ def _check_open(client: Client, key: Key, stable: int, high: int, app_id: str, f
         row = _newest_of(client, consumer, key, stable, high, app_id)
     finally:
         consumer.close()
-    if row is not None and (found is None or row > found):
+    if row is not None and (newest is None or row > newest):
         raise TransientError(
             f"Rows of checkpoint {row.checkpoint} lie behind an open transaction in {title(key)}, so it cannot be seen "
             "whether they are committed, and brokers have forgotten the marker.",
@@ -131,7 +131,7 @@ def _check_open(client: Client, key: Key, stable: int, high: int, app_id: str, f
         )
 
 
-def _own(header: bytes, app_id: str) -> Sent | None:
+def _parsed(header: bytes, app_id: str) -> Sent | None:
     checkpoint, _, rest = header.partition(b" ")
     owner, _, place = rest.partition(b" ")
     row, _, count = (place or b"0/1").partition(b"/")

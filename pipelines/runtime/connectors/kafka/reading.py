@@ -187,11 +187,11 @@ def _types(keys: str) -> dict[str, pa.DataType]:
     }
 
 
-def bunches(found: Iterator[list[Message]], most: int = _AT_ONCE) -> Iterator[list[Message]]:
+def bunches(batches: Iterator[list[Message]], most: int = _AT_ONCE) -> Iterator[list[Message]]:
     """Bunches as large as a batch may be, by messages and bytes."""
     held: list[Message] = []
     size = 0
-    for bunch in found:
+    for bunch in batches:
         for message in bunch:
             held.append(message)
             size += len(message)
@@ -206,16 +206,16 @@ def decoder(values: str, schema: pa.Schema | str | None, registry: bool, written
     """What makes rows of values; see `KafkaSource` for the arguments."""
     columns = columns_of(values, schema)
     if values == BYTES:
-        return lambda found: (pa.table([pa.array(found, pa.binary())], schema=columns), {})
+        return lambda contents: (pa.table([pa.array(contents, pa.binary())], schema=columns), {})
     if values == AVRO:
         records, stored = avro.decoder(str(schema), registry, written), avro.stored(str(schema))
 
-        def decode_avro(found: Sequence[bytes]) -> tuple[pa.Table, dict[int, str]]:
-            rows, reasons = records(found)
+        def decode_avro(contents: Sequence[bytes]) -> tuple[pa.Table, dict[int, str]]:
+            rows, reasons = records(contents)
             return frames.canonical(pa.Table.from_pylist(rows, stored)), reasons
 
         return decode_avro
-    return lambda found: _json(found, columns)
+    return lambda contents: _json(contents, columns)
 
 
 def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:
@@ -225,12 +225,12 @@ def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:
     return avro.columns(str(schema)) if values == AVRO else frames.canonical_schema(schema)
 
 
-def _json(found: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
+def _json(contents: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
     """Values as lines. A value with line ends is one that people have laid out: they stand between its tokens."""
     from pipelines.runtime.connectors.formats.decoding import decode
 
-    reasons = {at: "it is empty" for at, value in enumerate(found) if not value.strip()}
-    lines = [value if at not in reasons else b"{" for at, value in enumerate(found)] if reasons else list(found)
+    reasons = {at: "it is empty" for at, value in enumerate(contents) if not value.strip()}
+    lines = [value if at not in reasons else b"{" for at, value in enumerate(contents)] if reasons else list(contents)
     text = b"\n".join(lines)
     if text.count(b"\n") >= len(lines) or b"\r" in text:
         text = b"\n".join(_on_one_line(line) for line in lines)

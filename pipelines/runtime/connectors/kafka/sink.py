@@ -127,12 +127,12 @@ class KafkaPublisher:
             time.sleep(0.05)
 
     def marker(self) -> int | None:
-        found = stored(self._client, self._topic, self._id)
-        return found.checkpoint if found is not None else None
+        newest = stored(self._client, self._topic, self._id)
+        return newest.checkpoint if newest is not None else None
 
     def recalled(self, published: int) -> int | None:
-        found = stored(self._client, self._topic, self._id)
-        return (found if found is not None else self._recalled(published)).checkpoint
+        newest = stored(self._client, self._topic, self._id)
+        return (newest if newest is not None else self._recalled(published)).checkpoint
 
     def renew(self, published: int) -> None:
         def write() -> Published:

@@ -171,12 +171,12 @@ class KafkaConnector:
                 where=self._client.where,
                 next='Say "earliest", "latest", a time, or a position.',
             )
-        found = self._cluster.listed_whole(keys_of(topics), spec)
+        offsets = self._cluster.listed_whole(keys_of(topics), spec)
         if isinstance(start, datetime):
             ends = self._cluster.listed_whole(keys_of(topics), OffsetSpec.latest())
             # Below 0: nothing is that new.
-            found = {key: min(offset, ends[key]) if offset >= 0 else ends[key] for key, offset in found.items()}
-        return _position({name: topic.id for name, topic in topics.items()}, found)
+            offsets = {key: min(offset, ends[key]) if offset >= 0 else ends[key] for key, offset in offsets.items()}
+        return _position({name: topic.id for name, topic in topics.items()}, offsets)
 
     def _checked(self, position: Position) -> Position:
         """A position that a person has written. Raises ConfigurationError for what is none, and for topics, partitions
@@ -187,8 +187,8 @@ class KafkaConnector:
         wrong = [name for name, of in position["topics"].items() if name not in topics or topics[name].id != of["id"]]
         begins = _begins(position, {name: topic.id for name, topic in topics.items()})
         there = self._cluster.offsets(keys_of(topics))
-        known = set(keys_of(topics))
-        wrong += [title(key) for key in begins if key not in known]
+        partitions = set(keys_of(topics))
+        wrong += [title(key) for key in begins if key not in partitions]
         wrong += [
             f"{title(key)}, which ends at {there[key].high:,}"
             for key, offset in begins.items()
@@ -250,9 +250,10 @@ class KafkaConnector:
         self._check_id(topic, part.place["id"], self._cluster.described([topic]))
         consumer = self._consumer()
         try:
-            found = reading.messages(self._client, consumer, topic, partition, part.place["begin"], part.place["end"])
+            begin, end = part.place["begin"], part.place["end"]
+            messages = reading.messages(self._client, consumer, topic, partition, begin, end)
             is_empty = True
-            for bunch in reading.bunches(found):
+            for bunch in reading.bunches(messages):
                 is_empty = False
                 self._message_bytes = sum(map(len, bunch)) / len(bunch)
                 yield self._rows.rows(bunch)
@@ -347,8 +348,8 @@ class KafkaConnector:
     def _continued(self, position: Position, topics: Mapping[str, Topic]) -> tuple[dict[Key, int], list[Lost]]:
         """Where each partition is read on, and what is lost with whole topics."""
         lost: list[Lost] = []
-        for name, known in position.get("topics", {}).items():
-            if name in topics and topics[name].id == known["id"]:
+        for name, recorded in position.get("topics", {}).items():
+            if name in topics and topics[name].id == recorded["id"]:
                 continue
             if name not in topics and self._source.pattern is None and name not in self._names:
                 continue  # the source has been told to read other topics

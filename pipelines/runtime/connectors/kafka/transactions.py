@@ -81,8 +81,8 @@ class Transactions:
         try:
             self._call(self._producer.begin_transaction)
             sent = self._send(messages, headers, sends_s)
-            made = marker(sent)
-            self._call(lambda: self._send_marker(made))
+            marked = marker(sent)
+            self._call(lambda: self._send_marker(marked))
             self._call(lambda: self._producer.commit_transaction(1))
         except EndedError:
             raise
@@ -91,7 +91,7 @@ class Transactions:
                 self._producer.purge()
                 self._producer.abort_transaction(self._client.timeout_s)
             raise
-        return made, sent
+        return marked, sent
 
     def close(self) -> None:
         self._producer.purge()

@@ -140,7 +140,7 @@ class _Connector:
         self._server = Server(opening.options, self._where, InputError, opening.patience)
         self._query = f"(\n{source.query.strip().rstrip(';')}\n) AS {_Q}"
         self._cursor = f"{_Q}.{quoted(source.cursor)}"
-        self._known: list[_Column] | None = None
+        self._read_columns: list[_Column] | None = None
         self._holder: str | None = None
 
     def begin(self, start: str | datetime | Position) -> Position:
@@ -184,7 +184,7 @@ class _Connector:
         if hold:  # it has one partition
             return Planned((), _position(after), True, {_PARTITION: False})
         with self._server.connection() as connection:
-            self._known = None  # the table may have other columns by now
+            self._read_columns = None  # the table may have other columns by now
             kind = self._cursor_kind(connection)
             connection.execute(_SNAPSHOT)
             self._check(connection, kind, after)
@@ -262,7 +262,7 @@ class _Connector:
 
     def _columns(self, connection: Connection) -> list[_Column]:
         """The query's columns. Raises InputError for one of a type that has no like in Arrow."""
-        if self._known is None:
+        if self._read_columns is None:
             fields = list(connection.columns(f"SELECT * FROM {self._query}"))
             names = [field.name for field in fields]
             twice = {name for name in names if names.count(name) > 1} | {_Q, _REASON, _RAW_TEXT} & set(names)
@@ -270,9 +270,9 @@ class _Connector:
                 raise self._refusal(
                     f"The query has no single column {min(twice)}.", "Give each column a name of its own, with AS."
                 )
-            self._known = [self._column(field) for field in fields]
-            self._check_event_time(self._known)
-        return self._known
+            self._read_columns = [self._column(field) for field in fields]
+            self._check_event_time(self._read_columns)
+        return self._read_columns
 
     def _column(self, field: pa.Field) -> _Column:
         metadata = field.metadata or {}
