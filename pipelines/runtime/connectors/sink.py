@@ -147,6 +147,8 @@ class SinkOpening:
         patience: Seconds after which a server that does not answer is away: few for who only looks.
         exact: Whether the pipeline delivers exactly once. Otherwise the sink may have parts of epochs that failed, or
             lack what was lost to it, and neither is damage.
+        lossy: Whether it delivers at most once. That nothing tells of a checkpoint is then no damage, since all that
+            the sink was to get may be lost; a place that is gone is damage still.
     """
 
     app_id: str
@@ -155,6 +157,7 @@ class SinkOpening:
     prove: Callable[[], None]
     patience: float = RUNNING
     exact: bool = True
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_ta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
 from functools import partial
 from threading import RLock
 from types import TracebackType
@@ -98,6 +97,7 @@ class Sinks:
             prove=self._prove,
             patience=self._patience,
             exact=self._pipeline.delivery == EXACTLY_ONCE,
+            lossy=self._pipeline.at_most_once,
         )
 
     def keep(self, footers: Mapping[str, pq.FileMetaData]) -> None:
@@ -223,12 +223,7 @@ class Sinks:
             return delta.marker(self._storage, self._pipeline.app_id, name)
         if self._pipeline.sink(name) is None:
             return None
-        publisher = self.publisher(name)
-        if not self._pipeline.at_most_once:
-            return marker_of(publisher, published)
-        with suppress(DamageError):
-            return marker_of(publisher, published)
-        return publisher.marker()  # all that it was to get may be lost, so that nothing tells of it
+        return marker_of(self.publisher(name), published)
 
     def newest(self, names: Iterable[str], head: Checkpoint | None) -> CheckpointId:
         """The highest id that some sinks have; 0: none. At least once, they may have rows of an epoch of which neither
@@ -244,8 +239,7 @@ class Sinks:
             return
         publisher = self.publisher(name)
         if isinstance(publisher, Expiring):
-            with suppress(DamageError) if self._pipeline.at_most_once else nullcontext():
-                publisher.renew(published)
+            publisher.renew(published)
 
     def recorded(self, name: str, parent: Mapping[str, Any] | None) -> dict[str, Any]:
         """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is, and whose

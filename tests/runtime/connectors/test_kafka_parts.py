@@ -385,5 +385,24 @@ def test_a_part_of_an_epoch_that_failed_is_no_damage_where_rows_may_be_there_twi
     assert newest is not None and newest.checkpoint == bank.ids()[-1]
 
 
+def test_a_topic_that_is_gone_is_damage_at_most_once_and_one_that_has_got_nothing_is_none(kafka, bank, monkeypatch):
+    pipeline = replace(bank.site.pipeline, delivery="at_most_once")
+    bank = small.Bank(replace(bank.site, pipeline=pipeline))
+    topic = pipeline.stages[0].sink.topic  # type: ignore[union-attr]
+
+    def cut_off(*_):
+        raise OSError("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sink.Transactions, "run", cut_off)
+        with pytest.raises(WeirError):
+            bank.epochs(1)
+    bank.epochs(2)
+    assert sent(kafka, bank) == 10, "all of the first epoch's were lost"
+    kafka.delete(topic)
+    with pytest.raises(DamageError, match="is gone"):
+        bank.epochs(3)
+
+
 def obstacles(bank: small.Bank, to: int = 1) -> tuple[str, ...]:
     return rewind.plan(bank.site.pipeline, bank.site.settings, to).obstacles

@@ -29,6 +29,7 @@ from state_ops.errors import ConfigurationError, DamageError, InputError, Pipeli
 _ATTEMPTS = 5
 _SENDS = 0.25  # of a transaction's time; what is queued then, and the commit, have the rest
 _PAGE = "docs/playbooks/kafka.md"
+_NOTHING = Marker(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +219,7 @@ class KafkaPublisher:
     def _write_again(self, transactions: Transactions) -> None:
         """Let brokers remember the marker for another week."""
         marker = self._marker
-        if marker is not None and not self._is_written:
+        if marker is not None and marker != _NOTHING and not self._is_written:
             transactions.run(lambda _: marker, iter(()), lambda _: [], 0)
             self._is_written = True
 
@@ -289,7 +290,7 @@ class KafkaPublisher:
         """
         sent = headers.newest(self._client, self._topic, self._id, rows.since if previous is None else None)
         if sent is None:
-            return self._lost(previous) if previous is not None else Marker(None)
+            return self._lost(previous) if previous is not None else _NOTHING
         if sent.checkpoint == checkpoint and not sent.is_last:
             return Marker(previous, checkpoint, sent.row + 1, sent.count)
         if sent.checkpoint >= checkpoint:
@@ -299,7 +300,7 @@ class KafkaPublisher:
     def _recalled(self, published: int) -> Marker:
         """The marker, which brokers have forgotten, as messages say it beside the registry."""
         if not self._exists():
-            return Marker(None)
+            return _NOTHING
         sent = headers.newest(self._client, self._topic, self._id)
         return self._behind(sent, published) if sent is not None else self._lost(published)
 
@@ -316,6 +317,8 @@ class KafkaPublisher:
         )
 
     def _lost(self, published: int) -> Marker:
+        if self._opening.lossy:
+            return _NOTHING
         raise DamageError(
             f"The topic {self._topic} has neither the marker nor any message of this pipeline, which has published "
             f"checkpoint {published} there.",
