@@ -24,7 +24,7 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import Row
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, files, stage
 
 WIDTHS, SUBTASKS = (0, 32, 128, 512, 2048), (2, 16)
 KINDS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ class Count(State):
     n: int = 0
 
 
-@stage("counts", source=files("{landing}/*.parquet"), key="key", state=Count, sink=delta.append("counts"))
+@stage("counts", source=files("{landing}/*.parquet"), key="key", state=Count)
 def counts(rows: pl.DataFrame, state: ValueState, _: Epoch) -> None:
     """Counts the rows of each key."""
     state.fold(rows, n=agg.count())

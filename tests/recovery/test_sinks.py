@@ -145,11 +145,24 @@ def test_rows_that_the_sink_does_not_take_are_refused_before_the_first(bank):
         Bank(replace(bank.site, pipeline=refused)).epochs(1)
 
 
+def _nothing(rows: pl.DataFrame, state, epoch) -> None:
+    """Its state is all that is wanted."""
+
+
 def _refused(rows: pl.DataFrame, state, epoch):
     return rows.select("id", refused="amount")
 
 
 # -- rewind
+
+
+@pytest.mark.parametrize("is_table", [True, False], ids=["table", "another system"])
+def test_a_stage_that_hands_out_nothing_has_no_use_for_a_sink(bank, is_table):
+    counted = replace(small.accounts if is_table else bank.site.pipeline.stages[0], function=_nothing)
+    bank = Bank(replace(bank.site, pipeline=Pipeline("small", (counted,), max_parallelism=8)))
+    with pytest.raises(PipelineError, match=r"The rows for the sink \w+ have no columns"):
+        bank.epochs(1)
+    assert bank.ids() == []
 
 
 def test_the_dry_run_says_that_rows_stay_and_the_rewind_has_to_be_accepted(bank, path):
