@@ -73,9 +73,14 @@ def encode_int64(value: int) -> bytes:
     return (value + (1 << 63)).to_bytes(8, "big")
 
 
+def decode_int64(encoded: bytes) -> int:
+    """The int64 that the first 8 bytes stand for."""
+    return int.from_bytes(encoded[:8], "big") - (1 << 63)
+
+
 def last_int64(key: bytes) -> int:
     """The last column of a key, which is an int64."""
-    return int.from_bytes(key[-8:], "big") - (1 << 63)
+    return decode_int64(key[-8:])
 
 
 def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray, state_id: int) -> list[bytes]:

@@ -1,7 +1,11 @@
 """Event-time windows of one size: tumbling, and hopping where they overlap.
 
-Batches are reduced as they come, to a row for each key and run of windows that a row falls into; at the barrier that is
-handed out to the windows, merged into state once, and what the watermark has closed is read out again.
+Batches are reduced as they come, to a row for each key and run of windows that a row falls into. At the barrier that is
+handed out to the windows:
+
+- Rows of windows that the watermark closes now never go to state. They are joined with what state has of these windows,
+  which one scan of each key group reads, and handed out.
+- Rows of windows that stay open are merged into state once. Only windows that state has rows of are looked up there.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
 from state_ops.rows import key_aggregation
 from state_ops.rows.row_store import Rows
-from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
+from state_ops.schema.key_codec import decode_int64, decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
 from state_ops.schema.state_schema import StateSchema
 
@@ -38,6 +42,8 @@ from state_ops.schema.state_schema import StateSchema
 _FIRST, _NUMBER, _WINDOW = "__weir_first", "__weir_number", "__weir_window"
 _PARTIAL_ROWS = 500_000
 _FIRE_ROWS = 50_000
+_LAST = np.iinfo(np.int64).max  # later than every end
+_ROWS_PER_LOOK, _LOOKS = 16, 4  # a look for the next window of a key group costs as much as so many gets
 
 
 class WindowOperator(EventTimeOperator):
@@ -54,6 +60,9 @@ class WindowOperator(EventTimeOperator):
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
         self._rows = Rows(backend, shapes.state, pa.schema([(_WINDOW, pa.int64()), *shapes.keys]), WINDOW_STATE)
         self._partials = key_aggregation.Partials(window.aggregates, by, self._where, _PARTIAL_ROWS)
+        self._types = frames.from_arrow(_columns(shapes.keys, shapes.state).empty_table()).schema
+        self._stored_ends: set[int] | None = None  # of the windows that state has rows of; None: not looked up
+        self._closing: list[pl.DataFrame] = []  # rows of windows that this barrier closes
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         window = self._window
@@ -80,44 +89,137 @@ class WindowOperator(EventTimeOperator):
         return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        yield from self.pause()
-        now = self._progress.now
-        if now is None and not self._progress.drain:
+        progress = self._progress
+        if progress.now is None and not progress.drain:
+            yield from self.pause()
             return
+        upto = _LAST if progress.drain else progress.now
+        assert upto is not None
+        self._rows.flush()  # what was merged before the barrier may close too
+        if len(self._partials):
+            self._fold(upto)
+        yield from self._close(upto)
+        self._rows.barrier()
+
+    def _close(self, upto: int) -> Iterator[tuple[str, pa.Table]]:
+        """Hand out the windows that end by then: their rows in state, and those of this barrier."""
+        fresh, self._closing = self._sorted_by_group(self._closing), []
+        ends = np.searchsorted(fresh[GROUP].to_numpy(), np.asarray(self._groups), side="right").tolist()
         keys: list[bytes] = []
         values: list[bytes] = []
-        for group in self._groups:
+        taken = 0
+        for group, upto_row in zip(self._groups, ends, strict=True):
             start = group_prefix(group, WINDOW_STATE)
-            end = group_prefix(group, WINDOW_STATE + 1) if self._progress.drain else start + encode_int64(now + 1)  # type: ignore[operator]
+            end = group_prefix(group, WINDOW_STATE + 1) if upto == _LAST else start + encode_int64(upto + 1)
             for key, value in self._backend.scan(start, end):
                 keys.append(key)
                 values.append(value)
-            if len(keys) >= _FIRE_ROWS:
-                yield MAIN, self._fire(keys, values)
-                keys, values = [], []
-        if keys:
-            yield MAIN, self._fire(keys, values)
+            if len(keys) + upto_row - taken >= _FIRE_ROWS:
+                yield MAIN, self._fire(keys, values, fresh[taken:upto_row])
+                keys, values, taken = [], [], upto_row
+        if keys or taken < len(fresh):
+            yield MAIN, self._fire(keys, values, fresh[taken:])
 
-    def _fold(self) -> None:
-        """Merge what has gathered into the state of the windows that are open."""
+    def _sorted_by_group(self, closing: list[pl.DataFrame]) -> pl.DataFrame:
+        types = {GROUP: pl.Int32(), **self._types}
+        columns = [pl.col(GROUP).cast(pl.Int32), pl.col(_WINDOW).alias(END)]
+        columns += [pl.col(name).cast(self._types[name]) for name in self._stage.key]
+        columns += [pl.col(field) for name, agg in self._window.aggregates for field in agg.fields(name)]
+        return pl.concat([part.select(columns) for part in closing] or [pl.DataFrame(schema=types)]).sort(GROUP)
+
+    def _fold(self, closing: int | None = None) -> None:
+        """Merge what has gathered into the state of the windows that are open.
+
+        Args:
+            closing: Rows of windows that end by then wait in memory, as far as there is room, to be handed out.
+        """
         most = max(1, _PARTIAL_ROWS * self._window.every // self._window.size)  # a row may fall into very many windows
         for part in key_aggregation.parts(self._partials.take()):
             for some in part.iter_slices(most):
-                self._merge(_spread(some, self._window.every))
+                self._merge(_spread(some, self._window.every), closing)
 
-    def _merge(self, fresh: pl.DataFrame) -> None:
+    def _merge(self, fresh: pl.DataFrame, closing: int | None) -> None:
         by, aggregates = [GROUP, _WINDOW, *self._stage.key], self._window.aggregates
         if self._progress.before is not None:
             fresh = fresh.filter(pl.col(_WINDOW) > self._progress.before)
         if self._window.every < self._window.size:
             fresh = key_aggregation.recombined(aggregates, fresh, by, self._where)
-        old, _ = self._rows.get(fresh)
-        self._rows.put(fresh, key_aggregation.merged(aggregates, old, fresh, self._where), np.ones(len(fresh), bool))
+        full = key_aggregation.have_gathered(self._closing, _PARTIAL_ROWS, 1)
+        if closing is not None and not full:
+            self._closing.append(fresh.filter(pl.col(_WINDOW) <= closing))
+            fresh = fresh.filter(pl.col(_WINDOW) > closing)
+        if not len(fresh):
+            return
+        stored = pl.col(_WINDOW).is_in(self._ends_in_state(len(fresh), fresh[_WINDOW].unique()))
+        for part, looked_up in ((fresh.filter(stored), True), (fresh.filter(~stored), False)):
+            if looked_up and len(part):
+                old, _ = self._rows.get(part)
+                self._rows.put(part, key_aggregation.merged(aggregates, old, part, self._where), _all(part))
+            elif len(part):
+                rows = key_aggregation.fitted(aggregates, part, self._types, self._where)
+                self._rows.put(part, rows, _all(part))
+        if full:  # they close by way of state
+            self._rows.flush()
 
-    def _fire(self, keys: list[bytes], values: list[bytes]) -> pa.Table:
-        self._backend.write([], keys)
-        rows = _decoded(self._shapes.keys, self._shapes.state, keys, values)
-        return self._closed(self._window, opened(self._window, rows))
+    def _ends_in_state(self, rows: int, ends: pl.Series) -> list[int]:
+        """Of the ends of the windows of so many rows, those that state may have rows of. These rows are put next."""
+        before = self._stored_ends
+        if before is None:
+            if rows < _ROWS_PER_LOOK * len(self._groups):
+                return ends.to_list()
+            before = self._looked_up()
+            if before is None:
+                return ends.to_list()
+        self._stored_ends = before | set(ends.to_list())
+        return [end for end in ends.to_list() if end in before]
+
+    def _looked_up(self) -> set[int] | None:
+        """The ends of all windows that are open and that state has rows of: one look a window and key group, instead of
+        one a key. None if there are too many."""
+        self._rows.flush()
+        before = self._progress.before
+        opened = b"" if before is None else encode_int64(before + 1)  # what has closed is slow to pass over
+        ends: set[int] = set()
+        looks = _LOOKS * len(self._groups)
+        for group in self._groups:
+            prefix = group_prefix(group, WINDOW_STATE)
+            start: bytes | None = prefix + opened
+            while start is not None:
+                looks -= 1
+                if looks < 0:
+                    return None
+                name = next((key for key, _ in self._backend.scan(start, group_prefix(group, WINDOW_STATE + 1))), None)
+                start = None
+                if name is not None:
+                    end = decode_int64(name[len(prefix) :])
+                    ends.add(end)
+                    start = prefix + encode_int64(end + 1)
+        return ends
+
+    def _fire(self, keys: list[bytes], values: list[bytes], fresh: pl.DataFrame) -> pa.Table:
+        """The output of some windows, whose rows in state are forgotten.
+
+        Args:
+            keys: Of their rows in state.
+            values: In the same order.
+            fresh: Their rows that state does not have.
+        """
+        window = self._window
+        rows = frames.from_arrow(_decoded(self._shapes.keys, self._shapes.state, keys, values))
+        if keys:
+            self._backend.write([], keys)
+        if len(fresh):
+            rows = pl.concat([rows, fresh.drop(GROUP)], how="vertical_relaxed") if keys else fresh.drop(GROUP)
+            by = [END, *self._stage.key]
+            if keys or window.every < window.size:
+                rows = key_aggregation.recombined(window.aggregates, rows, by, self._where)
+            fields = key_aggregation.fitted(window.aggregates, rows, self._types, self._where)
+            rows = pl.concat([rows.select(by), fields], how="horizontal")
+        return self._closed(window, _with_start(window, rows))
+
+
+def _all(rows: pl.DataFrame) -> np.ndarray:
+    return np.ones(len(rows), bool)
 
 
 def _floor(times: np.ndarray, window: Window) -> np.ndarray:
@@ -146,7 +248,11 @@ def _columns(keys: pa.Schema, state: StateSchema) -> pa.Schema:
 
 def opened(window: Window, rows: pa.Table) -> pl.DataFrame:
     """The windows in rows of state."""
-    return frames.from_arrow(rows).with_columns((pl.col(END) - window.size).alias(START))
+    return _with_start(window, frames.from_arrow(rows))
+
+
+def _with_start(window: Window, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns((pl.col(END) - window.size).alias(START))
 
 
 def no_windows(window: Window, keys: pa.Schema, state: StateSchema) -> pl.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.rows import key_aggregation, time_index
+from state_ops.rows.row_store import Rows
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -76,9 +78,75 @@ def test_what_has_gathered_goes_to_state_in_parts(monkeypatch, size):
     monkeypatch.setattr(key_aggregation, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
     run = testing.run(counted(every="1h", size=size))
     hours = int(size[0])
-    out = run.epoch([at(minute, f"k{key}") for minute in (0, 1) for key in range(50)], drain=True)
+    run.epoch([at(minute, f"k{key}") for minute in (0, 1) for key in range(50)])
+    out = run.epoch([], drain=True)
     assert max(sizes) <= 5 * hours and sum(sizes) == 50 * hours
     assert len(out) == 50 * hours and set(out["n"]) == {2}
+
+
+@pytest.mark.parametrize(("every", "size"), [("10m", "10m"), ("10m", "25m")], ids=["tumbling", "hopping"])
+@pytest.mark.parametrize("limit", [1, 20, 500_000], ids=["through state", "mixed", "in memory"])
+def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_it(monkeypatch, every, size, limit):
+    """Compared with a group_by over all rows. Barriers close some of a key's windows and leave others open."""
+    monkeypatch.setattr(windows, "_PARTIAL_ROWS", limit)
+    monkeypatch.setattr(windows, "_FIRE_ROWS", 7)
+    monkeypatch.setattr(windows, "_ROWS_PER_LOOK", 0)
+    monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0 if limit == 20 else 1 << 20)
+    rng = np.random.default_rng(limit)
+    sums = {"total": agg.sum("v"), "least": agg.min("v"), "newest": agg.last("v"), "mean": agg.mean("v")}
+    run = testing.run(counted(every=every, size=size, lateness="7m", **sums), parallelism=2, batch_rows=30)
+    rows: list[dict] = []
+    out: list[pl.DataFrame] = []
+    for epoch in range(8):
+        minutes = epoch * 7 + rng.integers(0, 14, 120)
+        fresh = [
+            at(int(m), f"k{key}", v=int(v), seq=len(rows) + i)
+            for i, (m, key, v) in enumerate(
+                zip(minutes, rng.integers(0, 30, 120), rng.integers(0, 99, 120), strict=True)
+            )
+        ]
+        fresh = [{**row, "at": row["at"] + timedelta(microseconds=row["seq"])} for row in fresh]
+        rows += fresh
+        out.append(run.epoch(fresh))
+    early = sum(map(len, out))
+    out.append(run.epoch([], drain=True))
+    assert early and len(out[-1])
+    result = pl.concat(out).sort("k", "window_start")
+    assert result.equals(replayed(rows, every, size).select(result.columns))
+
+
+def replayed(rows: list[dict], every: str, size: str) -> pl.DataFrame:
+    """The windows of all rows, by Polars' own."""
+    length = int(size[:-1])
+    frame = pl.DataFrame(rows).with_columns(pl.col("at").dt.truncate(every).alias("newest_start"))
+    steps = pl.DataFrame({"back": [timedelta(minutes=back) for back in range(0, length, int(every[:-1]))]})
+    spread = frame.join(steps, how="cross").with_columns(
+        (pl.col("newest_start") - pl.col("back")).alias("window_start")
+    )
+    spread = spread.with_columns((pl.col("window_start") + timedelta(minutes=length)).alias("window_end"))
+    by = ["k", "window_start", "window_end"]
+    aggregates = [
+        pl.len().cast(pl.Int64).alias("n"),
+        pl.col("v").sum().alias("total"),
+        pl.col("v").min().alias("least"),
+    ]
+    aggregates += [pl.col("v").sort_by("at").last().alias("newest"), pl.col("v").mean().alias("mean")]
+    inside = spread.filter(pl.col("at") < pl.col("window_end"))
+    return inside.group_by(by).agg(aggregates).sort("k", "window_start")
+
+
+def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypatch):
+    monkeypatch.setattr(windows, "_ROWS_PER_LOOK", 0)
+    asked: list[int] = []
+    get = Rows.get
+    monkeypatch.setattr(Rows, "get", lambda self, keys: (asked.append(len(keys)), get(self, keys))[1])
+    run = testing.run(counted(every="10m"))
+    run.epoch([at(1, f"k{key}") for key in range(50)])
+    assert asked == []
+    run.epoch([at(5, f"k{key}") for key in range(20)])
+    assert asked == [20]
+    out = run.epoch([at(20, "k0"), at(9, "k1")])
+    assert asked == [20] and dict(out[["k", "n"]].rows())["k1"] == 3
 
 
 def test_an_offset_shifts_windows_from_the_full_hour():
