@@ -117,12 +117,6 @@ class Sinks:
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Whether it takes rows of these columns. Raises PipelineError."""
-        if not len(schema):
-            raise PipelineError(
-                f"The rows for the sink {sink.name} have no columns.",
-                where=f"sink {sink.name}",
-                next="Let the stage's function return rows; or take out its sink, if its state is all that is wanted.",
-            )
         if self._upserts(sink):
             check_columns(sink, schema)
             delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
@@ -142,6 +136,12 @@ class Sinks:
 
     def prepare(self, sink: Sink, schema: pa.Schema) -> None:
         """Create what is not there, or check what is. Only right before a commit: a declined epoch leaves nothing."""
+        if not len(schema):
+            raise PipelineError(
+                f"The rows for the sink {sink.name} have no columns.",
+                where=f"sink {sink.name}",
+                next="Let the stage's function return rows; or take out its sink, if its state is all that is wanted.",
+            )
         if self._upserts(sink):
             delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
         elif self._pipeline.is_table(sink):
