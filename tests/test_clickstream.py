@@ -34,18 +34,18 @@ def sessions_of(rows: list[Click]) -> list[tuple[str, int, float, str, str]]:
     by_visitor = defaultdict(list)
     for click in rows:
         by_visitor[click.visitor].append(click)
-    found = []
-    for visitor, own in by_visitor.items():
-        own.sort(key=lambda click: click.at)
+    sessions = []
+    for visitor, visits in by_visitor.items():
+        visits.sort(key=lambda click: click.at)
         session: list[Click] = []
-        for click in [*own, None]:
+        for click in [*visits, None]:
             if session and (click is None or (click.at - session[-1].at).total_seconds() > 30 * 60):
-                prices = [one.price for one in session if one.price is not None]
-                found.append((visitor, len(session), sum(prices), session[0].page, session[-1].page))
+                prices = [click.price for click in session if click.price is not None]
+                sessions.append((visitor, len(session), sum(prices), session[0].page, session[-1].page))
                 session = []
             if click is not None:
                 session.append(click)
-    return sorted(found, key=repr)
+    return sorted(sessions, key=repr)
 
 
 def test_sessions_and_visitors_are_what_the_clicks_say(kafka: KafkaTopics, tmp_path: Path):

@@ -68,11 +68,11 @@ class Given(Bank):
 
 
 def bank_at(root, sink, path: str) -> Bank:
-    found = Bank.at(root, **RETAINED)
+    plain = Bank.at(root, **RETAINED)
     stages = (replace(small.accounts, sink=sink),)
-    made = Given(replace(found.site, pipeline=Pipeline("small", stages, max_parallelism=8, delivery="at_most_once")))
-    made.path = path
-    return made
+    bank = Given(replace(plain.site, pipeline=Pipeline("small", stages, max_parallelism=8, delivery="at_most_once")))
+    bank.path = path
+    return bank
 
 
 def booked(path: str, rows: pa.Table, checkpoint: int) -> None:
@@ -348,8 +348,8 @@ def test_nothing_goes_on_from_positions_alone(table):
 def test_a_branch_is_promoted_with_each_row_once(table):
     table.epochs(1, 2, 3)
     forks.fork(table.site.pipeline, table.site.settings, "aside", 2)
-    made = promotion.promote(table.site.pipeline, table.site.settings, "aside", executor=InMemoryExecutor())
-    assert (made.kind, made.parent_id) == (PROMOTION, 2)
+    promoted = promotion.promote(table.site.pipeline, table.site.settings, "aside", executor=InMemoryExecutor())
+    assert (promoted.kind, promoted.parent_id) == (PROMOTION, 2)
     assert amounts(table) == {1: 1, 2: 1, 3: 1} and table.state()["k0"] == (3, 6)
     table.epochs(4)
     assert amounts(table) == {1: 1, 2: 1, 3: 1, 4: 1} and table.state()["k0"] == (4, 10)
@@ -467,16 +467,16 @@ def test_a_queue_is_neither_planned_empty_nor_forked_and_a_rewind_says_what_is_m
 def test_a_queue_may_forget_rows_before_they_are_applied(queue, monkeypatch):
     source, site = queue
     source.put([("a", 1)])
-    told = []
+    calls = []
 
     class Watching(InMemoryExecutor):
         def run(self, *arguments, **options):
-            told.append("stage")
+            calls.append("stage")
             return super().run(*arguments, **options)
 
-    monkeypatch.setattr(Queue, "committed", lambda _, position: told.append(position["n"]))
+    monkeypatch.setattr(Queue, "committed", lambda _, position: calls.append(position["n"]))
     list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), Watching()))
-    assert told == [1, "stage", 1]
+    assert calls == [1, "stage", 1]
 
 
 def test_a_row_of_a_queue_is_lost_with_its_epoch(queue, monkeypatch):

@@ -40,11 +40,11 @@ class Unsure(LedgerSink):
 
 @pytest.fixture(params=KINDS)
 def bank(tmp_path, request) -> Bank:
-    found = Bank.at(tmp_path / "site", **RETAINED)
+    plain = Bank.at(tmp_path / "site", **RETAINED)
     path = str(tmp_path / "ledger.db")
     sink = delta.append("booked") if request.param == "table" else LedgerSink(name="booked", path=path)
     stages = (replace(small.accounts, sink=sink),)
-    return Bank(replace(found.site, pipeline=Pipeline("small", stages, max_parallelism=8, delivery="at_least_once")))
+    return Bank(replace(plain.site, pipeline=Pipeline("small", stages, max_parallelism=8, delivery="at_least_once")))
 
 
 def amounts(bank: Bank) -> dict[int, int]:
@@ -112,8 +112,8 @@ def test_rows_can_be_seen_before_state_is_uploaded(bank, monkeypatch):
 
 @pytest.mark.parametrize("executor", sampled([InMemoryExecutor, Apart]))
 def test_rows_of_a_stage_can_be_seen_before_the_next_one_ends(tmp_path, executor):
-    found = Bank.at(tmp_path / "site", **RETAINED)
-    log = found.site.storage / "tables" / "booked" / "_delta_log"
+    plain = Bank.at(tmp_path / "site", **RETAINED)
+    log = plain.site.storage / "tables" / "booked" / "_delta_log"
 
     def after(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         for number in rows["amount"].unique():
@@ -126,7 +126,7 @@ def test_rows_of_a_stage_can_be_seen_before_the_next_one_ends(tmp_path, executor
         uid="second", input=small.accounts, key=("id",), function=after, state=small.Account, sink=delta.append("again")
     )
     pipeline = Pipeline("small", (small.accounts, second), max_parallelism=8, delivery="at_least_once")
-    bank = Bank(replace(found.site, pipeline=pipeline))
+    bank = Bank(replace(plain.site, pipeline=pipeline))
     bank.epochs(1, executor=executor())
     bank.epochs(2, executor=executor())
     assert amounts(bank) == {1: 1, 2: 1}

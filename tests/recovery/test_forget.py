@@ -84,7 +84,7 @@ def forget(bank: Bank, uid: str = "accounts", key: str = SECRET) -> state_delete
 
 def raw(root: Path, key: str = SECRET) -> list[str]:
     """The files below a directory that have a key's bytes: state as it is on disk, Parquet as what it decodes to."""
-    found = []
+    files = []
     for file in root.rglob("*"):
         if not file.is_file():
             continue
@@ -92,8 +92,8 @@ def raw(root: Path, key: str = SECRET) -> list[str]:
         if file.suffix == ".parquet":
             data = json.dumps(pq.read_table(file).to_pylist(), default=str).encode()
         if key.encode() in data or key.encode().hex().encode() in data:
-            found.append(str(file.relative_to(root)))
-    return found
+            files.append(str(file.relative_to(root)))
+    return files
 
 
 def has_key(bank: Bank) -> list[str]:
@@ -143,14 +143,14 @@ def test_a_key_is_in_no_file_of_any_retained_checkpoint_and_all_others_are_as_th
     done = weir(bank.site, "state", "delete", "small", "accounts", "--key", SECRET, "--yes", "--json")
 
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert [(row["checkpoint"], row["savepoints"], row["entries"]) for row in told["checkpoints"]] == [
+    report = json.loads(done.out)
+    assert [(row["checkpoint"], row["savepoints"], row["entries"]) for row in report["checkpoints"]] == [
         (2, ["two"], 1),
         (4, [], 1),
         (5, [], 1),
         (6, [], 1),
     ]
-    assert (told["before"], told["checkpoint"]) == (6, 7)
+    assert (report["before"], report["checkpoint"]) == (6, 7)
     assert has_key(bank) == []
     after = entries(bank.site)
     assert after.keys() == {2, 5, 6, 7} and after[7] == after[6]
@@ -175,10 +175,10 @@ def test_a_dry_run_says_what_has_the_key_and_what_remains_and_changes_nothing(tm
     go(bank, 1, 2)
     before = bank.site.objects()
     tried = weir(bank.site, "state", "delete", "small", "accounts", "--key", SECRET, "--dry-run", "--json")
-    told = json.loads(tried.out)
-    assert tried.code == 0 and told["checkpoint"] is None
-    assert [row["entries"] for row in told["checkpoints"]] == [1, 1]
-    assert {(place["kind"], place["name"]) for place in told["remains"]} == {
+    report = json.loads(tried.out)
+    assert tried.code == 0 and report["checkpoint"] is None
+    assert [row["entries"] for row in report["checkpoints"]] == [1, 1]
+    assert {(place["kind"], place["name"]) for place in report["remains"]} == {
         ("sink", "booked"),
         ("input", "landing"),
         ("local disks", "of other hosts"),
@@ -341,7 +341,7 @@ def _cut() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Bank:
+def template(tmp_path_factory) -> Bank:
     """A pipeline with a savepoint and two retained checkpoints."""
     bank = Bank.at(tmp_path_factory.mktemp("made") / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
     go(bank, 1)
@@ -351,11 +351,12 @@ def made(tmp_path_factory) -> Bank:
     return bank
 
 
-def copy_of(made: Bank, root: Path) -> Bank:
+def copy_of(template: Bank, root: Path) -> Bank:
     """The same pipeline at another place, with its local files, which are named by where its storage is."""
-    site = made.site.copied_to(root)
+    site = template.site.copied_to(root)
     here = [
-        local_directory(of.settings, of.pipeline, open_storage(of.pipeline, of.settings)[0]) for of in (made.site, site)
+        local_directory(of.settings, of.pipeline, open_storage(of.pipeline, of.settings)[0])
+        for of in (template.site, site)
     ]
     (root / "work" / here[0].name).rename(here[1])
     return Bank(site)
@@ -369,9 +370,11 @@ SAMPLE = {(False, 5), (True, 19), (True, 20), (False, 27)}
     ("after", "number"),
     sampled([(after, number) for number in range(STEPS) for after in (False, True)], lambda case: case in SAMPLE),
 )
-def test_cut_off_at_any_step_everything_is_old_or_everything_is_new(made, tmp_path, weir, monkeypatch, after, number):
-    before = entries(made.site)
-    bank = copy_of(made, tmp_path / "site")
+def test_cut_off_at_any_step_everything_is_old_or_everything_is_new(
+    template, tmp_path, weir, monkeypatch, after, number
+):
+    before = entries(template.site)
+    bank = copy_of(template, tmp_path / "site")
     with monkeypatch.context() as patched:
         taken = steps(patched, number, _cut, after=after)
         with suppress(Cut):
@@ -396,16 +399,16 @@ def test_cut_off_at_any_step_everything_is_old_or_everything_is_new(made, tmp_pa
     assert state_reader.count(bank.site.pipeline, bank.site.settings, "accounts", "one")[1] == {0: 4, 1: 4}
 
 
-def test_these_are_all_steps(made, tmp_path, monkeypatch):
-    bank = copy_of(made, tmp_path / "site")
+def test_these_are_all_steps(template, tmp_path, monkeypatch):
+    bank = copy_of(template, tmp_path / "site")
     with monkeypatch.context() as patched:
         taken = steps(patched, 1000, _cut, after=False)
         forget(bank)
     assert len(taken) == STEPS, " ".join(taken)
 
 
-def test_a_commit_that_landed_and_was_reported_as_failed_counts(made, tmp_path, weir, monkeypatch):
-    bank = copy_of(made, tmp_path / "site")
+def test_a_commit_that_landed_and_was_reported_as_failed_counts(template, tmp_path, weir, monkeypatch):
+    bank = copy_of(template, tmp_path / "site")
     commit = FencedTable.commit
 
     def lost(self, *args, **kwargs):
@@ -424,8 +427,8 @@ def test_a_commit_that_landed_and_was_reported_as_failed_counts(made, tmp_path, 
     bank.site.assert_no_orphans()
 
 
-def test_who_was_fenced_meanwhile_rewrites_and_deletes_nothing(made, tmp_path, weir, monkeypatch):
-    bank = copy_of(made, tmp_path / "site")
+def test_who_was_fenced_meanwhile_rewrites_and_deletes_nothing(template, tmp_path, weir, monkeypatch):
+    bank = copy_of(template, tmp_path / "site")
     before = entries(bank.site)
 
     def take_over(*_: object) -> None:
@@ -449,8 +452,8 @@ def test_who_was_fenced_meanwhile_rewrites_and_deletes_nothing(made, tmp_path, w
 
 
 @pytest.mark.parametrize("step", sampled(["commit-2", "commit-1", "delete_files-1"]))
-def test_killed_and_done_again(made, tmp_path, weir, step):
-    bank = copy_of(made, tmp_path / "site")
+def test_killed_and_done_again(template, tmp_path, weir, step):
+    bank = copy_of(template, tmp_path / "site")
     name, number = step.split("-")
     script = f"""
 import os, signal
@@ -538,14 +541,14 @@ def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, u
         pa.concat_tables([rows, rows.slice(0, 1).set_column(1, "number", [[8]])]), site.landing / "1.parquet"
     )
     list(run(pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    before = {one.uid: entries(site, one.uid) for one in pipeline.stages}
+    before = {stage.uid: entries(site, stage.uid) for stage in pipeline.stages}
     key = [SECRET, "7"] if uid == "riders" else [SECRET]
 
     done = state_delete.delete(pipeline, site.settings, uid, key, executor=InMemoryExecutor())
 
     expected = {"riders": 1 + 2 + 1 + 4, "hourly": 1, "sessions": 2, "sums": 1, "unique": 2}[uid]
     (holding,) = done.holdings
-    after = {one.uid: entries(site, one.uid) for one in pipeline.stages}
+    after = {stage.uid: entries(site, stage.uid) for stage in pipeline.stages}
     lost = before[uid][1].keys() - after[uid][2].keys()
     assert holding.entries == len(lost) == expected
     assert after[uid][2].items() <= before[uid][1].items()
@@ -564,8 +567,8 @@ def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, u
 @pytest.mark.long
 def test_rows_that_wait_are_named_and_are_applied_by_the_next_run(tmp_path, weir):
     untouched, site = (unaligned.site_at(tmp_path / name, 0.0, unaligned.short) for name in ("untouched", "site"))
-    for one in (untouched, site):
-        unaligned.land(one, 3)
+    for place in (untouched, site):
+        unaligned.land(place, 3)
     unaligned.epochs(untouched)
     reports = run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     for report in reports:
@@ -583,7 +586,7 @@ def test_rows_that_wait_are_named_and_are_applied_by_the_next_run(tmp_path, weir
     after = open_storage(site.pipeline, site.settings)[1].head()
     assert unaligned.waiting(after) == unaligned.waiting(head)
     unaligned.epochs(site)
-    expected, state = (one.state("timed").set_index("k").drop(index="k1").sort_index() for one in (untouched, site))
+    expected, state = (place.state("timed").set_index("k").drop(index="k1").sort_index() for place in (untouched, site))
     assert state.equals(expected), "of all other keys every row was applied once"
     assert weir(site, "fsck", "unaligned").code == 0
 

@@ -61,8 +61,8 @@ COLUMNS = 'id, "at", amount, day, kind, odd'
 
 @pytest.fixture
 def bank(tmp_path) -> Bank:
-    found = Bank.at(tmp_path, **RETAINED)
-    return Bank(replace(found.site, pipeline=pipeline))
+    plain = Bank.at(tmp_path, **RETAINED)
+    return Bank(replace(plain.site, pipeline=pipeline))
 
 
 def handle(bank: Bank, table: str = "booked") -> DeltaTable:

@@ -34,8 +34,8 @@ pipeline = Pipeline("small", (stage,), max_parallelism=8)
 
 @pytest.fixture
 def bank(tmp_path) -> Bank:
-    found = Bank.at(tmp_path, **RETAINED)
-    return Bank(replace(found.site, pipeline=pipeline))
+    plain = Bank.at(tmp_path, **RETAINED)
+    return Bank(replace(plain.site, pipeline=pipeline))
 
 
 def amounts(bank: Bank) -> dict[str | None, set[int]]:

@@ -48,11 +48,11 @@ pipeline = Pipeline("small", (stage,), max_parallelism=8)
 def bank(tmp_path) -> Bank:
     """Others have written a file with rows that the condition keeps and rows that it does not, one of the first kind
     alone, and one of the second."""
-    found = Bank.at(tmp_path, **RETAINED)
+    plain = Bank.at(tmp_path, **RETAINED)
     for rows in (MIXED, WHOLE, OTHERS):
         table = pa.table([pa.array(column) for column in zip(*rows, strict=True)], schema=SCHEMA)
-        write_deltalake(str(found.site.storage / "tables" / "parts"), table, mode="append")
-    return Bank(replace(found.site, pipeline=pipeline))
+        write_deltalake(str(plain.site.storage / "tables" / "parts"), table, mode="append")
+    return Bank(replace(plain.site, pipeline=pipeline))
 
 
 def table(bank: Bank) -> DeltaTable:
@@ -167,8 +167,8 @@ def test_a_promotion_replaces_what_the_condition_keeps(bank, at):
     bank.epochs(6)
     assert rows(bank) == expected(6)
     assert not fsck.examine(pipeline, settings).damage
-    made = max(row.id for row in bank.registry.checkpoints() if row.kind == "promotion")
-    maintenance.rewind(pipeline, settings, made - 1)
+    promoted = max(row.id for row in bank.registry.checkpoints() if row.kind == "promotion")
+    maintenance.rewind(pipeline, settings, promoted - 1)
     assert rows(bank) == expected(5)
 
 
@@ -234,11 +234,11 @@ def test_files_are_taken_apart_as_sql_says(tmp_path, condition, partition_by):
     active = replace_partitions.active_files(handle)
     goes, rests = apart(storage, predicate("out", condition, handle), "data", active, tmp_path / "scratch")
     stays = {file.path for file in active} - {file.path for file in goes} | {file.path for file in rests}
-    found = [id for path in stays for id in pl.read_parquet(tmp_path / "p/tables/out" / path)["id"]]
+    ids = [id for path in stays for id in pl.read_parquet(tmp_path / "p/tables/out" / path)["id"]]
     database = duckdb.connect()
     database.register("everything", pa.Table.from_pylist([dict(zip(columns.names, row, strict=True)) for row in everything], columns))  # fmt: skip
     wanted = database.sql(f"SELECT id FROM everything WHERE ({condition}) IS NOT true ORDER BY id").fetchall()
-    assert sorted(found) == [id for (id,) in wanted]
+    assert sorted(ids) == [id for (id,) in wanted]
     assert all(file.partition == () if partition_by is None else file.partition for file in rests)
 
 

@@ -34,9 +34,9 @@ def path(tmp_path) -> str:
 @pytest.fixture
 def bank(tmp_path, path) -> Bank:
     """The small pipeline, whose rows go to a ledger."""
-    found = Bank.at(tmp_path / "site", **RETAINED)
+    plain = Bank.at(tmp_path / "site", **RETAINED)
     booked = replace(small.accounts, sink=LedgerSink(name="ledger", path=path))
-    return Bank(replace(found.site, pipeline=Pipeline("small", (booked,), max_parallelism=8)))
+    return Bank(replace(plain.site, pipeline=Pipeline("small", (booked,), max_parallelism=8)))
 
 
 def expected(*numbers: int) -> list[tuple[str, int]]:
@@ -175,9 +175,9 @@ def test_the_dry_run_says_that_rows_stay_and_the_rewind_has_to_be_accepted(bank,
     with pytest.raises(WeirError, match="stay in the sink ledger"):
         maintenance.rewind(bank.site.pipeline, bank.site.settings, 1)
     assert marker(path) == 3
-    made = maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=decided.obstacles)
-    assert marker(path) == made.id == 4
-    assert made.sinks["ledger"] == {"id": 4, "before": 3, "kind": "ledger"}
+    rewound = maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=decided.obstacles)
+    assert marker(path) == rewound.id == 4
+    assert rewound.sinks["ledger"] == {"id": 4, "before": 3, "kind": "ledger"}
     bank.epochs(4)
     assert ledger.rows_of(path) == sorted(expected(1, 2, 3, 4) + expected(2, 3))
     assert findings(bank) == []
@@ -275,9 +275,9 @@ def test_on_a_branch_the_sink_is_a_table_and_a_promotion_has_to_be_accepted(bank
     executor = small.InMemoryExecutor()
     with pytest.raises(WeirError, match="keeps what it was given"):
         promotion.promote(code, settings, "fix", executor=executor)
-    made = promotion.promote(code, settings, "fix", executor=executor, accepted=decided.obstacles)
-    assert made.sinks["ledger"] == {"id": int(made.id), "before": 2, "kind": "ledger"}
-    assert marker(path) == made.id
+    promoted = promotion.promote(code, settings, "fix", executor=executor, accepted=decided.obstacles)
+    assert promoted.sinks["ledger"] == {"id": int(promoted.id), "before": 2, "kind": "ledger"}
+    assert marker(path) == promoted.id
     assert ledger.rows_of(path) == expected(1, 2)
     bank.epochs(3)
     assert ledger.rows_of(path) == expected(1, 2, 3)

@@ -26,9 +26,9 @@ def path(tmp_path) -> str:
 @pytest.fixture
 def bank(tmp_path, path) -> Bank:
     """The small pipeline, whose rows go to a ledger from which they can be taken back."""
-    made = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="9")
+    plain = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="9")
     booked = replace(small.accounts, sink=LedgerSink(name="ledger", path=path, takes_back=True))
-    return Bank(replace(made.site, pipeline=Pipeline("small", (booked,), max_parallelism=8)))
+    return Bank(replace(plain.site, pipeline=Pipeline("small", (booked,), max_parallelism=8)))
 
 
 class Plain:

@@ -36,8 +36,8 @@ pipeline = Pipeline("small", (keyed,), max_parallelism=8)
 
 @pytest.fixture
 def bank(tmp_path) -> Bank:
-    found = Bank.at(tmp_path, **RETAINED)
-    return Bank(replace(found.site, pipeline=pipeline))
+    plain = Bank.at(tmp_path, **RETAINED)
+    return Bank(replace(plain.site, pipeline=pipeline))
 
 
 def table(bank: Bank, name: str = "totals") -> dict[str, int]:
@@ -145,8 +145,8 @@ def test_a_promotion_makes_the_branchs_changes(bank, at):
     bank.epochs(5)
     assert table(bank) == expected(1, 2, 3, 4, 5)
     assert not fsck.examine(pipeline, settings).damage
-    made = max(row.id for row in bank.registry.checkpoints() if row.kind == "promotion")
-    maintenance.rewind(pipeline, settings, made - 1)
+    promoted = max(row.id for row in bank.registry.checkpoints() if row.kind == "promotion")
+    maintenance.rewind(pipeline, settings, promoted - 1)
     assert table(bank) == expected(1, 2, 3, 4)
 
 

@@ -90,7 +90,7 @@ class Verifier:
     windows: int = 0
     waited: int = 0
     _seen: dict[str, set[str]] = field(default_factory=lambda: {table: set() for table in TABLES})
-    _found: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    _rows: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: {table: {} for table in TABLES})
     _wanted: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: {table: {} for table in TABLES})
     _owed: dict[str, Counter] = field(default_factory=lambda: {table: Counter() for table in TABLES})
     _replayed: int = 0
@@ -163,17 +163,17 @@ class Verifier:
             if self._owners.setdefault(epoch, generation) != generation:
                 raise Violation(f"epoch {epoch} was written by the generations {self._owners[epoch]} and {generation}")
             rows = pq.ParquetFile(directory / name).read().to_pylist()
-            self._found[table].setdefault(epoch, []).extend(rows)
+            self._rows[table].setdefault(epoch, []).extend(rows)
         self._seen[table] = named
         return handle.transaction_version(f"{pipeline.app_id}/{table}")
 
     def _catch_up(self, upto: int) -> None:
         """Replay the epochs that the ledger has. Which files an epoch read, its rows tell; that these are all, the
         replay."""
-        epochs = {epoch for epoch in self._found["ledger"] if epoch > self._replayed}
+        epochs = {epoch for epoch in self._rows["ledger"] if epoch > self._replayed}
         epochs |= {epoch for epoch in self.drains if self._replayed < epoch <= upto}
         for epoch in sorted(epochs):
-            files = files_of(self._found["ledger"].get(epoch, []))
+            files = files_of(self._rows["ledger"].get(epoch, []))
             output = self.replay.epoch(epoch, max(files, default=-1) + 1, drain=epoch in self.drains)
             self._want(epoch, output)
             self._replayed = epoch
@@ -184,13 +184,13 @@ class Verifier:
         self._wanted["turnover_late"][epoch] = output.turnover_late
 
     def _check_published(self, table: str, published: int) -> None:
-        for epoch, rows in sorted(self._found[table].items()):
+        for epoch, rows in sorted(self._rows[table].items()):
             if rows and epoch > published:
                 raise Violation(f"{table} has rows of epoch {epoch}, but {published} was published last")
 
     def _compare(self, table: str, upto: int) -> None:
         """Of each epoch up to this one, the rows that are wanted and no others."""
-        actual, wanted = self._found[table], self._wanted[table]
+        actual, wanted = self._rows[table], self._wanted[table]
         for epoch in sorted(epoch for epoch in {*actual, *wanted} if epoch <= upto):
             mine, theirs = _counted(actual.pop(epoch, [])), _counted(wanted.pop(epoch, []))
             _check_same(f"epoch {epoch} of {table}", mine - theirs, theirs - mine)
@@ -201,8 +201,8 @@ class Verifier:
         owed, sums = self._owed[table], Counter()
         for rows in self._wanted[table].values():
             owed.update(_counted(rows))
-        for epoch in [epoch for epoch in self._found[table] if epoch <= newest]:
-            sums.update(_counted(self._found[table].pop(epoch)))
+        for epoch in [epoch for epoch in self._rows[table] if epoch <= newest]:
+            sums.update(_counted(self._rows[table].pop(epoch)))
         self._wanted[table].clear()
         extra = sums - owed
         owed.subtract(sums)

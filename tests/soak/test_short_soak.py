@@ -77,7 +77,7 @@ def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_
         with suppress(CutOffError):  # only if `cut`, and then an epoch without rows publishes nothing
             list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
         verifier.check()
-        return bool(verifier._found["turnover_late"])
+        return bool(verifier._rows["turnover_late"])
 
     monkeypatch.setattr(delta, "publish", cut_off)
     assert not check_after(30)

@@ -78,10 +78,10 @@ class KafkaTopics:
         self, topic: str, values: Sequence[bytes | None], partition: int = 0, producer: Any = None, **more: Any
     ) -> None:
         """Messages, in this order. producer: one with a transaction; None: one without."""
-        own = producer or self.producer()
+        sender = producer or self.producer()
         for value in values:
-            own.produce(topic, value, partition=partition, **more)
-        assert own.flush(30) == 0
+            sender.produce(topic, value, partition=partition, **more)
+        assert sender.flush(30) == 0
 
     def expire(self, topic: str, below: int, partition: int = 0) -> None:
         """Delete messages, as time does."""
@@ -133,5 +133,5 @@ class KafkaTopics:
             time.sleep(0.02)
 
     def _partitions(self, topic: str) -> set[int]:
-        found = self.admin.list_topics(timeout=30).topics.get(topic)
-        return set(found.partitions) if found is not None else set()
+        listed = self.admin.list_topics(timeout=30).topics.get(topic)
+        return set(listed.partitions) if listed is not None else set()

@@ -66,8 +66,8 @@ def _user() -> dict[str, Any]:
         return {}
     for name in ("postgres", "nobody"):
         try:
-            found = pwd.getpwnam(name)
-            return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+            user = pwd.getpwnam(name)
+            return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         except KeyError:
             continue
     return missing("Postgres refuses to run as root, and there is no user postgres or nobody")
@@ -91,7 +91,7 @@ def serving() -> Iterator[Postgres]:
         for path in (home, secret):
             os.chown(path, who.get("user", -1), who.get("group", -1))
         options = {**who, "cwd": home, "env": {"PATH": os.environ["PATH"], "LC_ALL": "C"}}
-        made = [
+        command = [
             str(initdb),
             "-D",
             str(data),
@@ -104,20 +104,20 @@ def serving() -> Iterator[Postgres]:
             "UTF8",
             "-N",
         ]
-        subprocess.run(made, check=True, capture_output=True, timeout=120, **options)
+        subprocess.run(command, check=True, capture_output=True, timeout=120, **options)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            found = Postgres(free.getsockname()[1])
+            database = Postgres(free.getsockname()[1])
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off", "autovacuum": "off"}
-        run = [str(server), "-D", str(data), "-p", str(found.port)]
+        run = [str(server), "-D", str(data), "-p", str(database.port)]
         run += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with log.open("wb") as output:
             process = subprocess.Popen(run, stdout=output, stderr=subprocess.STDOUT, **options)
         try:
-            _wait(found, process, log)
+            _wait(database, process, log)
             for name in ("dagster", "rows"):
-                found.query(f"CREATE DATABASE {name}", "postgres")
-            yield found
+                database.query(f"CREATE DATABASE {name}", "postgres")
+            yield database
         finally:
             process.terminate()  # a "smart" shutdown waits for connections
             try:

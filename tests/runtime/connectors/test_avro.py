@@ -209,9 +209,9 @@ def test_nested_values_are_read_as_fastavro_reads_them(of: Any, data: Any):
     rows = data.draw(st.lists(values, max_size=5))
     file = written(type, rows)
     expected = [row["v"] for row in fastavro.reader(io.BytesIO(file))]  # type: ignore[index, call-overload]
-    got, found, bad = read(file)
+    got, restored, bad = read(file)
     assert not bad
-    assert found == [_as_arrow(value, got) for value in expected]
+    assert restored == [_as_arrow(value, got) for value in expected]
 
 
 def _as_arrow(value: Any, type: pa.DataType) -> Any:

@@ -56,7 +56,7 @@ def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
     up = first(tmp_path / "up")
     up.landing.mkdir(parents=True)
     put(up.landing, "p", row("a", 1, 1), row("b", 1, 1))
-    (one,) = epochs(up)
+    (epoch,) = epochs(up)
     down = second(tmp_path / "down", up.storage / "tables/sums")
     (read,) = epochs(down)
     assert seen(down) == {"a": 1, "b": 1}
@@ -65,7 +65,7 @@ def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
     epochs(down)
     assert seen(down) == {"a": 2, "b": 1} and epochs(down) == []
 
-    maintenance.rewind(up.pipeline, up.settings, int(one.checkpoint.id))
+    maintenance.rewind(up.pipeline, up.settings, int(epoch.checkpoint.id))
     epochs(up)
     with pytest.raises(InputError, match=r"was not only added to") as held:
         epochs(down)

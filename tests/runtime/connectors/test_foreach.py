@@ -27,7 +27,7 @@ def pause() -> None:
     """What a test puts in place of it takes time."""
 
 
-def told(rows: pa.Table, checkpoint: int) -> None:
+def hand_over(rows: pa.Table, checkpoint: int) -> None:
     pause()
     schemas.append(rows.schema)
     if checkpoint in failing:
@@ -38,7 +38,7 @@ def told(rows: pa.Table, checkpoint: int) -> None:
 
 def site_of(root: Path, delivery: str = "at_least_once") -> Site:
     source = generator(end=60, keys=3, seed=1)
-    sums = aggregate("sums", source, key="key", n=agg.count(), sink=foreach(told))
+    sums = aggregate("sums", source, key="key", n=agg.count(), sink=foreach(hand_over))
     pipeline = Pipeline("hooked", (sums,), max_parallelism=4, delivery=delivery)
     return Site(root, {"WEIR_EPOCH__MAX_ROWS": "20", "WEIR_CHECKPOINTS__NUM_RETAINED": "5"}, pipeline, __name__)
 
@@ -59,13 +59,13 @@ def test_it_gets_each_epochs_rows_in_order(tmp_path):
     assert [id for id, _ in calls] == [1, 2, 3]
     assert sum(row["n"] for row in calls[-1][1]) == 60
     obstacles = rewind.plan(site.pipeline, site.settings, 1).obstacles
-    assert any("what told has done with them cannot be taken back" in obstacle for obstacle in obstacles)
+    assert any("what hand_over has done with them cannot be taken back" in obstacle for obstacle in obstacles)
 
 
 def test_what_it_raises_ends_the_run_and_the_next_one_calls_it_again(tmp_path):
     site = site_of(tmp_path)
     failing.append(2)
-    with pytest.raises(StageError, match="The function of the sink told failed: ValueError: the hook is away"):
+    with pytest.raises(StageError, match="The function of the sink hand_over failed: ValueError: the hook is away"):
         epochs(site)
     epochs(site)
     newest = {row["key"]: row["n"] for _, rows in calls for row in rows}
@@ -103,5 +103,5 @@ def test_rows_have_the_types_that_the_stage_hands_out(tmp_path):
 
 
 def test_exactly_once_is_refused(tmp_path):
-    with pytest.raises(PipelineError, match=r"told \(foreach\) has no transactions"):
+    with pytest.raises(PipelineError, match=r"hand_over \(foreach\) has no transactions"):
         site_of(tmp_path, "exactly_once")

@@ -457,14 +457,14 @@ def test_values_are_those_that_spark_reads(tmp_path: Path, spark: Any, type: pa.
         file.write_text(text)
         reader = spark.read.schema(f"n bigint, v {sql}, bad string").option("columnNameOfCorruptRecord", "bad")
         frame = (reader.option("header", True).csv if format == "csv" else reader.json)(str(file)).cache()
-        known = {row["n"]: row for row in frame.selectExpr("n", "v", "bad").toArrow().to_pylist()}
+        expected = {row["n"]: row for row in frame.selectExpr("n", "v", "bad").toArrow().to_pylist()}
         rows, bad = read(format, file.read_bytes(), schema)
         for row in rows:
-            assert known[row["n"]]["bad"] is None, row
-            assert repr(known[row["n"]]["v"]) == repr(row["v"]) or known[row["n"]]["v"] == row["v"], row
+            assert expected[row["n"]]["bad"] is None, row
+            assert repr(expected[row["n"]]["v"]) == repr(row["v"]) or expected[row["n"]]["v"] == row["v"], row
         first = 2 if format == "csv" else 1
         refused = {written[number - first] for number, *_ in bad}
-        strict = {text for at, text in enumerate(written) if known.get(at, {"bad": ""})["bad"] is not None}
+        strict = {text for at, text in enumerate(written) if expected.get(at, {"bad": ""})["bad"] is not None}
         assert len(rows) + len(bad) == len(written) and strict <= refused | {""}
         assert refused - strict <= STRANGE | {"1e400"}
 

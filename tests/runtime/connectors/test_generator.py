@@ -71,8 +71,8 @@ def test_late_rows_are_as_many_and_as_late_as_said():
 
 
 def test_another_seed_gives_other_rows():
-    one, other = (rows(GeneratorSource(end=1000, seed=seed)) for seed in (1, 2))
-    assert one["seq"].equals(other["seq"]) and (one["key"] == other["key"]).mean() < 0.1
+    first, other = (rows(GeneratorSource(end=1000, seed=seed)) for seed in (1, 2))
+    assert first["seq"].equals(other["seq"]) and (first["key"] == other["key"]).mean() < 0.1
 
 
 def test_paced_rows_come_with_the_clock():

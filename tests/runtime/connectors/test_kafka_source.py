@@ -253,12 +253,12 @@ def test_values_that_cannot_be_decoded_are_told_by_offset(kafka):
     with opened(definition) as connector:
         planned = connector.plan(connector.begin("earliest"), ALL)
         rows, rejected = read(connector, planned)
-    assert [(row["at"], row["id"]) for row in rows] == [(0, 0), (4, 4), (11, None), (13, 13)]
-    assert [one.number for one in rejected] == sorted(bad)
-    for one in rejected:
-        value, why = bad[one.number]
-        assert why in one.reason and "\n" not in one.reason, one
-        assert one.raw == (None if value is None else value.decode(errors="replace"))
+    assert [(bad_row["at"], bad_row["id"]) for bad_row in rows] == [(0, 0), (4, 4), (11, None), (13, 13)]
+    assert [bad_row.number for bad_row in rejected] == sorted(bad)
+    for bad_row in rejected:
+        value, why = bad[bad_row.number]
+        assert why in bad_row.reason and "\n" not in bad_row.reason, bad_row
+        assert bad_row.raw == (None if value is None else value.decode(errors="replace"))
 
 
 def test_tombstones_by_policy(kafka):
@@ -268,8 +268,8 @@ def test_tombstones_by_policy(kafka):
     for policy in ("skip", "keep"):
         with opened(source(kafka, topic, tombstones=policy, key="key")) as connector:
             got[policy] = read(connector, connector.plan(connector.begin("earliest"), ALL))
-    one, two = {"id": 1, "key": "k"}, {"id": 2, "key": "k"}
-    assert got == {"skip": ([one, two], []), "keep": ([one, {"id": None, "key": "k"}, two], [])}
+    first, two = {"id": 1, "key": "k"}, {"id": 2, "key": "k"}
+    assert got == {"skip": ([first, two], []), "keep": ([first, {"id": None, "key": "k"}, two], [])}
 
 
 def test_what_a_message_has_beside_its_value(kafka):
@@ -290,7 +290,7 @@ def test_what_a_message_has_beside_its_value(kafka):
             "_topic": topic,
         }
     ]
-    assert [(one.number, one.reason) for one in rejected] == [(1, "its key is no UTF-8")]
+    assert [(bad.number, bad.reason) for bad in rejected] == [(1, "its key is no UTF-8")]
     with opened(source(kafka, topic, values="bytes", schema=None, key="_key", keys="bytes")) as connector:
         rows, _ = read(connector, connector.plan(connector.begin("earliest"), ALL))
     assert [row["_key"] for row in rows] == ["é".encode(), b"\xff"]
@@ -335,7 +335,7 @@ def test_avro_with_the_numbers_of_a_registry(kafka):
     with opened(source(kafka, topic, written=written, **more)) as connector:
         rows, rejected = read(connector, connector.plan(connector.begin("earliest"), ALL))
     assert rows == [{"id": 1, "at": None, "who": "nobody", "tags": []}, new]
-    assert [one.number for one in rejected] == [2, 3, 4]
+    assert [bad.number for bad in rejected] == [2, 3, 4]
     assert "schema 9" in rejected[0].reason and "left over" in rejected[2].reason
 
 
@@ -344,7 +344,7 @@ def test_avro_without_a_registry(kafka):
     kafka.send(topic, [avro(OLD, {"id": 0}), avro(OLD, {"id": 5}), b"\xff"])
     with opened(source(kafka, topic, values="avro", schema=json.dumps(OLD), on_bad="quarantine")) as connector:
         rows, rejected = read(connector, connector.plan(connector.begin("earliest"), ALL))
-    assert [row["id"] for row in rows] == [0, 5] and [one.number for one in rejected] == [2]
+    assert [row["id"] for row in rows] == [0, 5] and [bad.number for bad in rejected] == [2]
 
 
 def test_it_begins_at_a_time(kafka):
@@ -364,8 +364,8 @@ def test_offsets_are_committed_for_people_and_never_read(kafka):
 
     def committed() -> int:
         asked = ConsumerGroupTopicPartitions(group)
-        found = kafka.admin.list_consumer_group_offsets([asked])[group].result(30).topic_partitions
-        return next((place.offset for place in found if place.topic == topic), -1)
+        places = kafka.admin.list_consumer_group_offsets([asked])[group].result(30).topic_partitions
+        return next((place.offset for place in places if place.topic == topic), -1)
 
     with opened(source(kafka, topic)) as connector:
         planned = connector.plan(connector.begin("earliest"), ALL)
@@ -418,8 +418,8 @@ def test_what_does_not_fit_a_source_is_refused(arguments):
 
 
 def test_what_authors_write():
-    one = api("clicks", servers="s", schema={"id": pa.int64()}, idle_after="1m", written=None)
-    assert one == KafkaSource(name="clicks", topics=("clicks",), servers="s", schema=SCHEMA, idle_after="1m")
+    source = api("clicks", servers="s", schema={"id": pa.int64()}, idle_after="1m", written=None)
+    assert source == KafkaSource(name="clicks", topics=("clicks",), servers="s", schema=SCHEMA, idle_after="1m")
     assert api(re.compile("a.*"), servers="s", schema=SCHEMA).pattern == "a.*"
     assert api(["a", "b"], servers="s", schema=SCHEMA, name="x").topics == ("a", "b")
     sink = api.sink("out", servers="s", key="id", topic_options={"retention.ms": -1}, transaction_timeout="1m")

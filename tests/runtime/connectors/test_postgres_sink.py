@@ -494,12 +494,12 @@ def test_strange_names_stay_what_they_are(postgres: Postgres):
     system = PostgresSystem(postgres)
     name = """a"b'; DROP TABLE x; --%s $1 {x}"""
     sink = PostgresSink(name="out", table=f"{system.schema}.{name}", key=(name,))
-    one = sink.open(replace(system.opening, app_id="a'b/\"c", resolve=lambda text: text))
+    opened_sink = sink.open(replace(system.opening, app_id="a'b/\"c", resolve=lambda text: text))
     rows = Table(**{name: pa.array([1, 1, 2]), "select": pa.array(["a", "b", "c"])})
-    one.prepare(rows.schema)
-    one.publish(None, 1, rows)
-    assert one.marker() == 1
-    one.close()
+    opened_sink.prepare(rows.schema)
+    opened_sink.publish(None, 1, rows)
+    assert opened_sink.marker() == 1
+    opened_sink.close()
     assert sorted(postgres.rows(f'SELECT * FROM {system.schema}."{name.replace(chr(34), chr(34) * 2)}"')) == [
         (1, "b"),
         (2, "c"),
@@ -508,9 +508,9 @@ def test_strange_names_stay_what_they_are(postgres: Postgres):
 
 def test_a_long_history_leaves_one_marker(system: PostgresSystem):
     began = datetime.now(UTC)
-    with opened(system) as one:
-        one.prepare(SCHEMA)
+    with opened(system) as opened_sink:
+        opened_sink.prepare(SCHEMA)
         for checkpoint in range(1, 20):
-            one.publish(checkpoint - 1 or None, checkpoint, no_rows())
+            opened_sink.publish(checkpoint - 1 or None, checkpoint, no_rows())
     ((app_id, checkpoint, at),) = system.server.rows(f"SELECT * FROM {system.schema}.weir_markers")
     assert (app_id, checkpoint) == ("contract/main/out", 19) and at > began - timedelta(minutes=1)

@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "java"
 
 
-def made(tmp_path: Path, home: Path, content: bytes = b"classes") -> Path:
+def archive_of(tmp_path: Path, home: Path, content: bytes = b"classes") -> Path:
     class_archive.directory(tmp_path).mkdir(exist_ok=True)
     partial = tmp_path / "partial"
     partial.write_bytes(content)
@@ -42,27 +42,27 @@ def test_without_an_archive_nothing_is_said(tmp_path: Path, home: Path) -> None:
 
 
 def test_an_archive_is_named_to_the_jvm(tmp_path: Path, home: Path) -> None:
-    archive = made(tmp_path, home)
+    archive = archive_of(tmp_path, home)
     assert class_archive.java_options(tmp_path, home) == f"-XX:SharedArchiveFile={archive} {QUIET}"
 
 
 def test_an_archive_cut_short_is_none(tmp_path: Path, home: Path) -> None:
     """A JVM that maps it ends with SIGBUS."""
-    archive = made(tmp_path, home)
+    archive = archive_of(tmp_path, home)
     archive.write_bytes(b"class")
     assert class_archive.find(tmp_path, home) is None
 
 
 def test_an_archive_of_another_java_is_none_and_goes_with_the_next(tmp_path: Path, home: Path) -> None:
-    old = made(tmp_path, home)
+    old = archive_of(tmp_path, home)
     (home / "release").write_text('JAVA_VERSION="17.0.1"')
     assert class_archive.find(tmp_path, home) is None
-    new = made(tmp_path, home)
+    new = archive_of(tmp_path, home)
     assert class_archive.find(tmp_path, home) == new and not old.exists()
 
 
 def test_an_archive_of_other_jars_is_none(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made(tmp_path, home)
+    archive_of(tmp_path, home)
     jar = tmp_path / "pyspark" / "jars" / "spark.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"jar")
@@ -72,7 +72,7 @@ def test_an_archive_of_other_jars_is_none(tmp_path: Path, home: Path, monkeypatc
 
     monkeypatch.setattr(class_archive, "find_spec", lambda _: Spec)
     assert class_archive.find(tmp_path, home) is None
-    archive = made(tmp_path, home)
+    archive = archive_of(tmp_path, home)
     assert class_archive.find(tmp_path, home) == archive
     os.utime(jar, (1, 1))
     assert class_archive.find(tmp_path, home) is None, "a JVM compares times too"

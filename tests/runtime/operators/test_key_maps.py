@@ -43,7 +43,7 @@ def done(entries: Any, op: str, at: int, value: str) -> str:
     return ""
 
 
-def made(**options: Any) -> Stage:
+def stage_of(**options: Any) -> Stage:
     @stage(
         "kept",
         source=files("x/*.parquet"),
@@ -102,7 +102,7 @@ def test_a_map_is_what_a_dict_is(bounds: tuple[int, int, int], ttl: dict[str, st
     ):
         monkeypatch.setattr(module, name, bound)
     chance = Random(str(bounds) + str(ttl))
-    run, model = testing.run(made(**ttl)), Model(TTL if ttl else None, "ttl_on" in ttl)
+    run, model = testing.run(stage_of(**ttl)), Model(TTL if ttl else None, "ttl_on" in ttl)
     ops = ["get", "in", "items", "set", "del", "clear", "nothing"]
     for epoch in range(8):
         model.now = BEGIN + timedelta(minutes=epoch)
@@ -125,7 +125,7 @@ def test_a_map_is_what_a_dict_is(bounds: tuple[int, int, int], ttl: dict[str, st
 
 def test_maps_of_many_keys_and_a_large_one_are_read_in_few_requests(monkeypatch: pytest.MonkeyPatch):
     """A thousand small ones a few hundred at a time; of the large one only what is asked for."""
-    run = testing.run(made())
+    run = testing.run(stage_of())
     sets = [{"n": n, "k": f"k{n % 1000}", "op": "set", "at": n // 1000, "value": "v"} for n in range(3000)]
     sets += [{"n": 3000 + n, "k": "large", "op": "set", "at": n, "value": "v" * 2000} for n in range(5000)]
     run.epoch(pl.DataFrame(sets))

@@ -34,9 +34,9 @@ SINK = sinks.upsert("out", "key")
 
 @pytest.fixture
 def storage(tmp_path) -> Storage:
-    found = Storage(str(tmp_path / "p"))
-    delta.ensure(found, "out", SCHEMA)
-    return found
+    opened = Storage(str(tmp_path / "p"))
+    delta.ensure(opened, "out", SCHEMA)
+    return opened
 
 
 def staged(storage: Storage, number: int, rows: list[tuple], schema: pa.Schema = SCHEMA, subtask: int = 0) -> StateFile:
@@ -78,12 +78,12 @@ def test_the_newest_row_of_a_key_stays_and_a_deleted_key_goes(storage):
 
 
 def test_publishing_twice_and_by_a_zombie_changes_nothing(storage):
-    one, two = staged(storage, 1, [("a", 1)]), staged(storage, 2, [("a", 2)])
-    publish(storage, 1, None, one)
-    publish(storage, 2, 1, two)
+    first, second = staged(storage, 1, [("a", 1)]), staged(storage, 2, [("a", 2)])
+    publish(storage, 1, None, first)
+    publish(storage, 2, 1, second)
     version = DeltaTable(storage.full("tables/out")).version()
-    again = publish(storage, 2, 1, two)
-    publish(storage, 1, None, one)
+    again = publish(storage, 2, 1, second)
+    publish(storage, 1, None, first)
     assert rows(storage) == [("a", 2)]
     assert DeltaTable(storage.full("tables/out")).version() == version
     assert (again.delta_version, again.rows) == (version, 0)

@@ -31,9 +31,9 @@ def of(source: FileSource) -> Pipeline:
 
 
 def site_of(root: Path, source: FileSource, **options: str) -> Site:
-    made = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **options}, of(source), __name__)
-    made.landing.mkdir(parents=True)
-    return made
+    site_there = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **options}, of(source), __name__)
+    site_there.landing.mkdir(parents=True)
+    return site_there
 
 
 def epochs(site: Site) -> list[Any]:

@@ -42,9 +42,9 @@ SINK = delta.append("rows", evolve="add")
 
 def site_of(root: Path, source: Any = SOURCE, sink: Any = SINK) -> Site:
     options = {"WEIR_SPARK__PARALLELISM": "2", "WEIR_CHECKPOINTS__NUM_RETAINED": "9"}
-    made = Site(root, options, of(source, sink), __name__)
-    made.landing.mkdir(parents=True)
-    return made
+    site_there = Site(root, options, of(source, sink), __name__)
+    site_there.landing.mkdir(parents=True)
+    return site_there
 
 
 def epochs(site: Site) -> list[Any]:
@@ -66,8 +66,8 @@ def test_a_new_column_is_read_from_where_it_appears_and_the_table_gains_it(tmp_p
     (first,) = epochs(site)
     put(site, "2", id=["c"], n=pa.array([3], pa.int32()), city=["Bern"])
     put(site, "3", id=["d"], n=pa.array([4], pa.int32()))  # old and new in one slice
-    (found,) = [f for f in plan.plan(site.pipeline, site.settings).findings if f.kind == "source"]
-    assert (found.verdict.value, found.what) == ("migrates", "city (string) is new")
+    (finding,) = [f for f in plan.plan(site.pipeline, site.settings).findings if f.kind == "source"]
+    assert (finding.verdict.value, finding.what) == ("migrates", "city (string) is new")
     epochs(site)
     assert rows(site, "id", "n", "city") == [("a", 1, None), ("b", 2, None), ("c", 3, "Bern"), ("d", 4, None)]
 
@@ -195,8 +195,10 @@ def test_all_readers_see_the_columns(tmp_path, spark):
         frame = spark.read.format("delta").load(table).selectExpr("id", "n", "city", "more.x").orderBy("id")
         assert list(map(tuple, frame.collect())) == expected
         query = "SELECT id, n, city, more.x FROM rows ORDER BY id"
-        found = DeltaTable(table).to_pyarrow_dataset()  # as DuckDB's own extension, which is not here, it reads the log
-        assert duckdb.connect().register("rows", found).sql(query).fetchall() == expected
+        dataset = DeltaTable(
+            table
+        ).to_pyarrow_dataset()  # as DuckDB's own extension, which is not here, it reads the log
+        assert duckdb.connect().register("rows", dataset).sql(query).fetchall() == expected
     after = DeltaTable(table)
     assert after.metadata().configuration == before.metadata().configuration
     assert (after.metadata().id, after.metadata().name) == (before.metadata().id, "rows of all")

@@ -50,7 +50,7 @@ def test_a_source_that_becomes_another_kind_is_refused_by_name_and_sought_on(tmp
         epochs(other)
     assert "retired=" in str(refused.value) and "weir seek" in str(refused.value)
     assert "was a file source" in status.status_of(other.pipeline, other.settings)["unreachable"]["clicks"]
-    assert any("was a file source" in found.what for found in plan.plan(other.pipeline, other.settings).findings)
+    assert any("was a file source" in finding.what for finding in plan.plan(other.pipeline, other.settings).findings)
     maintenance.seek(other.pipeline, other.settings, "clicks", "earliest")
     put(site.landing, "p", row("a", 100, 1))
     epochs(other)
@@ -155,9 +155,9 @@ for _method in ("begin", "plan", "read", "verify", "lag", "committed", "close", 
 def site(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.runtime.sources.partitions.Partitions", BrokenPartitions)
     BROKEN.clear()
-    made = site_of(tmp_path, options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0"})
-    put(made.landing, "p", row("a", 1, 1))
-    yield made
+    site_there = site_of(tmp_path, options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0"})
+    put(site_there.landing, "p", row("a", 1, 1))
+    yield site_there
     BROKEN.clear()
 
 

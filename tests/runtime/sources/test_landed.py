@@ -151,10 +151,10 @@ def test_requests_for_what_is_landed_are_in_an_epochs_totals(tmp_path):
         put(site.landing, "p", row("a", 1, 1))
         (second,) = epochs(site)
         counts.append([{name: done.checkpoint.totals[name] for name in NAMES} for done in (first, second)])
-    (one, one_after), (many, many_after) = counts
-    assert many["requests_put"] - one["requests_put"] == 9, "a file for each part"
-    assert many["bytes_up"] - one["bytes_up"] > 9 * 500
-    assert many_after["requests_put"] - many["requests_put"] == one_after["requests_put"] - one["requests_put"]
+    (single, single_after), (many, many_after) = counts
+    assert many["requests_put"] - single["requests_put"] == 9, "a file for each part"
+    assert many["bytes_up"] - single["bytes_up"] > 9 * 500
+    assert many_after["requests_put"] - many["requests_put"] == single_after["requests_put"] - single["requests_put"]
 
 
 @pytest.mark.parametrize("name", ["a[b]", "a*?", "[!a]{b}"])

@@ -54,9 +54,9 @@ def of(source: PartitionsSource, **options: Any) -> Pipeline:
 
 
 def site_of(root: Path, source: PartitionsSource = SOURCE, options: dict[str, str] | None = None, **more: Any) -> Site:
-    made = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **(options or {})}, of(source, **more), __name__)
-    made.landing.mkdir(parents=True, exist_ok=True)
-    return made
+    site_there = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **(options or {})}, of(source, **more), __name__)
+    site_there.landing.mkdir(parents=True, exist_ok=True)
+    return site_there
 
 
 def epochs(site: Site, *, drain: bool = False) -> list[Any]:
@@ -312,8 +312,8 @@ def test_a_row_that_a_gate_sets_aside_moves_no_partition_while_another_holds_eve
 def test_weir_plan_looks_at_the_columns_and_leaves_nothing(tmp_path):
     site = site_of(tmp_path)
     put(site.landing, "p", row("a", 1, 0))
-    found = plan.plan(site.pipeline, site.settings)
-    assert found is not None and landed(site) == []
+    planned = plan.plan(site.pipeline, site.settings)
+    assert planned is not None and landed(site) == []
     assert not list((tmp_path / "work").rglob("*.parquet"))
 
 

@@ -238,13 +238,13 @@ def test_fold_merges_every_aggregate_across_batches(handle):
         total: float = 0.0
         low: float | None = None
         high: float | None = None
-        one: float | None = None
+        head: float | None = None
         end: float | None = None
 
     schema = StateSchema.of(Folded)
     handle.state = ValueState(handle.backend, schema, KEYS, "stage tried")
     aggregates = {
-        "n": agg.count(), "total": agg.sum("v"), "low": agg.min("v"), "high": agg.max("v"), "one": agg.first("v"),
+        "n": agg.count(), "total": agg.sum("v"), "low": agg.min("v"), "high": agg.max("v"), "head": agg.first("v"),
         "end": agg.last("v"),
     }  # fmt: skip
     work = lambda state, rows: state.fold(rows, **aggregates)  # noqa: E731 - one line, used thrice below
@@ -252,8 +252,8 @@ def test_fold_merges_every_aggregate_across_batches(handle):
     handle.batch(keyed(k=["a", "b"], v=[-1.0, None]), work)
     result = handle.batch(keyed(k=["a", "b"], v=[2.0, None]), work)
     expected = {
-        "a": {"n": 4, "total": 4.0, "low": -1.0, "high": 3.0, "one": 3.0, "end": 2.0},
-        "b": {"n": 3, "total": 0.0, "low": None, "high": None, "one": None, "end": None},
+        "a": {"n": 4, "total": 4.0, "low": -1.0, "high": 3.0, "head": 3.0, "end": 2.0},
+        "b": {"n": 3, "total": 0.0, "low": None, "high": None, "head": None, "end": None},
     }
     tables = list(scan_values(handle.backend, schema, KEYS, range(GROUPS)))
     assert {row.pop("k"): row for table in tables for row in table.to_pylist()} == expected

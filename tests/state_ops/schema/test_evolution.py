@@ -17,7 +17,7 @@ from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
 
 
-def _one(type: pa.DataType, nullable: bool = True) -> StateSchema:
+def _schema_of(type: pa.DataType, nullable: bool = True) -> StateSchema:
     return StateSchema.build([("x", type, nullable, None)])
 
 
@@ -51,7 +51,7 @@ def _one(type: pa.DataType, nullable: bool = True) -> StateSchema:
     ],
 )
 def test_what_is_wider_reads_what_was_written(old, new, value, becomes):
-    before, after = _one(old), _one(new)
+    before, after = _schema_of(old), _schema_of(new)
     assert evolution.obstacles(before, after) == []
     written = encode_rows(before, pa.table({"x": pa.array([value, None, value], old)}))
     newest = encode_rows(after, pa.table({"x": pa.array([becomes], new)}))
@@ -89,16 +89,16 @@ def test_what_is_wider_reads_what_was_written(old, new, value, becomes):
     ],
 )
 def test_what_could_lose_a_value_is_an_obstacle(old, new):
-    assert evolution.obstacles(_one(old), _one(new))
+    assert evolution.obstacles(_schema_of(old), _schema_of(new))
 
 
 def test_an_obstacle_names_the_innermost_field():
     def nested(type: pa.DataType) -> StateSchema:
-        return _one(pa.list_(pa.struct([("a", pa.map_(pa.string(), type))])))
+        return _schema_of(pa.list_(pa.struct([("a", pa.map_(pa.string(), type))])))
 
     (obstacle,) = evolution.obstacles(nested(pa.int64()), nested(pa.int8()))
     assert obstacle == "field x.item.a.value changed its type from int64 to int8"
-    (obstacle,) = evolution.obstacles(_one(pa.int8()), _one(pa.int8(), nullable=False))
+    (obstacle,) = evolution.obstacles(_schema_of(pa.int8()), _schema_of(pa.int8(), nullable=False))
     assert obstacle == "field x was nullable and no longer is"
 
 
@@ -206,7 +206,7 @@ def test_a_field_that_was_dropped_and_added_again_is_a_new_one():
 
 
 def test_a_chain_grows_only_where_the_schema_changes():
-    old, new = _one(pa.int8()), _one(pa.int16())
+    old, new = _schema_of(pa.int8()), _schema_of(pa.int16())
     first = evolution.successor(evolution.from_record([{"schema": old.to_json()}]), old)
     assert first.older == ()
     second = evolution.successor(evolution.from_record(evolution.recorded(first)), new)
@@ -216,15 +216,15 @@ def test_a_chain_grows_only_where_the_schema_changes():
 
 
 def test_a_value_of_a_schema_outside_of_the_chain_is_damage():
-    (value,) = encode_rows(_one(pa.int64()), pa.table({"x": [1]}))
-    (old,) = encode_rows(_one(pa.int8()), pa.table({"x": pa.array([1], pa.int8())}))
+    (value,) = encode_rows(_schema_of(pa.int64()), pa.table({"x": [1]}))
+    (old,) = encode_rows(_schema_of(pa.int8()), pa.table({"x": pa.array([1], pa.int8())}))
     with pytest.raises(DamageError, match="another schema"):
-        decode_rows(_one(pa.int16()).reading([_one(pa.int8())]), [old, value])
+        decode_rows(_schema_of(pa.int16()).reading([_schema_of(pa.int8())]), [old, value])
 
 
 @pytest.mark.parametrize("parts", [{"x": [{}]}, {"x": [{"path": ["no"], "default": 1, "renamed": []}]}, {"x": 5}])
 def test_a_record_that_cannot_be_read_is_damage(parts):
-    entry = {"schema": _one(pa.list_(pa.int8())).to_json(), "parts": parts}
+    entry = {"schema": _schema_of(pa.list_(pa.int8())).to_json(), "parts": parts}
     with pytest.raises(DamageError, match="What a checkpoint says"):
         evolution.from_record([entry])
 
@@ -243,7 +243,7 @@ _KEYS = (
 
 @pytest.mark.parametrize("key", [None, *_KEYS], ids=str)
 def test_a_list_or_map_is_on_record_with_its_key_and_all_schemas(key):
-    schema = _one(pa.int16()).reading([_one(pa.int8())])
+    schema = _schema_of(pa.int16()).reading([_schema_of(pa.int8())])
     declared = Collection("spent", "list" if key is None else "map", key, schema, None)
     again = Collection.from_json("spent", json.loads(json.dumps(declared.to_json())))
     assert again == declared and again.schema.older == schema.older and str(again) == str(declared)
