@@ -31,7 +31,7 @@ AUTO, BLOCKS = "auto", "blocks"  # of the setting, beside ROWS
 
 # Bytes of a row up to which blocks cost less than Spark's own rows where these have to leave the JVM for them and come
 # back; where Spark would have to sort as well: measured in benchmarks/exchange.py.
-_NARROW, _NARROW_SORTED = 64, 256
+_NARROW, _NARROW_SORTED = 96, 256
 _TEXT = 16  # bytes of a value, if nothing is known of it
 _CUT_ROWS, _ROWS_A_BLOCK = 32_768, 1_024
 _CUT_BYTES = 8 << 20
