@@ -44,11 +44,18 @@ ROWS = (
     Row("weir-aggregate", "Weir, `aggregate`", "weir", "weir", {"form": "aggregate"}),
     Row("weir-stage", "Weir, `@stage` with `state.fold`", "weir", "weir", {"form": "stage"}),
     Row(
+        "weir-blocks",
+        "Weir, `aggregate`, blocks through Spark's shuffle",
+        "weir",
+        "weir",
+        {"form": "aggregate", "settings": {"spark": {"direct_read_mb": 0}}},
+    ),
+    Row(
         "weir-shuffled",
         "Weir, `aggregate`, rows through Spark's shuffle",
         "weir",
         "weir",
-        {"form": "aggregate", "settings": {"spark": {"direct_read_mb": 0}}},
+        {"form": "aggregate", "settings": {"spark": {"direct_read_mb": 0, "exchange": "rows"}}},
     ),
     Row(
         "spark-changelog",
