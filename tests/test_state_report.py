@@ -60,6 +60,7 @@ def test_rows_without_a_measurement_are_named_beside_those_that_failed(tmp_path)
     assert len(unmeasured) == 1
     assert unmeasured[0].split("; ") == [
         "Weir, `@stage` with `state.fold`",
+        "Weir, `aggregate`, blocks through Spark's shuffle",
         "Weir, `aggregate`, rows through Spark's shuffle",
         "Spark aggregation, changelog off, Parquet",
         "PyFlink SQL, mini-batches, no output",
