@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.execution.executor import Channel, Landed, staged_table
+from pipelines.runtime.execution.executor import Channel, Landed, staged_tables
 from pipelines.runtime.execution.external_sort import in_order
 from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import WHOLE, Share, position
@@ -24,6 +24,7 @@ from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.temp_dirs import scratch
 
 _MOST_SUBTASKS = 8
+_BATCH_BYTES = 64 << 20  # from which on a batch has fewer rows: what a function gets at once has to fit into memory
 _MOST_CELLS = 16_000_000  # rows x columns: how much small files may be when they are decoded
 # Properties that ask Spark to evaluate a where in another way: rules for types, time zones and errors, or extensions.
 _HOW_SPARK_JUDGES = "spark.sql."
@@ -156,8 +157,8 @@ def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
 def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Share = WHOLE) -> Iterator[pa.Table]:
     """The same of one file of a slice, by its number in it. share: of a file of a source, which of its rows."""
     if isinstance(rows, Channel):
-        table = staged_table(rows.storage, rows.files[number])
-        yield frames.canonical(table.select(rows.schema.names)).cast(rows.schema)
+        for table in staged_tables(rows.storage, rows.files[number], rows.schema.names, batch_rows):
+            yield frames.canonical(table).cast(rows.schema)
         return
     stored = pa.schema([field for field in rows.schema if field.name != ROW])
     left_out = np.array(rows.left_out, np.int64)
@@ -173,7 +174,7 @@ def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Sha
 
 
 def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_dir: Path) -> Iterator[pa.RecordBatch]:
-    """A subtask's rows in the stage's order, in batches of so many rows and a last one.
+    """A subtask's rows in the stage's order, in batches of so many rows, or fewer where they are wide, and a last one.
 
     Args:
         work_dir: Where rows are sorted that are too many for memory.
@@ -187,12 +188,15 @@ def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_d
 
 def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.Table] = []
+    count = size = 0
     for table in tables:
         waiting.append(table)
-        if sum(part.num_rows for part in waiting) >= batch_rows:
+        count, size = count + table.num_rows, size + table.nbytes
+        if count >= batch_rows or size >= _BATCH_BYTES:
             whole = pa.concat_tables(waiting).combine_chunks()
-            full = whole.num_rows // batch_rows * batch_rows
+            full = count if size >= _BATCH_BYTES else count // batch_rows * batch_rows
             yield from whole.slice(0, full).to_batches(max_chunksize=batch_rows)
             waiting = [whole.slice(full)]
-    if any(part.num_rows for part in waiting):
+            count, size = count - full, waiting[0].nbytes
+    if count:
         yield from pa.concat_tables(waiting).combine_chunks().to_batches(max_chunksize=batch_rows)

@@ -81,6 +81,11 @@ def _bytes(file: SourceFile | StagedFile | StateFile) -> int:
     return file.stored_bytes if isinstance(file, SourceFile) else file.bytes
 
 
+def _rows_at_once(file: SourceFile | StagedFile | StateFile) -> int:
+    """How many rows of a file are read at once: fewer of wide ones, so that a batch of them fits into memory."""
+    return min(_READ_ROWS, max(1, _CUT_BYTES * (file.rows or 0) // max(1, _bytes(file))))
+
+
 def _is_fixed(type: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(type) or pa.types.is_decimal(type))
 
@@ -109,7 +114,11 @@ def read_blocks(
     """Yield what one map task reads, as `SCHEMA` says; raises InputError and TransientError as
     `direct_read.own_batches`. Where the stage's where cannot be evaluated for a row, a block is null and the last one.
     """
-    tables = (table for file, share in read for table in direct_read.file_tables(rows, file, _READ_ROWS, share))
+    tables = (
+        table
+        for file, share in read
+        for table in direct_read.file_tables(rows, file, _rows_at_once(rows.files[file]), share)
+    )
     try:
         yield from cut(stage, direct_read.as_seen(stage, rows, tables), parallelism, max_parallelism)
     except (where.Fails, where.Refused):
@@ -120,7 +129,7 @@ def cut(stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallel
     """Yield rows as blocks, one for each subtask that has some of what is cut at once."""
     waiting: list[pa.Table] = []
     count = size = 0
-    for table in tables:
+    for table in (part for whole in tables for part in _small(whole)):
         waiting.append(table)
         count, size = count + table.num_rows, size + table.nbytes
         if count >= max(_CUT_ROWS, _ROWS_A_BLOCK * parallelism) or size >= _CUT_BYTES:
@@ -128,6 +137,16 @@ def cut(stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallel
             waiting, count, size = [], 0, 0
     if waiting:
         yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism)
+
+
+def _small(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield rows in parts of as many bytes as are cut at once, however wide some of them are."""
+    if rows.nbytes <= _CUT_BYTES or rows.num_rows == 1:
+        yield rows
+    else:
+        half = rows.num_rows // 2
+        yield from _small(rows.slice(0, half))
+        yield from _small(rows.slice(half))
 
 
 def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> Iterator[pa.RecordBatch]:

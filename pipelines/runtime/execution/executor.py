@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -71,24 +72,41 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
     Raises VanishedError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from
     which a replay writes them anew, or in storage.
     """
-    if isinstance(file, StagedFile):
-        try:
-            data: bytes | None = Path(file.local).read_bytes()
-        except FileNotFoundError:
-            data = None
-    else:
-        data = storage.read_bytes(file.path)
-    if data is None:
+    with _staged(storage, file) as parquet:
+        if columns is not None:
+            columns = [name for name in parquet.schema_arrow.names if name in columns]
+        return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta.fenced_table
+
+
+def staged_tables(
+    storage: Storage, file: StagedFile | StateFile, columns: Sequence[str], rows: int
+) -> Iterator[pa.Table]:
+    """Yield some columns of staged rows, so many rows at a time; raises as `staged_table`."""
+    with _staged(storage, file) as parquet:
+        for batch in parquet.iter_batches(rows, columns=list(columns), use_threads=False):
+            yield pa.Table.from_batches([batch]).select(columns)
+
+
+@contextmanager
+def _staged(storage: Storage, file: StagedFile | StateFile) -> Iterator[pq.ParquetFile]:
+    """A file of staged rows; what is raised while it is read is about its bytes."""
+    try:
+        if isinstance(file, StagedFile):
+            source = pa.OSFile(file.local)
+        else:
+            content = storage.read_bytes(file.path)
+            source = None if content is None else pa.BufferReader(content)
+    except FileNotFoundError:
+        source = None
+    if source is None:
         raise VanishedError(
             "A file that was there when the epoch was planned is gone.",
             where=uri(storage, file),
             next="Run again, which plans anew; the epoch was declined.",
         )
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
-            if columns is not None:
-                columns = [name for name in parquet.schema_arrow.names if name in columns]
-            return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta.fenced_table
+        with source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            yield parquet
     except (pa.ArrowException, OSError) as error:
         raise unreadable(storage, file, first_line(error)) from error
 

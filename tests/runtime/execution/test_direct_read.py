@@ -480,6 +480,47 @@ def test_map_tasks_share_a_slice_by_row_groups_and_each_row_comes_once_to_its_ow
     assert sorted(seen) == sorted(everything - set(gone))
 
 
+@pytest.mark.parametrize("from_stage", [False, True], ids=["source", "stage"])
+def test_wide_rows_are_read_and_cut_some_at_a_time_however_many_lie_together(tmp_path, monkeypatch, from_stage):
+    """Else a map task holds a whole file, and Arrow's offsets of 32 bits end at 2 GiB of texts."""
+    most = 100_000
+    monkeypatch.setattr(exchange, "_CUT_BYTES", most)
+    rng = np.random.default_rng(3)
+    texts = [rng.bytes(60_000 if number == 150 else 2000) for number in range(300)]
+    table = pa.table({"id": range(300), "text": pa.array(texts, pa.binary())})
+    path = tmp_path / "staged"
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    size = path.stat().st_size
+    if from_stage:
+        file = StagedFile(CHANNEL, "main", str(path), "channels/staged", size, None, 300)
+        rows: Landed | Channel = Channel(table.schema, Storage(str(tmp_path)), (file,), False)
+    else:
+        rows = slice_of(tmp_path, schema=table.schema)
+    read: list[int] = []
+    file_tables = direct_read.file_tables
+    monkeypatch.setattr(
+        direct_read, "file_tables", lambda *asked: (read.append(part.nbytes) or part for part in file_tables(*asked))
+    )
+    asked = replace(first, key=("id",), order_by=())
+    parts = [part for of_subtask in blocks_of(rows, 1, 2, asked).values() for part in of_subtask]
+    assert max(read) < 2 * most and max(part.nbytes for part in parts) < 2 * most
+    back = pa.concat_tables(parts).sort_by("id")
+    assert back.drop_columns([GROUP]).to_pydict() == table.to_pydict()
+    # read together all the same, as a stage's transform may hand them out
+    cut = list(exchange.cut(asked, [table], 2, MAX_PARALLELISM))
+    assert max(len(block.as_py()) for batch in cut for block in batch.column("block")) < 2 * most
+    assert sum(part.num_rows for part in exchange.opened(cut, table.schema)) == 300
+
+
+def test_batches_of_wide_rows_have_fewer_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(direct_read, "_BATCH_BYTES", 10_000)
+    rows = pa.table({"id": range(50), "text": ["x" * 1000] * 20 + ["y"] * 30})
+    tables = (rows.slice(at, 3) for at in range(0, 50, 3))
+    batches = list(direct_read.in_batches(replace(first, order_by=()), tables, 25, tmp_path))
+    assert pa.Table.from_batches(batches).combine_chunks() == rows
+    assert [batch.num_rows for batch in batches] == [12, 25, 13]
+
+
 def test_map_tasks_get_about_as_many_bytes_each_and_neighbours():
     files = tuple(SourceFile(f"{number}", size, 1, 1) for number, size in enumerate((100 << 20, 1, 1, 60 << 20)))
     rows = Landed(pa.schema([("id", pa.int64())]), FilesReader(SOURCE, "/nowhere/*.parquet"), files)
