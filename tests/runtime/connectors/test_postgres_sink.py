@@ -327,6 +327,26 @@ def test_a_table_of_keys_alone(keyed: PostgresSystem):
     assert sorted(keyed.server.rows(f"SELECT id FROM {keyed.table}")) == [(1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("name", ["weir_staging", "{schema}.weir_staging", "{schema}.weir_markers"])
+def test_tables_called_like_one_of_weirs_own_are_refused(postgres: Postgres, name: str):
+    """Rows of the first would go into the temporary table, and be dropped with it."""
+    system = PostgresSystem(postgres)
+    sink = PostgresSink(name="out", table=name.replace("{schema}", system.schema))
+    with pytest.raises(PipelineError, match="cannot be called weir_"):
+        sink.open(system.opening)
+
+
+def test_a_connection_that_the_server_has_ended_meanwhile_is_replaced(system: PostgresSystem):
+    """A restart, or a limit for idle sessions that is shorter than an epoch, is no reason to do the epoch again."""
+    with opened(system) as sink:
+        sink.prepare(SCHEMA)
+        sink.publish(None, 1, given(1))
+        idle = "FROM pg_stat_activity WHERE application_name = 'weir' AND datname = 'rows' AND state = 'idle'"
+        assert system.server.rows(f"SELECT pg_terminate_backend(pid) {idle}")
+        assert sink.publish(1, 2, given(2)).rows == 1
+    assert len(system.contents()) == 2
+
+
 def test_constraints_of_the_table_refuse_the_whole(system: PostgresSystem):
     publish(system, None, 1, given(1))
     system.server.rows(f"ALTER TABLE {system.table} ADD CHECK (id < 5)")

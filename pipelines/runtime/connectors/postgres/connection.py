@@ -87,6 +87,14 @@ class Connection:
         with translated(self._where, self._refused), self._connected.cursor() as cursor:
             cursor.adbc_ingest(table, batches, mode="append", temporary=True)
 
+    def answers(self) -> bool:
+        """Whether the server still has it: one that nobody uses is ended by a restart, a time limit or a proxy."""
+        try:
+            self.execute("SELECT 1")
+        except WeirError:
+            return False
+        return True
+
     def close(self) -> None:
         self._connected.close()
 
@@ -110,16 +118,24 @@ class Server:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection for the calling thread. After an error it is closed, which rolls back what it has done."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connect()
+        connection = self._waiting() or self._connect()
         try:
             yield connection
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
+
+    def _waiting(self) -> Connection | None:
+        """One that nobody uses and that the server still has."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.answers():
+                return connection
+            connection.close()
 
     def close(self) -> None:
         while self._idle:

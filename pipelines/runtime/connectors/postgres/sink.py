@@ -110,6 +110,8 @@ class _Publisher:
             f" of connection {sink.connection}" if sink.connection else ""
         )
         parts = name.split(".")
+        if parts[-1] in (MARKERS, _STAGING):
+            raise self._refusal(f"A table of rows cannot be called {parts[-1]}, as one of Weir's own is.", "Rename it.")
         self._table = ".".join(map(quoted, parts))
         self._markers = ".".join(map(quoted, [*parts[:-1], MARKERS]))
         self._server = Server(opening.options, self._where, PipelineError, opening.patience)
