@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -16,6 +16,8 @@ from tests.tools.postgres_server import postgres as postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.tools.kafka import KafkaTopics
 
 hypothesis.settings.register_profile("weir", deadline=None)  # how long an example takes is the machine's affair
 hypothesis.settings.load_profile("weir")
@@ -29,8 +31,28 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaTopics]:
+    """A broker, started where a test asks for it, and what tests do to it. It runs again before each test that uses
+    it."""
+    from tests.tools.kafka import KafkaTopics, broker_of_tests
+
+    with broker_of_tests() as broker:
+        yield KafkaTopics(broker)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pin-workers", action="store_true", help="keep each worker of xdist to one processor")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One JVM for all tests on Spark, and one broker for all tests of Kafka."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.tools.scheduling import ServerScheduling
+
+    return ServerScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,7 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import TransientError
 from tests.recovery.harness import Site
-from tests.tools.kafka import KafkaTopics, broker_of_tests
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaTopics]:
-    with broker_of_tests() as broker:
-        yield KafkaTopics(broker)
+from tests.tools.kafka import KafkaTopics
 
 
 def run_it(site: Site, *, drain: bool = False, executor: InMemoryExecutor | None = None) -> int:

@@ -1,0 +1,31 @@
+"""Which tests run in the same process: those of a file, and all files whose tests ask for the same server.
+
+A server starts once in each process that needs it. One JVM for all tests on Spark costs less than one in each of four.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from xdist.scheduler import LoadFileScheduling
+
+ROOT = Path(__file__).parents[2]
+_SERVERS = ("kafka", "spark")  # fixtures that start a JVM; of a file that asks for both, the first counts
+_ASKS = re.compile(rf"def \w+\([^)]*\b({'|'.join(_SERVERS)})\b")
+
+
+@cache
+def scope_of(file: str) -> str:
+    """The file itself, or what all files that ask for one server have in common."""
+    asked = set(_ASKS.findall((ROOT / file).read_text()))
+    return next((server for server in _SERVERS if server in asked), file)
+
+
+class ServerScheduling(LoadFileScheduling):
+    """`--dist loadfile`, where files that need the same server count as one file."""
+
+    def _split_scope(self, nodeid: Any) -> str:
+        return scope_of(nodeid.split("::", 1)[0])
