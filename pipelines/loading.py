@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Literal
 
 from configs.settings import PROJECT, PipelineSettings, Settings, load
 from pipelines.runtime.definition import Expected, Gate, Pipeline, Stage
-from state_ops.errors import ConfigurationError, PipelineError
+from state_ops.errors import ConfigurationError, PipelineError, WeirError, first_line
 
 
 def find(name: str) -> tuple[Pipeline, Settings]:
@@ -49,7 +51,7 @@ def _imported(name: str, settings: Settings) -> Pipeline:
     if str(PROJECT) not in sys.path:  # the command's own script does not start in the project's folder
         sys.path.insert(0, str(PROJECT))
     try:
-        pipeline = getattr(importlib.import_module(module), attribute or "pipeline")
+        pipeline = getattr(_run_module(name, module), attribute or "pipeline")
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"The pipeline {name!r} cannot be imported: {error}",
@@ -66,6 +68,28 @@ def _imported(name: str, settings: Settings) -> Pipeline:
             next="Use one name: storage is found by it.",
         )
     return pipeline
+
+
+def _run_module(pipeline: str, module: str) -> ModuleType:
+    """The module, imported. Raises ImportError where there is none, and PipelineError, with the line, where its code
+    raises."""
+    try:
+        return importlib.import_module(module)
+    except WeirError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
+        else:  # the innermost statement of a module that was being run
+            lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+            place = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else module
+        raise PipelineError(
+            f"The code of the pipeline {pipeline!r} cannot be imported: {type(error).__name__}: {first_line(error)}",
+            where=place,
+            next="Correct the code there; with --debug the command shows the trace.",
+        ) from error
 
 
 def _check_caches(pipeline: Pipeline, settings: Settings) -> None:

@@ -196,6 +196,9 @@ def _quiet_logs(debug: bool) -> None:
         # py4j shows a trace for Ctrl-C, and for errors that Weir reports itself.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        # PySpark shows the JVM's trace for each plan that it refuses; Weir says which stage's, and why.
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),

@@ -100,6 +100,7 @@ def reasons(
     counted = [row for row in ordered if row.commit_id not in named and row.id not in left and row.kind != POSITIONS]
     newest = [row.id for row in counted[-keep:]] if keep else []
     taken_back = {*newest, *(row.id for row in ordered[-1:])} if keep else set()
+    kinds = {row.id: row.kind for row in ordered}
     stays: dict[CheckpointId, tuple[str, ...]] = {}
     for row in ordered:
         why = [f"{pin.kind} {pin.name!r}" for pin in pins if pin.commit_id == row.commit_id]
@@ -108,7 +109,8 @@ def reasons(
         elif row.id in newest:
             why.append(f"among the newest {keep}")
         elif left.get(row.id) in taken_back:
-            why.append(f"abandoned by rewind {left[row.id]}, which can be taken back while it is among the newest")
+            by = f"{kinds[left[row.id]]} {left[row.id]}"
+            why.append(f"abandoned by {by}, which can be taken back while it is among the newest")
         stays[row.id] = (*why, *(needed or {}).get(row.id, ()))
     for id, rewind in left.items() if keep else ():
         if stays[id] and not stays[rewind]:

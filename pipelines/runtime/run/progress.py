@@ -44,7 +44,9 @@ def by_stage(numbers: Mapping[str, int]) -> str:
 def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
     """One epoch on one line. seconds: that the run took for it, None: that is not known; width: of numbers."""
     late = rows_late(row)
-    aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
+    aside = sum(
+        part.get("bad_rows", 0) + sum(map(len, part.get("excluded", {}).values())) for part in row.slice.values()
+    )
     bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
     took = "" if seconds is None else f"  {seconds:.2f} s"
     pace = f"  {row.rows_read / seconds:,.0f} rows/s" if row.rows_read and seconds else ""

@@ -20,7 +20,7 @@ from pipelines.runtime.operations import drill, forks, plan
 from pipelines.runtime.ownership import backlog, savepoints
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.run import fsck, maintenance, sensor
+from pipelines.runtime.run import fsck, maintenance, progress, sensor
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut
@@ -252,7 +252,8 @@ def test_a_row_too_far_in_the_future_is_a_bad_row(tmp_path):
 def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp_path):
     site = site_of(tmp_path, replace(SOURCE, on_bad="quarantine"))
     put(site.landing, "p", row("a", 1, 0), "{no json", row("b", 2, 1))
-    epochs(site)
+    (report,) = epochs(site)
+    assert progress.line(report.checkpoint, None).endswith("  quarantined 1"), "not in silence"
     assert totals(site) == {"a": (1, 1), "b": (1, 2)}
     for name in ("sums_quarantine", "hours_quarantine"):
         (bad,) = table(site, name).to_dicts()

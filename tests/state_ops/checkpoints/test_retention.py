@@ -14,7 +14,7 @@ from pipelines.flights import pipeline
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.prune import prune
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, PROMOTION, REWIND, Checkpoint, StateFile
 from state_ops.checkpoints.reader_holds import Watcher
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
@@ -156,6 +156,13 @@ def test_pinned_checkpoints_stay(storage):
     decided = retention.plan(rows, listings, keep=1, needed={CheckpointId(2): ["the base of an epoch in flight"]})
     assert decided.drop == (1, 3)
     assert {file.name for file in decided.delete} == {"1", "3"}
+
+
+@pytest.mark.parametrize("kind", [REWIND, PROMOTION])
+def test_what_left_a_checkpoint_behind_is_called_by_its_name(kind: str) -> None:
+    rows = [a_checkpoint(1, None), a_checkpoint(2, 1), replace(a_checkpoint(3, 1), kind=kind)]
+    (why,) = retention.reasons(rows, keep=3)[CheckpointId(2)]
+    assert why == f"abandoned by {kind} 3, which can be taken back while it is among the newest"
 
 
 Step = tuple[str, list[int]]
