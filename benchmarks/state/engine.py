@@ -24,7 +24,7 @@ class Task:
 
     inputs: directories of Parquet files, read one after the other, `files` files an epoch of `events` events. durable:
     what the engine keeps for its next start (checkpoints, tables); local: scratch. payload: 1 KB workload. options: the
-    row's own.
+    row's own. operator: as in `workload.Workload`.
     """
 
     row: str
@@ -38,6 +38,7 @@ class Task:
     result: str
     payload: bool
     options: dict[str, Any]
+    operator: str = "aggregate"
 
 
 @dataclass
@@ -45,13 +46,15 @@ class Result:
     """progress: (wall clock in seconds, events done so far) after each epoch, or as often as the engine says. ready:
     when the engine had started. output: globs of files with key, n, total, top, of which the row with the highest n is
     a key's last; form: "parquet", or "debezium-json", a change log of such rows. phases: milliseconds by phase, per
-    epoch, as the engine itself reports."""
+    epoch, as the engine itself reports. cpu: (wall clock, CPU seconds of all its processes so far), as the caller has
+    seen them."""
 
     ready: float = 0.0
     progress: list[tuple[float, int]] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     form: str = "parquet"
     phases: list[dict[str, float]] = field(default_factory=list)
+    cpu: list[tuple[float, float]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)

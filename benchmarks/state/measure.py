@@ -17,6 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import psutil
+
 from benchmarks import harness
 from benchmarks.state import workload as work
 from benchmarks.state.engine import Result, Task
@@ -27,6 +30,7 @@ from benchmarks.state.workload import Slices, Workload
 _PROJECT = Path(__file__).resolve().parents[2]
 _LARGE_FILE = 1 << 20
 _PORTS = 3
+_LOOK_SECONDS = 0.25
 LOG = "said.log"
 
 Attempted = TypeVar("Attempted")
@@ -41,7 +45,8 @@ class Measurement:
     """steady: events/s from the end of the first measured epoch to the end; whole: events/s from the start of the
     process to the end of the last epoch (after a preload: of the measured events); start_seconds: until the engine was
     up; epoch_ms: of the epochs counted in steady, where the engine has epochs; differing: of the compared keys; load:
-    of the machine, before; pace: benchmarks.pace, before and after."""
+    of the machine, before; cpu: seconds of all the engine's processes per million of the events counted in steady;
+    pace: benchmarks.pace, before and after."""
 
     workload: str
     row: str
@@ -60,6 +65,7 @@ class Measurement:
     differing: int = 0
     checked_apart: bool = False
     load: float = 0.0
+    cpu: float = 0.0
     pace: list[float] = field(default_factory=list)
     error: str = ""
 
@@ -125,12 +131,22 @@ def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repeti
         differing=verdict["differing"],
         checked_apart=apart,
         load=load,
+        cpu=_cpu(result.cpu, counted),
     )
 
 
 def epoch_ms(progress: Sequence[tuple[float, int]]) -> list[float]:
     """Milliseconds from each end of an epoch to the next."""
     return [round((after[0] - before[0]) * 1e3, 1) for before, after in pairwise(progress)]
+
+
+def _cpu(seen: Sequence[tuple[float, float]], counted: Sequence[tuple[float, int]]) -> float:
+    """CPU seconds per million events from the first of these epochs' ends to the last; 0 if nothing was seen."""
+    events = counted[-1][1] - counted[0][1]
+    if not seen or not events:
+        return 0.0
+    used = np.interp([counted[0][0], counted[-1][0]], [at for at, _ in seen], [cpu for _, cpu in seen])
+    return round(float(used[1] - used[0]) / events * 1e6, 3)
 
 
 def _task(
@@ -149,6 +165,7 @@ def _task(
         result=str(run / "result.json"),
         payload=workload.payload,
         options={**options, "port": ports[0], "ports": ports[1:]},
+        operator=workload.operator,
     )
 
 
@@ -215,13 +232,18 @@ def start(task: Task, module: str, place: Environment, run: Path, limit: int) ->
     said."""
     (run / "task.json").write_text(json.dumps(asdict(task)))
     with process([place.python, "-m", module, str(run / "task.json")], place, run) as engine:
-        try:
-            code = engine.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise FailedError(f"not done after {limit} s") from None
+        seen: list[tuple[float, float]] = []
+        ends = time.monotonic() + limit
+        while (code := engine.poll()) is None:
+            if time.monotonic() > ends:
+                raise FailedError(f"not done after {limit} s")
+            with suppress(psutil.NoSuchProcess):
+                seen.append((time.time(), max([harness.cpu_seconds(engine.pid), *(cpu for _, cpu in seen[-1:])])))
+            with suppress(subprocess.TimeoutExpired):
+                engine.wait(_LOOK_SECONDS)
     if code or not Path(task.result).exists():
         raise FailedError(_last_words((run / LOG).read_text(errors="replace")) or f"ended with {code}")
-    return Result(**json.loads(Path(task.result).read_text()))
+    return replace(Result(**json.loads(Path(task.result).read_text())), cpu=seen)
 
 
 @contextmanager

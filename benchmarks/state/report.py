@@ -78,6 +78,7 @@ def _row(ones: Sequence[Measurement]) -> dict[str, Any]:
         "steady_max": max(measurement.steady for measurement in good),
         "whole": statistics.median(measurement.whole for measurement in good),
         "start_seconds": statistics.median(measurement.start_seconds for measurement in good),
+        "cpu": statistics.median(measurement.cpu for measurement in good),
         "epoch_ms": statistics.median(epochs) if epochs else None,
         "epoch_ms_max": max(epochs) if epochs else None,
         "keys": last.keys,

@@ -131,6 +131,7 @@ class Scenario:
     disk: int = 5 << 30
 
 
+_TIMED = frozenset({"weir-aggregate", "weir-shuffled", "spark-changelog"})
 SCENARIOS = (
     Scenario(Workload("uniform-1m", 1_000_000), _SMALL),
     Scenario(Workload("zipf-1m", 1_000_000, "zipf"), _SMALL),
@@ -142,6 +143,10 @@ SCENARIOS = (
         Workload("uniform-20m-1kb", 20_000_000, payload=True, preload=True),
         frozenset({"weir-aggregate", "spark-changelog"}),
         75 << 30,
+    ),
+    *(
+        Scenario(Workload(f"{operator}-1m", 1_000_000, epochs=6, operator=operator), _TIMED)
+        for operator in ("window", "session", "deduplicate")
     ),
     Scenario(Workload("flat-1m", 1_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT),
     Scenario(Workload("flat-5m", 5_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT),

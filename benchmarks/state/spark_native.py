@@ -1,4 +1,4 @@
-"""Spark Structured Streaming's own aggregation, on its RocksDB state store, tuned for one machine."""
+"""Spark Structured Streaming's own aggregation, windows, sessions and deduplication, on its RocksDB state store."""
 
 from __future__ import annotations
 
@@ -81,10 +81,31 @@ def describe(task: Task, result: Result, spark: Any) -> None:
 def source(spark: Any, task: Task, directory: str) -> Any:
     text = ", payload string" if task.payload else ""
     return (
-        spark.readStream.schema(f"key long, value double{text}")
+        spark.readStream.schema(
+            f"key long, value double{text}{'' if task.operator == 'aggregate' else ', at timestamp'}"
+        )
         .option("maxFilesPerTrigger", task.files)
         .option("latestFirst", "false")
         .parquet(f"{directory}/*.parquet")
+    )
+
+
+def answered(rows: Any, task: Task, columns: list[Any]) -> Any:
+    """The task's operator over its rows."""
+    from pyspark.sql import functions as F
+
+    from benchmarks.state.workload import LATENESS_SECONDS, WINDOW_SECONDS
+
+    if task.operator == "aggregate":
+        return rows.groupBy("key").agg(*columns)
+    if task.operator == "deduplicate":
+        return rows.withWatermark("at", f"{WINDOW_SECONDS} seconds").dropDuplicatesWithinWatermark(["key"])
+    cut = {"window": F.window, "session": F.session_window}[task.operator]("at", f"{WINDOW_SECONDS} seconds").alias("w")
+    windows = rows.withWatermark("at", f"{LATENESS_SECONDS} seconds").groupBy("key", cut).agg(*columns)
+    return (
+        windows.select("*", "w.start", "w.end")
+        .drop("w")
+        .withColumnsRenamed({"start": "window_start", "end": "window_end"})
     )
 
 
@@ -98,8 +119,9 @@ def run(task: Task, result: Result) -> None:
         columns = [F.count("*").alias("n"), F.sum("value").alias("total"), F.max("value").alias("top")]
         if task.payload:
             columns.append(F.max("payload").alias("payload"))
-        rows = source(spark, task, directory).groupBy("key").agg(*columns)
-        writer = rows.writeStream.outputMode("update").option("checkpointLocation", f"{task.durable}/checkpoint")
+        rows = answered(source(spark, task, directory), task, columns)
+        mode = "update" if task.operator == "aggregate" else "append"
+        writer = rows.writeStream.outputMode(mode).option("checkpointLocation", f"{task.durable}/checkpoint")
         if task.options["sink"] == "noop":
             writer = writer.format("noop")
         else:

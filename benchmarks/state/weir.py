@@ -16,7 +16,7 @@ from pipelines.runtime.run.run import RunOptions
 
 
 def run(task: Task, result: Result) -> None:
-    pipeline = PIPELINES[task.options["form"] + ("-payload" if task.payload else "")]
+    pipeline = PIPELINES[_form(task)]
     done, triggered = 0, []
     for directory in task.inputs:
         settings = Settings.model_validate(
@@ -41,11 +41,17 @@ def run(task: Task, result: Result) -> None:
                 "state_bytes": report.checkpoint.bytes_total,
                 "state_files": report.checkpoint.files,
             }
-    table = Path(task.durable, "storage", "bench", "tables", pipeline.stages[0].sinks[0].table)
-    result.output = [f"{table}/data/*/*.parquet"]
+    table = Path(task.durable, "storage", "bench", "tables", pipeline.stages[0].sinks[0].name)
+    result.output = [f"{table}/data/**/*.parquet"]
     result.settings = {"spark": settings.spark.model_dump(), "state": settings.state.model_dump()}
     result.versions = {name: version(name) for name in ("pyspark", "rocksdict", "polars", "pyarrow", "deltalake")}
     result.versions["python"] = platform.python_version()
+
+
+def _form(task: Task) -> str:
+    if task.operator != "aggregate":
+        return task.operator
+    return task.options["form"] + ("-payload" if task.payload else "")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage
+from benchmarks.state.workload import LATENESS_SECONDS, WINDOW_SECONDS
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
 
 _SOURCE = files("{landing}/*.parquet")
+_TIMED = files("{landing}/*.parquet", event_time="at")
+_LENGTH, _LATENESS = f"{WINDOW_SECONDS}s", f"{LATENESS_SECONDS}s"
 
 
 class Totals(State):
@@ -59,11 +62,40 @@ records_aggregate = aggregate(
     sink=delta.append("records"),
 )
 
+_AGGREGATES = {"n": agg.count(), "total": agg.sum("value"), "top": agg.max("value")}
+
+windowed = window(
+    "windows",
+    _TIMED,
+    key="key",
+    on="at",
+    every=_LENGTH,
+    lateness=_LATENESS,
+    sink=delta.append("windows"),
+    **_AGGREGATES,
+)
+
+sessions = window(
+    "sessions",
+    _TIMED,
+    key="key",
+    on="at",
+    gap=_LENGTH,
+    lateness=_LATENESS,
+    sink=delta.append("sessions"),
+    **_AGGREGATES,
+)
+
+first_rows = deduplicate("first_rows", _TIMED, key="key", on="at", ttl=_LENGTH, sink=delta.append("first_rows"))
+
 totals_pipeline = Pipeline("bench", (totals_aggregate,))
 
 PIPELINES = {
     "aggregate": totals_pipeline,
     "aggregate-payload": Pipeline("bench", (records_aggregate,)),
+    "window": Pipeline("bench", (windowed,)),
+    "session": Pipeline("bench", (sessions,)),
+    "deduplicate": Pipeline("bench", (first_rows,)),
     "stage": Pipeline("bench", (totals,)),
     "stage-payload": Pipeline("bench", (records,)),
 }

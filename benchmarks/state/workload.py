@@ -2,7 +2,8 @@
 
     <scratch>/inputs/<workload>/
         preload/epoch-00000-{0,1}.parquet    one event per key, in large epochs; only where state is large at once
-        events/epoch-00000-{0,1}.parquet     the measured epochs
+        events/epoch-00000-{0,1}.parquet     the measured epochs; where time counts, in events-<slices>, with two that
+                                         close what is open
         expected-<slices>.parquet            by DuckDB: key, n, total, top after these slices
 
 An event is `key` (int64), `value` (float64) and, in the 1 KB workloads, `payload` (a JSON text of 1,024 bytes). Two
@@ -27,19 +28,28 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 FILES = 2
+CLOSER = 1
+"""The key of the rows that are far in the future, so that all windows of others close; it has no other rows."""
 """Per epoch, so that two cores read side by side in every engine."""
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _PRELOAD_EVENTS, _PRELOAD_PAYLOADS = 5_000_000, 1_000_000
 _PAYLOADS = 512
 _ROW_GROUP = 125_000
+_SECOND = 1_000_000
+EPOCH_SECONDS, OUT_OF_ORDER_SECONDS, WINDOW_SECONDS, LATENESS_SECONDS = 10, 4, 10, 5
+_START = 1_700_000_000 * _SECOND
+_GRAIN = 3  # event times are multiples of so many microseconds: no two are a session's gap apart, which engines see
+# differently
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """keys: how many there are; skew: "uniform" or "zipf" (exponent 1); payload: events and state carry a text of 1,024
     bytes; preload: every key has state before the measured epochs; epochs of so many events; hot: only so many keys
-    change at all."""
+    change at all. operator: "aggregate"; or "window", "session" or "deduplicate", by the event time `at`, of which an
+    epoch has ten seconds: rows are up to four seconds out of order, and the watermark is five behind. Half of the rows
+    of "deduplicate" repeat a key of the epoch."""
 
     name: str
     keys: int
@@ -49,6 +59,11 @@ class Workload:
     epochs: int = 10
     events: int = 500_000
     hot: int | None = None
+    operator: str = "aggregate"
+
+    @property
+    def timed(self) -> bool:
+        return self.operator != "aggregate"
 
     @property
     def preload_events(self) -> int:
@@ -85,7 +100,7 @@ def preloaded(scratch: Path, workload: Workload) -> Path:
 def sliced(scratch: Path, workload: Workload, slices: Slices) -> Path:
     """The directory of the measured events, cut as a row gets them; written once."""
     events = _events(scratch, workload)
-    if slices.events == workload.events and slices.epochs == workload.epochs:
+    if not workload.timed and slices.events == workload.events and slices.epochs == workload.epochs:
         return events
     directory = events.with_name(f"events-{slices.epochs}x{slices.events}")
     if not (directory / "_DONE").exists():
@@ -94,6 +109,12 @@ def sliced(scratch: Path, workload: Workload, slices: Slices) -> Path:
         rows = ds.dataset(sorted(events.glob("*.parquet")), format="parquet").head(slices.total)
         for epoch in range(slices.epochs):
             _write_epoch(directory, epoch, rows.slice(epoch * slices.events, slices.events), since=1_000_000)
+        if workload.timed:
+            for number in range(2):  # engines that go by the watermark of the batch before need one more
+                moment = _START + (slices.epochs * EPOCH_SECONDS + 1_000 * (number + 1)) * _SECOND
+                at = pa.array([moment] * FILES).cast(rows.schema.field("at").type)
+                closing = pa.table([[CLOSER] * FILES, [0.0] * FILES, at], schema=rows.schema)
+                _write_epoch(directory, slices.epochs + number, closing, since=1_000_000)
         (directory / "_DONE").touch()
     return directory
 
@@ -113,7 +134,8 @@ def expected(scratch: Path, workload: Workload, slices: Slices, loaded: bool = T
             inputs.append(f"{preloaded(scratch, workload)}/*.parquet")
         partial = target.with_suffix(".partial")
         with _database(scratch) as db:
-            db.execute(f"COPY {totals(inputs, workload.payload)} TO '{partial}' (FORMAT parquet)")
+            query = _timed(workload, inputs) if workload.timed else totals(inputs, workload.payload)
+            db.execute(f"COPY {query} TO '{partial}' (FORMAT parquet)")
         partial.rename(target)
     return target
 
@@ -130,6 +152,8 @@ def verify(
     if form == "debezium-json":
         rows = f"(SELECT unnest(after) FROM read_json({output}, format='newline_delimited') WHERE op = 'c')"
     truth = f"read_parquet('{expected(scratch, workload, slices, loaded)}')"
+    if workload.timed:
+        return _compare_all(rows, truth, scratch, workload)
     return compare(rows, truth, scratch, workload.payload)
 
 
@@ -160,6 +184,43 @@ def totals(inputs: list[str], payload: bool = False) -> str:
     )
 
 
+_COLUMNS = {
+    "window": "key, epoch_us(window_start) AS window_start, n, total, top",
+    "session": "key, epoch_us(window_start) AS window_start, epoch_us(window_end) AS window_end, n, total, top",
+    "deduplicate": "key, value",
+}
+
+
+def _compare_all(rows: str, truth: str, scratch: Path, workload: Workload) -> dict[str, int]:
+    """Compare all rows, each as often as it is there."""
+    columns = _COLUMNS[workload.operator]
+    output = f"(SELECT {columns} FROM {rows} WHERE key <> {CLOSER})"
+    truth = f"(FROM {truth})"
+    with _database(scratch) as db:
+        keys, differing = db.execute(
+            f"SELECT (SELECT count(*) FROM {truth}), (SELECT count(*) FROM ({output} EXCEPT ALL {truth}))"
+            f" + (SELECT count(*) FROM ({truth} EXCEPT ALL {output}))"
+        ).fetchall()[0]
+    return {"keys": keys, "differing": differing}
+
+
+def _timed(workload: Workload, inputs: list[str]) -> str:
+    """The query that every engine answers of events with a time."""
+    rows = f"(SELECT *, epoch_us(at) AS us FROM read_parquet({inputs}) WHERE key <> {CLOSER})"
+    aggregates = "count(*) AS n, sum(value) AS total, max(value) AS top"
+    length = WINDOW_SECONDS * _SECOND
+    if workload.operator == "deduplicate":
+        return f"(SELECT DISTINCT key, value FROM {rows})"
+    if workload.operator == "window":
+        return f"(SELECT key, us // {length} * {length} AS window_start, {aggregates} FROM {rows} GROUP BY ALL)"
+    before = "lag(us) OVER (PARTITION BY key ORDER BY us)"
+    begun = f"(SELECT *, coalesce(us - {before} >= {length}, true)::INT AS begins FROM {rows})"
+    so_far = "OVER (PARTITION BY key ORDER BY us, begins DESC ROWS UNBOUNDED PRECEDING)"
+    numbered = f"(SELECT *, sum(begins) {so_far} AS s FROM {begun})"
+    bounds = f"min(us) AS window_start, max(us) + {length} AS window_end"
+    return f"(SELECT * EXCLUDE s FROM (SELECT key, s, {bounds}, {aggregates} FROM {numbered} GROUP BY key, s))"
+
+
 def _database(scratch: Path) -> duckdb.DuckDBPyConnection:
     limits = {"memory_limit": "6GB", "threads": 2, "temp_directory": str(scratch / "duckdb")}
     return duckdb.connect(config=limits)
@@ -174,6 +235,12 @@ def _events(scratch: Path, workload: Workload) -> Path:
 
 
 def _ranks(workload: Workload, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    if workload.operator == "deduplicate":
+        half = workload.events // 2
+        for epoch in range(workload.epochs):
+            fresh = np.arange(epoch * half, (epoch + 1) * half, dtype=np.uint64)
+            yield rng.permutation(np.concatenate([fresh, rng.choice(fresh, workload.events - half)]))
+        return
     if workload.hot is not None:
         hot = rng.choice(workload.keys, workload.hot, replace=False).astype(np.uint64)
         for _ in range(workload.epochs):
@@ -199,10 +266,20 @@ def _write(
         with np.errstate(over="ignore"):
             keys = (ranks * _SPREAD).view(np.int64)
         columns = {"key": pa.array(keys), "value": pa.array(rng.integers(0, 8_000, len(ranks)) / 8.0)}
+        if workload.operator == "deduplicate":
+            columns["value"] = pa.array((ranks % np.uint64(8_000)).astype(np.float64) / 8.0)
+        if workload.timed:
+            columns["at"] = _times(epoch, len(ranks), rng)
         if texts is not None:
             columns["payload"] = pa.DictionaryArray.from_arrays(pa.array((ranks % _PAYLOADS).astype(np.int16)), texts)
         _write_epoch(directory, epoch, pa.table(columns), since)
     (directory / "_DONE").touch()
+
+
+def _times(epoch: int, number: int, rng: np.random.Generator) -> pa.Array:
+    due = np.sort(rng.integers(0, EPOCH_SECONDS * _SECOND, number)) + _START + epoch * EPOCH_SECONDS * _SECOND
+    times = due - rng.integers(0, OUT_OF_ORDER_SECONDS * _SECOND, number)
+    return pa.array(times // _GRAIN * _GRAIN).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _write_epoch(directory: Path, epoch: int, rows: pa.Table, since: int) -> None:
