@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.state import report
 from benchmarks.state.measure import Measurement
+from benchmarks.state.workload import Slices, Workload, expected, verify
 
 RESULTS = report.RESULTS.parent
 RECORDED = ("state", "state-flat", "state-spark")
@@ -67,3 +70,22 @@ def test_rows_without_a_measurement_are_named_beside_those_that_failed(tmp_path)
     ]
     assert "![Events per second](found.png)" in page
     assert (tmp_path / "found.png").exists()
+
+
+def test_a_page_says_what_the_processes_took_of_workloads_by_event_time(tmp_path):
+    page = written(tmp_path, measured("window-1m", "weir-aggregate", cpu=2.5), measured("window-1m", "spark-changelog"))
+    assert "## Tumbling windows of 10 s, 1,000,000 keys" in page
+    assert "CPU seconds of all processes for a million events: Weir, `aggregate` 2.50." in page
+
+
+@pytest.mark.parametrize("operator", ["window", "session", "deduplicate"])
+def test_each_row_of_a_result_by_event_time_counts_as_often_as_it_is_there(tmp_path, operator):
+    small, slices = Workload(operator, 100, epochs=2, events=200, operator=operator), Slices(2, 200)
+    truth, output = expected(tmp_path, small, slices), tmp_path / "output.parquet"
+    bounds = [name for name in ("window_start", "window_end") if name in pq.read_schema(truth).names]
+    moments = ", ".join(f"make_timestamp({name}) AS {name}" for name in bounds)
+    replaced = f"REPLACE ({moments})" if bounds else ""
+    duckdb.sql(f"COPY (SELECT * {replaced} FROM '{truth}') TO '{output}' (FORMAT parquet)")
+    rows = pq.read_metadata(truth).num_rows
+    assert verify(tmp_path, small, slices, [str(output)]) == {"keys": rows, "differing": 0}
+    assert verify(tmp_path, small, slices, [str(output)] * 2) == {"keys": rows, "differing": rows}

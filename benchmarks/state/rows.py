@@ -131,7 +131,7 @@ class Scenario:
     disk: int = 5 << 30
 
 
-_TIMED = frozenset({"weir-aggregate", "weir-shuffled", "spark-changelog"})
+_TIMED = frozenset({"weir-aggregate", "weir-blocks", "spark-changelog"})
 SCENARIOS = (
     Scenario(Workload("uniform-1m", 1_000_000), _SMALL),
     Scenario(Workload("zipf-1m", 1_000_000, "zipf"), _SMALL),

@@ -206,7 +206,7 @@ def _compare_all(rows: str, truth: str, scratch: Path, workload: Workload) -> di
 
 def _timed(workload: Workload, inputs: list[str]) -> str:
     """The query that every engine answers of events with a time."""
-    rows = f"(SELECT *, epoch_us(at) AS us FROM read_parquet({inputs}) WHERE key <> {CLOSER})"
+    rows = f'(SELECT *, epoch_us("at") AS us FROM read_parquet({inputs}) WHERE key <> {CLOSER})'
     aggregates = "count(*) AS n, sum(value) AS total, max(value) AS top"
     length = WINDOW_SECONDS * _SECOND
     if workload.operator == "deduplicate":
