@@ -75,7 +75,7 @@ def make(cache: Path, home: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".classes-", dir=class_archive.directory(cache)) as work:
         partial = Path(work) / "archive.jsa"
         light = light_jvm("local[2]", {})
-        options = f"{light} {class_archive.QUIET} -XX:ArchiveClassesAtExit={partial}"
+        options = f"{light} {class_archive.QUIET} {class_archive.option('ArchiveClassesAtExit', partial)}"
         env = os.environ | {
             "WEIR_STORAGE__ROOT": f"{work}/storage",
             "WEIR_LOCAL__WORK_DIR": f"{work}/work",
@@ -89,7 +89,8 @@ def make(cache: Path, home: Path) -> Path:
         _run([sys.executable, "-m", "infra.class_archive", f"{work}/landing"], env)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        strict = {"JAVA_HOME": str(home), "SPARK_SUBMIT_OPTS": f"{light} -Xshare:on -XX:SharedArchiveFile={partial}"}
+        options = f"{light} -Xshare:on {class_archive.option('SharedArchiveFile', partial)}"
+        strict = {"JAVA_HOME": str(home), "SPARK_SUBMIT_OPTS": options}
         _run([str(class_archive.spark_home() / "bin" / "spark-submit"), "--version"], os.environ | strict)
         return class_archive.keep(partial, cache, home)
 

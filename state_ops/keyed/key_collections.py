@@ -129,7 +129,8 @@ class KeyMap:
         """All entries, in the order of their keys."""
         entries: dict[Any, Any] = {}
         if self.index not in self._cleared:
-            entries = self._whole() or self._all()
+            whole = self._whole()
+            entries = self._all() if whole is None else whole
         changed = {key: self._read(key) for index, key in self._changed if index == self.index}
         entries = entries | changed
         return [(key, _given(entries[key], self._declared)) for key in sorted(entries) if entries[key] is not _GONE]

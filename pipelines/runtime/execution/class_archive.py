@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,15 +27,22 @@ def java_options(cache_dir: Path, home: Path) -> str:
         home: JAVA_HOME of the JVM, as `java_home` gives it.
     """
     archive = find(cache_dir, home)
-    return f"-XX:SharedArchiveFile={archive} {QUIET}" if archive else ""
+    return f"{option('SharedArchiveFile', archive)} {QUIET}" if archive else ""
+
+
+def option(name: str, path: Path) -> str:
+    """Return an option of a JVM that names a file, as Spark takes it among others, whatever is in the path."""
+    escaped = str(path).replace("\\", r"\\").replace('"', r"\"")
+    return f'"-XX:{name}={escaped}"'
 
 
 def find(cache_dir: Path, home: Path) -> Path | None:
     """Return the whole archive for this Java and these jars."""
     for path in directory(cache_dir).glob(f"classes-{key(home)}-*.jsa"):
         size = re.fullmatch(r"classes-\w+-(\d+)\.jsa", path.name)
-        if size and path.stat().st_size == int(size[1]):
-            return path
+        with suppress(FileNotFoundError):  # another process has just replaced it
+            if size and path.stat().st_size == int(size[1]):
+                return path
     return None
 
 
@@ -44,7 +52,7 @@ def keep(partial: Path, cache_dir: Path, home: Path) -> Path:
     path = archives / f"classes-{key(home)}-{partial.stat().st_size}.jsa"
     for old in archives.glob("classes-*.jsa"):  # a JVM that has one mapped keeps it
         if old != path:
-            old.unlink()
+            old.unlink(missing_ok=True)  # another process may keep one too
     return partial.replace(path)
 
 

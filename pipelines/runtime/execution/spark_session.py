@@ -245,7 +245,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         # Files of old Sparks do not say in which time zone they were written: the same on every host then.
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J} -Duser.timezone=UTC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.files.ignoreCorruptFiles": "false",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 
 from configs import settings
 from infra import class_archive as making
-from pipelines.runtime.execution import class_archive
+from pipelines.runtime.execution import class_archive, spark_session
 from pipelines.runtime.execution.class_archive import QUIET
 from pipelines.runtime.execution.java import java_home
 from pipelines.runtime.execution.spark_session import _java_options
@@ -43,7 +44,53 @@ def test_without_an_archive_nothing_is_said(tmp_path: Path, home: Path) -> None:
 
 def test_an_archive_is_named_to_the_jvm(tmp_path: Path, home: Path) -> None:
     archive = archive_of(tmp_path, home)
-    assert class_archive.java_options(tmp_path, home) == f"-XX:SharedArchiveFile={archive} {QUIET}"
+    assert class_archive.java_options(tmp_path, home) == f'"-XX:SharedArchiveFile={archive}" {QUIET}'
+
+
+def test_a_path_with_spaces_is_one_option_of_the_jvm(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what follows the space is taken for the class to run, and Spark does not start."""
+    spaced = tmp_path / "A project"
+    spaced.mkdir()
+    archive_of(spaced, home)
+    options = class_archive.java_options(spaced, home)
+    monkeypatch.setattr(class_archive, "java_options", lambda *_: options)
+    monkeypatch.setattr(spark_session, "_LOG4J", spaced / "log4j2.properties")
+    loaded = settings.load({})
+    properties = spark_session._properties(loaded)
+    assert str(properties).count("A project") == 2 and str(properties).count("A%20project") == 1
+    confs = [
+        f"{name}={properties[name]}" for name in ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
+    ]
+    asked = [
+        str(class_archive.spark_home() / "bin" / "spark-submit"),
+        *(part for conf in confs for part in ("--conf", conf)),
+    ]
+    asked.append("--version")
+    env = os.environ | {"JAVA_HOME": str(java_home(loaded.cache_dir)), "SPARK_HOME": str(class_archive.spark_home())}
+    answer = subprocess.run(asked, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_an_archive_that_another_process_replaces_meanwhile_is_none(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = archive_of(tmp_path, home)
+    listed = Path.glob
+
+    def replaced(self: Path, pattern: str) -> list[Path]:
+        paths = list(listed(self, pattern))
+        if pattern.startswith("classes-"):
+            archive.unlink(missing_ok=True)
+        return paths
+
+    monkeypatch.setattr(Path, "glob", replaced)
+    assert class_archive.find(tmp_path, home) is None
+    archive.write_bytes(b"classes")
+    (home / "release").write_text('JAVA_VERSION="17.0.1"')
+    kept = archive_of(tmp_path, home)
+    assert kept.read_bytes() == b"classes"
 
 
 def test_an_archive_cut_short_is_none(tmp_path: Path, home: Path) -> None:

@@ -150,3 +150,11 @@ def test_maps_of_many_keys_and_a_large_one_are_read_in_few_requests(monkeypatch:
     assert seen["seen"].to_list() == ["v"] * 3000 + ["v" * 2000] * 50
     assert len(wholes) < 25 and sum(number for number, ok in wholes if ok) == 1000
     assert len(singles) == 10, "each entry of the large one once"
+
+
+def test_of_a_key_without_entries_the_map_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    """With those of other keys: a read of its own takes far longer than all of them together."""
+    monkeypatch.delattr(map_state.MapState, "all")
+    run = testing.run(stage_of())
+    seen = run.epoch(pl.DataFrame([{"n": n, "k": f"k{n}", "op": "items", "at": 0, "value": ""} for n in range(100)]))
+    assert seen["seen"].to_list() == ["[]"] * 100
