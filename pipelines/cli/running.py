@@ -115,9 +115,12 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     head = registry.head()
     if head is None or not epochs:
         gone = backlog.missing(readers(pipeline, settings), {})
-        input = no_directory(*gone.values()) if gone else "no input is waiting"
+        input = no_directory(*gone.values()).removeprefix("nothing: ") if gone else "no input is waiting"
         out.print(
-            escape(f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and {input}.")
+            escape(
+                f"Nothing to do: {pipeline.title} {f'is at checkpoint {head.id}' if head else 'has no checkpoint yet'};"
+                f" {input}."
+            )
         )
         return
     holder = lease.read(storage)

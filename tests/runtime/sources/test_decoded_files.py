@@ -90,6 +90,21 @@ def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path):
     assert totals(strict) == {"a": (1, 1)}
 
 
+def test_a_declared_type_that_changes_is_refused_and_sets_no_good_file_aside(tmp_path):
+    source = files("{landing}/*.csv", format="csv", schema=SCHEMA, event_time="at", on_bad="quarantine")
+    site = site_of(tmp_path, source)
+    (site.landing / "1.csv").write_text("id,n,at\na,1,2026-05-01T12:00:00Z\n")
+    epochs(site)
+    (site.landing / "2.csv").write_text("id,n,at\na,2,2026-05-01T12:00:00Z\n")
+    changed = pa.schema({**SCHEMA, "n": pa.float64()})
+    with pytest.raises(PipelineError, match=r"schema= says that 'n' is double; .* has int64"):
+        epochs(replace(site, pipeline=of(replace(source, schema=changed))))
+    (site.landing / "2.csv").rename(site.landing / "3.csv")
+    (site.landing / "2.csv").write_text("nothing,of,it\n")
+    epochs(site)
+    assert totals(site) == {"a": (2, 3)}, "a file that is bad itself is set aside, as ever"
+
+
 def test_a_drill_decodes_the_recorded_files_again(tmp_path):
     source = files("{landing}/*.csv", format="csv", schema=SCHEMA, event_time="at")
     site = site_of(tmp_path, source, WEIR_CHECKPOINTS__NUM_RETAINED="2")
