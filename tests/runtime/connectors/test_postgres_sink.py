@@ -347,6 +347,15 @@ def test_a_connection_that_the_server_has_ended_meanwhile_is_replaced(system: Po
     assert len(system.contents()) == 2
 
 
+def test_a_server_that_takes_no_writes_for_now_is_asked_again(keyed: PostgresSystem):
+    """As a standby before it is promoted, or a primary that was demoted."""
+    publish(keyed, None, 1, given(1))
+    standby = {**keyed.server.options, "options": "-c default_transaction_read_only=on"}
+    with pytest.raises(TransientError, match="takes no writes: cannot execute"):
+        publish(keyed, 1, 2, given(2), replace(keyed.opening, options=standby))
+    assert publish(keyed, 1, 2, given(2)).rows == 1
+
+
 def test_constraints_of_the_table_refuse_the_whole(system: PostgresSystem):
     publish(system, None, 1, given(1))
     system.server.rows(f"ALTER TABLE {system.table} ADD CHECK (id < 5)")

@@ -31,6 +31,7 @@ _CONNECT_SECONDS = 10
 _SECRETS = ("password", "sslpassword")
 _TRANSIENT = ("08", "53", "55", "57", "58", "XX")
 _CONFLICTS = ("40",)
+_READ_ONLY = "25006"
 _CONFIGURATION = ("28", "3D", "42501")
 _AWAY = ("connect", "server closed", "canceling", "terminating", "could not receive", "could not send")
 _REFUSALS = (
@@ -193,6 +194,13 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
         )
     if state.startswith(_CONFLICTS):
         return ConflictError(f"A transaction lost against another one: {text}.", where=where, next="Run again.")
+    if state == _READ_ONLY:
+        return TransientError(
+            f"The Postgres server takes no writes: {text}.",
+            where=where,
+            next="It is a standby, or set to read only: wait until it is the primary, or name all hosts with "
+            "target_session_attrs=read-write; then run again.",
+        )
     if not state or state.startswith(_TRANSIENT):
         return TransientError(
             f"The Postgres server could not be asked: {text}.",
