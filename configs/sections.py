@@ -391,7 +391,7 @@ class SparkSettings(Section):
         "auto",
         description=(
             "How rows that subtasks do not read by themselves reach them: in blocks of columns, or as rows of Spark's"
-            " shuffle. auto: blocks, but for wide rows that Spark has to filter, transform or read."
+            " shuffle. auto: blocks, but for wide rows, and of those that Spark has to transform only narrow ones."
         ),
         json_schema_extra=_advice("Left at auto, which takes what costs less; `rows` also lets Spark sort."),
     )

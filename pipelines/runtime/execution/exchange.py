@@ -29,9 +29,9 @@ cut what Spark has read into blocks; Spark shuffles rows."""
 
 AUTO, BLOCKS = "auto", "blocks"  # of the setting, beside ROWS
 
-# Bytes of a row up to which blocks cost less than Spark's own rows where these have to leave the JVM for them and come
-# back; where Spark would have to sort as well: measured in benchmarks/exchange.py.
-_NARROW, _NARROW_SORTED = 96, 256
+# Bytes of a row, about, up to which blocks cost less than Spark's own rows; and where Spark would have to sort these as
+# well: measured by benchmarks/exchange.py.
+_MOST_WIDTH = {FILES: (256, 640), CUT: (96, 256)}
 _TEXT = 16  # bytes of a value, if nothing is known of it
 _CUT_ROWS, _ROWS_A_BLOCK = 32_768, 1_024
 _CUT_BYTES = 8 << 20
@@ -56,17 +56,18 @@ def chosen(
     if by_python and direct_read.can_read(stage, rows):
         if direct_read.is_small(rows, parallelism, direct_bytes):
             return DIRECT
-        if setting != ROWS:
+        if setting == BLOCKS or (setting == AUTO and is_narrow(stage, rows, rows.schema, FILES)):
             return FILES
     return ROWS if setting == ROWS else CUT
 
 
-def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema) -> bool:
-    """Whether rows are so narrow that blocks of them cost less than Spark's rows, which it has read.
+def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema, way: str = CUT) -> bool:
+    """Whether rows are so narrow that blocks of them cost less than Spark's rows.
 
     Args:
-        rows: What it has read them from.
-        columns: What it has made of them.
+        rows: What they are read from.
+        columns: What they are then.
+        way: FILES or CUT, the latter of rows that leave the JVM for it and come back.
     """
     count = sum(file.rows or 0 for file in rows.files)
     stored = sum(_bytes(file) for file in rows.files)
@@ -74,7 +75,7 @@ def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema) -> bool:
     width = sum(max(type.bit_width // 8, 1) for type in columns.types if _is_fixed(type))
     if varying:
         width += max(stored // count if count else 0, _TEXT * len(varying))
-    return bool(width <= (_NARROW_SORTED if stage.order_by else _NARROW))
+    return bool(width <= _MOST_WIDTH[way][bool(stage.order_by)])
 
 
 def _bytes(file: SourceFile | StagedFile | StateFile) -> int:

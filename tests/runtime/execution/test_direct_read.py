@@ -543,11 +543,13 @@ def test_map_tasks_get_about_as_many_bytes_each_and_neighbours():
         ({"a": pa.int64(), "text": pa.string()}, 300, True, False),
     ],
 )
-def test_blocks_are_for_narrow_rows_where_spark_has_read_them(columns, bytes_a_row, ordered_too, is_narrow):
+def test_blocks_are_for_narrow_rows(columns, bytes_a_row, ordered_too, is_narrow):
     file = SourceFile("0", 1000 * bytes_a_row, 1, 1000)
     rows = Landed(pa.schema(columns), FilesReader(SOURCE, "/nowhere/*.parquet"), (file,))
     asked = replace(first, order_by=("a",) if ordered_too else ())
     assert exchange.is_narrow(asked, rows, rows.schema) is is_narrow
+    wider = replace(rows, files=(replace(file, size=5 * file.size // 2),))  # rows that Python reads may be
+    assert exchange.is_narrow(asked, wider, rows.schema, exchange.FILES) is is_narrow
 
 
 def test_a_damaged_file_is_named_by_a_map_task_too(tmp_path, spark):
