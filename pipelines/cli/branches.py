@@ -15,6 +15,7 @@ from pipelines.cli.console import (
     Name,
     Yes,
     answer,
+    counted,
     moment,
     out,
     print_json,
@@ -74,7 +75,7 @@ def fork(
         branch.to_dict(),
         (
             f"{pipeline}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
-            f" copied.\n{sum(branch.behind.values()):,} files were read since. Next: weir run {pipeline}@{named}"
+            f" copied.\nRead since: {counted(sum(branch.behind.values()), 'file')}. Next: weir run {pipeline}@{named}"
             " --until-caught-up"
             if name is not None
             else f"The branch {named} is gone, and what only it kept of {pipeline}."
@@ -152,8 +153,8 @@ def _show(difference: BranchDiff) -> None:
         days = table.days.items() if any(table.days) else ()
         rows += [(f"  {day}", "", "", *map(_number, counts.values())) for day, counts in days]
     for state in difference.states:
-        counted = (escape(state.why),) if state.counts is None else ("", "", *map(_number, state.counts.values()))
-        rows.append((f"state of {state.stage}", *counted))
+        numbers = (escape(state.why),) if state.counts is None else ("", "", *map(_number, state.counts.values()))
+        rows.append((f"state of {state.stage}", *numbers))
     numbers = ("rows", "of the branch", "added", "removed", "changed")
     print_table(rows, ("", *numbers), right=numbers)
     for sentence in difference.left_out():
@@ -263,7 +264,7 @@ def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
         f" at {plan.tip.id}."
     )
     sources = [
-        ("source", name, f"{count:,} files are to be read by the branch first" if count else "caught up")
+        ("source", name, f"{counted(count, 'file')} to be read by the branch first" if count else "caught up")
         for name, count in plan.behind.items()
     ]
     tables = [

@@ -15,6 +15,7 @@ from pipelines.cli.console import (
     Name,
     Yes,
     answer,
+    counted,
     moment,
     out,
     print_obstacles,
@@ -151,7 +152,8 @@ def _show_rewind(plan: RewindPlan) -> None:
         (
             "source",
             source.source,
-            f"{len(source.again):,} files are read again" + (f", {len(source.gone):,} are gone" if source.gone else ""),
+            f"{counted(len(source.again), 'file')} {'is' if len(source.again) == 1 else 'are'} read again"
+            + (f", {len(source.gone):,} are gone" if source.gone else ""),
         )
         for source in plan.sources
     ]
