@@ -469,7 +469,7 @@ def test_bad_input_fails_one_run_and_then_waits_for_whoever_repairs_it(house):
     house.bank.assert_exact(1, 2, 3, 5)
 
 
-@pytest.mark.parametrize("died", [True, False], ids=["a coordinator died", "a run found it"])
+@pytest.mark.parametrize("died", sampled([True, False]), ids=["a coordinator died", "a run found it"])
 def test_damage_fails_one_run_and_then_waits_for_whoever_puts_it_back(house, died):
     victim = next(path for path in (house.bank.site.root / "storage").rglob("*.sst"))
     whole = victim.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -149,14 +150,30 @@ class Plant:
         return open_storage(pipeline, self.site.settings)[1].head()
 
 
-@pytest.fixture
-def plant(tmp_path) -> Plant:
-    """Seven days, of which three have been corrected since they were read."""
-    plant = Plant.at(tmp_path)
+@pytest.fixture(scope="module")
+def week(tmp_path_factory) -> Path:
+    """Where seven days have been read: a directory `site`, and beside it a copy to put there anew."""
+    root = tmp_path_factory.mktemp("week")
+    plant = Plant.at(root / "site")
     plant.land(1, 2, 3, 4, 5, 6, 7)
     plant.run()
-    plant.land(4, 5, 6, value=100)
-    return plant
+    shutil.copytree(root / "site", root / "copy")
+    return root
+
+
+@pytest.fixture
+def seven(week) -> Plant:
+    """Seven days as they came, where they came."""
+    shutil.rmtree(week / "site")
+    shutil.copytree(week / "copy", week / "site")
+    return Plant.at(week / "site")
+
+
+@pytest.fixture
+def plant(seven) -> Plant:
+    """Seven days, of which three have been corrected since they were read."""
+    seven.land(4, 5, 6, value=100)
+    return seven
 
 
 def test_checkpoints_are_kept_to_backfill_from(plant):
@@ -497,15 +514,6 @@ def promoted_since(plant: Plant) -> int:
         plant.run()
     plant.assert_exact(state=False)
     return promoted.id
-
-
-@pytest.fixture
-def seven(tmp_path) -> Plant:
-    """Seven days as they came."""
-    plant = Plant.at(tmp_path)
-    plant.land(1, 2, 3, 4, 5, 6, 7)
-    plant.run()
-    return plant
 
 
 @pytest.mark.long

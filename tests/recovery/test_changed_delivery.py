@@ -22,6 +22,7 @@ from tests.recovery.small import Bank
 from tests.recovery.test_delivery import RETAINED, amounts, bank, cut_off, damage  # noqa: F401  a fixture
 from tests.recovery.test_forks import Branched, at
 from tests.recovery.test_promotion import promoted
+from tests.tools.sampling import sampled
 
 
 def delivering(bank: Bank, delivery: str) -> Bank:  # noqa: F811
@@ -40,7 +41,7 @@ def ahead(bank, monkeypatch):  # noqa: F811
     return bank
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+@pytest.mark.parametrize("delivery", sampled(["exactly_once", "at_most_once"]))
 def test_rows_of_an_epoch_that_failed_stay_when_delivery_changes(ahead, delivery):
     with pytest.raises(DamageError, match="deliver at least once until it has got rows"):
         delivering(ahead, delivery).epochs(3)

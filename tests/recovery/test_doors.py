@@ -184,7 +184,6 @@ def door_at(root: Path, source: str, sink: str, delivery: str = "exactly_once") 
             ("changes", "ledger"),
             ("delta", "partitioned"),
         ],
-        keep=2,
     ),
 )
 def test_each_row_comes_once_whatever_dies(tmp_path, source, sink):

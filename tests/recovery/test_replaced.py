@@ -17,6 +17,7 @@ from pipelines.runtime.sinks import replace_partitions
 from state_ops.errors import WeirError
 from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
+from tests.tools.sampling import sampled
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 
@@ -123,7 +124,7 @@ def test_a_rewind_and_a_zombie(bank):
     assert amounts(bank) == expected(1, 2, 3, 4, 5)
 
 
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("at", sampled([3, 1]))
 def test_a_promotion_replaces_the_partitions_that_the_branch_has(bank, at):
     bank.epochs(1, 2, 3, 4)
     settings = bank.site.settings

@@ -280,7 +280,7 @@ def plain(ttl: str | None) -> Pipeline:
 
 @pytest.mark.parametrize(
     ("goes_on", "defined"),
-    [(_rescaled, visited), (_forked, visited), (_started, visited), (_imported, plain)],
+    sampled([(_rescaled, visited), (_forked, visited), (_started, visited), (_imported, plain)], 2),
     ids=["another parallelism", "a fork", "a savepoint", "an import"],
 )
 def test_what_has_expired_stays_so_in_whatever_goes_on_from_the_checkpoint(tmp_path, monkeypatch, goes_on, defined):
