@@ -55,7 +55,7 @@ def _held_by(run: Child, gate: Path) -> int:
 _SPECULATING = {"spark.speculation": "true", "spark.speculation.multiplier": "1.1", "spark.speculation.quantile": "0.1"}
 WAYS: dict[str, dict[str, Any]] = {
     "direct": {},
-    "files": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__CONF": _SPECULATING},
+    "files": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "blocks", "WEIR_SPARK__CONF": _SPECULATING},
     "rows": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "rows"},
 }
 

@@ -115,7 +115,7 @@ def landed(site: Site) -> None:
 WAYS = {
     exchange.ROWS: {"DIRECT_READ_MB": "0", "EXCHANGE": "rows"},
     exchange.DIRECT: {},
-    exchange.FILES: {"DIRECT_READ_MB": "0"},
+    exchange.FILES: {"DIRECT_READ_MB": "0", "EXCHANGE": "blocks"},
     exchange.CUT: {"EXCHANGE": "blocks", "CONF": json.dumps({"spark.sql.files.openCostInBytes": "4194304"})},
 }
 
@@ -218,7 +218,10 @@ _TOTALS = aggregate("totals", SOURCE, key="id", n=agg.count(), top=agg.max("numb
 _BY_MINUTE = window("minutes", _MINUTES, key="id", on="at", every="1m", n=agg.count(), sink=delta.append("minutes"))
 narrow = {
     "direct": (Pipeline("narrow", (replace(_TOTALS, where="number >= 0 and at > '2020-01-01'"),)), {}),
-    "files": (Pipeline("narrow", (_BY_MINUTE,)), {"WEIR_SPARK__DIRECT_READ_MB": "0"}),
+    "files": (
+        Pipeline("narrow", (_BY_MINUTE,)),
+        {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "blocks"},
+    ),
     "cut": (Pipeline("narrow", (replace(_TOTALS, where="size(tags) = 1"),)), {}),
 }
 
@@ -553,7 +556,8 @@ def test_blocks_are_for_narrow_rows(columns, bytes_a_row, ordered_too, is_narrow
 
 
 def test_a_damaged_file_is_named_by_a_map_task_too(tmp_path, spark):
-    site = Site(tmp_path, {"WEIR_SPARK__DIRECT_READ_MB": "0"}, pipeline, __name__)
+    options = {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "blocks"}
+    site = Site(tmp_path, options, pipeline, __name__)
     landed(site)
     file = site.landing / "2.parquet"
     content = bytearray(file.read_bytes())
