@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from state_ops.snapshots.attempt import Attempt
 
 RESTORING = ".restoring-"
+SORTING = "weir-sort-"
+"""Of directories beside those of stages, in which a subtask sorts its rows."""
 
 
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
@@ -29,6 +31,7 @@ def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str
       longer exist.
     - Of other subtasks of the stage, only lower generations are removed, because an earlier epoch may be in flight
       there.
+    - What killed subtasks of any stage have sorted is removed.
     - Another attempt of this very epoch may be alive (speculation), so its directory stays.
 
     Args:
@@ -45,6 +48,8 @@ def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str
         subtask = int(home.name)
         settled = subtask == attempt.subtask or subtask >= parallelism
         _sweep_home(home, mine if settled else (attempt.generation, CheckpointId(0)), bases)
+    for left in operator.parent.glob(f"{SORTING}*"):  # of subtasks that were killed; the stage may sort no more
+        remove_left(left)
     removed = [path for path in directories(operator.parent) if path.name not in stages] if stages else []
     for other in removed:
         homes = [home for home in directories(other) if home.name.isdigit()]

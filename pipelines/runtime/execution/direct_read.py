@@ -21,6 +21,7 @@ from pipelines.runtime.sources.slices import WHOLE, Share, position
 from state_ops.arrow import frames
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import key_groups, subtask_of
+from state_ops.snapshots.sweep import SORTING
 from state_ops.storage.temp_dirs import scratch
 
 _MOST_SUBTASKS = 8
@@ -182,7 +183,7 @@ def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_d
     if not stage.order_by:
         yield from _packed(tables, batch_rows)
         return
-    with scratch(work_dir, "weir-sort-") as directory:
+    with scratch(work_dir, SORTING) as directory:
         yield from _packed(in_order(tables, [*stage.key, *stage.order_by], directory), batch_rows)
 
 

@@ -16,8 +16,9 @@ from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.object_cache import ObjectCache
-from state_ops.snapshots.sweep import sweep
+from state_ops.snapshots.sweep import SORTING, sweep
 from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import scratch
 
 Entries = dict[bytes, bytes]
 
@@ -385,6 +386,16 @@ def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(sub
     left = {name for name, attempt in attempts.items() if list(subtask.home.glob(f"*-{attempt.attempt}"))}
     assert left == {"base", "this epoch", "later"}
     assert (subtask.home / "notes").is_dir()
+
+
+def test_sweep_removes_what_a_killed_subtask_has_sorted_and_not_what_one_is_sorting(subtask):
+    home = subtask.home.parent.parent
+    left = home / f"{SORTING}123-abc"
+    with scratch(home, SORTING) as sorting:
+        left.mkdir()
+        (left / "0.arrow").touch()
+        sweep(subtask.attempt(1), (), (), 1)
+        assert sorting.is_dir() and not left.exists()
 
 
 def test_sweep_of_a_subtask_that_never_ran_does_nothing(subtask):
