@@ -16,6 +16,7 @@ import pytest
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.operators.watermarks import handed_on
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import PipelineError, TransientError
 from tests.properties.events import SCHEMA, aggregates, database, events, watermarks
@@ -188,6 +189,14 @@ def test_windows_of_windows_lose_nothing_whether_files_tell_their_newest_event_t
         pq.write_table(rows, site.landing / f"{number}.parquet", write_statistics=statistics)
     list(run(chained, site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor()))
     assert _frame(site, "again").sort("window_start")["n"].to_list() == [2, 1, 2, 1]
+
+
+def test_a_stage_hands_on_the_watermark_by_which_it_has_closed():
+    """Its job may see later event times than were planned, as a transform makes them."""
+    hourly = window("hourly", EVENTS, key="k", on="ts", every="1h", n=agg.count(), sink=delta.append("hourly"))
+    total = aggregate("total", EVENTS, key="k", n=agg.count(), sink=delta.append("total"))
+    assert handed_on(hourly, 5, 9, drain=False) == 5
+    assert handed_on(hourly, 5, 9, drain=True) == handed_on(total, 5, 9, drain=False) == 9
 
 
 class Seen(State):
