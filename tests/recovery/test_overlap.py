@@ -797,14 +797,14 @@ def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, weir, monkeypatc
     real = getattr(where, name)
 
     def slow(*arguments, **options):
-        time.sleep(0.6)
+        time.sleep(1)  # longer than a stage takes on a busy machine
         return real(*arguments, **options)
 
     monkeypatch.setattr(where, name, slow)
     monkeypatch.setattr(readiness, "can_defer_pruning", lambda *_: False)
     bank.epochs(1, 2, 3, 4)
     head = bank.registry.head()
-    assert head.ms[phase] > 600
+    assert head.ms[phase] > 1000
     assert bottleneck(head.ms) == lane
     (*_, row) = json.loads(weir(bank.site, "checkpoints", "small", "--json").out)
     assert row["id"] == head.id and row["bottleneck"] == lane
