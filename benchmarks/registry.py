@@ -27,6 +27,7 @@ from benchmarks.harness import Row, Stopwatch, seconds
 from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Publication, Registry
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.storage.storage import Storage
 
@@ -73,7 +74,7 @@ def checkpoint_of(id: int, files: tuple[StateFile, ...]) -> Checkpoint:
         slice={"landing": {"rows": 1000, "files": [{"name": f"{id:08d}.parquet", "bytes": 4096}]}},
         watermarks={"counts": 1_700_000_000_000_000 + id},
         operators={"counts": OperatorStats(parallelism=100, files_total=len(files))},
-        sinks={"counts": {"id": id, "before": id - 1 or None}},
+        sinks={"counts": SinkLink(CheckpointId(id), CheckpointId(id - 1) if id > 1 else None)},
         inputs={},
         ms={"stage:counts": 1.5},
         totals={"epochs": id},

@@ -303,9 +303,8 @@ def _of_head(head: Checkpoint) -> Iterator[Sample]:
         yield "weir_epoch_phase_seconds", of, ms / 1000
     for uid, micros in head.watermarks.items():
         yield "weir_watermark_timestamp_seconds", (uid,), micros / 1e6
-    for table, ids in head.sinks.items():
-        if ids.get("id") is not None:
-            yield "weir_sink_checkpoint_id", (table,), float(ids["id"] or 0)
+    for sink, link in head.sinks.items():
+        yield "weir_sink_checkpoint_id", (sink,), float(link.id)
     for uid, stats in head.operators.items():
         yield from _of_stage(uid, stats)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from state_ops.checkpoints.operator_stats import NOTHING, OperatorStats
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.ids import AttemptId, CheckpointId, Generation
 
 FORMAT_VERSION = 1
@@ -28,7 +29,6 @@ STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `be
 RANGE_START, RANGE_END = "range_start", "range_end"
 ROWS_AHEAD = "rows_ahead"  # in totals: rows that positions are past, and that the next epoch is to apply
 ROWS_LOST = "rows_lost"  # in totals: such rows whose epoch failed, so that no other has applied them
-DELIVERED = "delivered"  # in sinks: the rows were there before the commit, since they are delivered at least once
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
 REWRITTEN = "rewritten"  # in totals: the edit that has rewritten this checkpoint; its sums are those of before
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
@@ -249,11 +249,7 @@ class Checkpoint:
             another position of one source. `positions` has those behind what the next epoch is about to apply, where
             rows are delivered at most once. `fork` is the first of a branch. `promotion` has a branch's state and rows
             instead of what followed its parent.
-        sinks: By sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
-            that. A rewind or a promotion also has `to`, whose rows are the newest that stay, and `at`, the Delta
-            version on which it was decided. The promotion of a range has its `column`, `start` and `end` (microseconds)
-            instead. A sink that is no table has its `kind`; its rows are staged below `outputs/`. `taken` are pairs of
-            ids: the rows after the first and up to the second were taken back from it, and do not come again.
+        sinks: By sink, where its chain of published checkpoints stands.
         inputs: By source, the columns of its files.
         totals: Sums over the whole chain, and how the chain began (`began`).
         ms: Milliseconds by phase.
@@ -276,7 +272,7 @@ class Checkpoint:
     slice: dict[str, Any]
     watermarks: dict[str, int]
     operators: dict[str, OperatorStats]
-    sinks: dict[str, dict[str, Any]]
+    sinks: dict[str, SinkLink]
     inputs: dict[str, Any]
     ms: dict[str, float]
     totals: dict[str, int]
@@ -300,11 +296,13 @@ class Checkpoint:
 
     def published(self, sink: str) -> CheckpointId | None:
         """The newest checkpoint up to this one that has output for a sink; None if there is none."""
-        return (self.sinks.get(sink) or {}).get("id")
+        link = self.sinks.get(sink)
+        return link.id if link is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
-        raw = dataclasses.asdict(self) | {"operators": {uid: stats.to_json() for uid, stats in self.operators.items()}}
+        raw = dataclasses.asdict(replace(self, operators={}, sinks={}))
+        raw |= {name: {key: of.to_json() for key, of in getattr(self, name).items()} for name in ("operators", "sinks")}
         return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
 
 
@@ -400,9 +398,9 @@ def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
     return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
 
 
-def format_with(format_version: int, sinks: Mapping[str, Mapping[str, Any]]) -> int:
+def format_with(format_version: int, sinks: Mapping[str, SinkLink]) -> int:
     """The oldest format that tells whoever reads a checkpoint of one format also what its `sinks` are."""
-    return max(format_version, WITH_SINKS) if any("kind" in ids for ids in sinks.values()) else format_version
+    return max(format_version, WITH_SINKS) if any(link.kind for link in sinks.values()) else format_version
 
 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from state_ops.checkpoints.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorStats:
+class OperatorStats(Recorded):
     """What a checkpoint's row records of one operator, under the uid of its stage.
-
-    A record of an earlier release lacks the fields that came later, and they have their defaults here. A record of a
-    later release may have more than is known here. Copies keep both as they are, if they are made with `updated`.
 
     Attributes:
         schema: Of the state; None: the operator has no state.
@@ -35,8 +33,6 @@ class OperatorStats:
         exchange: How its rows reached its subtasks: "direct", "files", "cut" or "rows"
             (docs/adr/0071-blocks-of-columns.md); None: without Spark, or there were none.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
-        names: Those that the record has, in its order.
-        unknown: By name, what this release does not know.
     """
 
     parallelism: int = 0
@@ -73,8 +69,7 @@ class OperatorStats:
     cache_totals: dict[str, int] | None = None
     gates: list[dict[str, Any]] = field(default_factory=list)
     exchange: str | None = None
-    names: tuple[str, ...] = field(default_factory=lambda: _NAMES)
-    unknown: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property
     def has_state(self) -> bool:
@@ -85,23 +80,6 @@ class OperatorStats:
     def schema_history(self) -> list[dict[str, Any]]:
         """All schemas that rows of its state may still have, oldest first, for `evolution.from_record`."""
         return self.schemas or [{"schema": self.schema}]
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> OperatorStats:
-        recorded = {name: raw[name] for name in _NAMES if name in raw}
-        return cls(
-            **recorded,
-            names=tuple(raw),
-            unknown={name: value for name, value in raw.items() if name not in recorded},
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As it was recorded: without the fields that a record of an earlier release lacks."""
-        return {name: self.unknown[name] if name in self.unknown else getattr(self, name) for name in self.names}
-
-    def updated(self, **changes: Any) -> OperatorStats:
-        """A copy that records these values of these fields."""
-        return replace(self, **changes, names=tuple(dict.fromkeys((*self.names, *changes))))
 
 
 _NAMES: tuple[str, ...] = tuple(field.name for field in fields(OperatorStats) if field.name not in ("names", "unknown"))

@@ -31,6 +31,8 @@ from deltalake.exceptions import DeltaError
 
 from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile, to_micros
 from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.recorded import Recorded
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
@@ -463,7 +465,7 @@ class Registry:
 
     def _write_row(self, checkpoint: Checkpoint) -> DataFile:
         row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
-        row |= {name: json.dumps(row[name], default=OperatorStats.to_json) for name in _JSON_COLUMNS}
+        row |= {name: json.dumps(row[name], default=Recorded.to_json) for name in _JSON_COLUMNS}
         return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 
     def holds(self, checkpoint: Checkpoint) -> bool:
@@ -595,6 +597,7 @@ class Registry:
             )
         row |= {name: json.loads(row[name]) for name in _JSON_COLUMNS if row[name] is not None}
         row["operators"] = {uid: OperatorStats.from_json(raw) for uid, raw in row["operators"].items()}
+        row["sinks"] = {sink: SinkLink.from_json(raw) for sink, raw in row["sinks"].items()}
         return Checkpoint(**_written(row, Checkpoint))
 
     def _damaged(self, checkpoint: Checkpoint, how: str) -> DamageError:

@@ -107,7 +107,7 @@ def look(
     early = sinks.versions(storage, app_id)
     early |= {name: sinks.ask(name, marker).version for name, marker in markers.items()}
     seen = survey(storage, app_id, alive, owned)
-    recorded = {name for row in seen.checkpoints for name, ids in row.sinks.items() if "kind" not in ids}
+    recorded = {name for row in seen.checkpoints for name, link in row.sinks.items() if link.kind is None}
     sink_names = names | (recorded - markers.keys())
     tables = {name: sinks.look(storage, app_id, name) for name in sorted(sink_names)}
     # Branches have registries of their own, by which they are looked at by themselves.

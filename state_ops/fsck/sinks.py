@@ -88,7 +88,7 @@ def ask(name: str, marker: Marker) -> SinkTable:
 
 def expected(rows: list[Checkpoint], sink: str) -> int | None:
     """The id that the chain says was published last."""
-    return (rows[-1].sinks.get(sink) or {}).get("id") if rows else None
+    return rows[-1].published(sink) if rows else None
 
 
 def chain_problems(
@@ -118,14 +118,14 @@ def chain_problems(
         what = f"Checkpoints up to {newest} have rows for the table {name}, which is gone."
         yield Finding.of(Kind.MISSING_TABLE, what, table.path)
         return
-    with_rows = [row for row in seen.checkpoints if row.sinks.get(name, {}).get("id") == row.id]
+    with_rows = [row for row in seen.checkpoints if row.published(name) == row.id]
     recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}
     lacking = [row for row in with_rows if row.id > (table.version or 0)]
     if behind:
         lacking = [row for row in lacking if row.id not in recorded]
     elif (table.version or 0) < newest:
         published = [row.id for row in lacking if row.id in recorded]
-        if published or not lacking or lacking[0].sinks[name]["before"] != table.version:
+        if published or not lacking or lacking[0].sinks[name].before != table.version:
             what = (
                 f"Its last published checkpoint is {table.version}; the registry says {max(published, default=newest)}."
             )

@@ -225,7 +225,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
         for name, counted in recount.items():
             yield from _drift(row, f"operators.{uid}.{name}", stats.to_json().get(name, counted), counted)
     listed = {file.sink for file in listing if file.kind == OUTPUT}
-    claimed = {sink for sink, ids in row.sinks.items() if ids["id"] == row.id}
+    claimed = {sink for sink, link in row.sinks.items() if link.id == row.id}
     for sink in sorted(claimed ^ listed, key=str) if row.kind not in TAKES_BACK else ():  # which takes rows back
         has, lacks = ("row", "listing") if sink in claimed else ("listing", "row")
         what = f"The {has} of checkpoint {row.id} has output for {sink}, its {lacks} has none."

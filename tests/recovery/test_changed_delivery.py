@@ -114,7 +114,7 @@ def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatc
     def deliver_late() -> None:
         if len(done) == 2:
             done.append("delivered")
-            link = {**head.sinks["booked"], "id": head.id + 1, "before": head.id}
+            link = head.sinks["booked"].updated(id=head.id + 1, before=head.id)
             deliver(zombie.context, replace(head, id=head.id + 1, sinks={"booked": link}), bank.registry.files(head))
 
     def begun(self, id):

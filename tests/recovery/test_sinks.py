@@ -60,7 +60,7 @@ def test_each_epochs_rows_are_handed_over_once(bank, path):
     assert marker(path) == 3
     (published,) = reports[-1].publications
     assert (published.sink, published.rows, published.delta_version) == ("ledger", 10, None)
-    assert bank.registry.head().sinks == {"ledger": {"id": 3, "before": 2, "kind": "ledger"}}
+    assert bank.registry.head().to_dict()["sinks"] == {"ledger": {"id": 3, "before": 2, "kind": "ledger"}}
     assert findings(bank) == []
 
 
@@ -177,7 +177,7 @@ def test_the_dry_run_says_that_rows_stay_and_the_rewind_has_to_be_accepted(bank,
     assert marker(path) == 3
     rewound = maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=decided.obstacles)
     assert marker(path) == rewound.id == 4
-    assert rewound.sinks["ledger"] == {"id": 4, "before": 3, "kind": "ledger"}
+    assert rewound.sinks["ledger"].to_json() == {"id": 4, "before": 3, "kind": "ledger"}
     bank.epochs(4)
     assert ledger.rows_of(path) == sorted(expected(1, 2, 3, 4) + expected(2, 3))
     assert findings(bank) == []
@@ -276,7 +276,7 @@ def test_on_a_branch_the_sink_is_a_table_and_a_promotion_has_to_be_accepted(bank
     with pytest.raises(WeirError, match="keeps what it was given"):
         promotion.promote(code, settings, "fix", executor=executor)
     promoted = promotion.promote(code, settings, "fix", executor=executor, accepted=decided.obstacles)
-    assert promoted.sinks["ledger"] == {"id": int(promoted.id), "before": 2, "kind": "ledger"}
+    assert promoted.sinks["ledger"].to_json() == {"id": int(promoted.id), "before": 2, "kind": "ledger"}
     assert marker(path) == promoted.id
     assert ledger.rows_of(path) == expected(1, 2)
     bank.epochs(3)

@@ -103,10 +103,10 @@ def test_rows_that_were_taken_back_do_not_come_again_and_that_has_to_be_accepted
     for to in (1, 2, 5, 6):
         assert rewind.plan(bank.site.pipeline, bank.site.settings, to).obstacles == ()
     done = maintenance.rewind(bank.site.pipeline, bank.site.settings, 3, accepted=plan.obstacles)
-    assert done.sinks["ledger"]["taken"] == [[2, 5], [3, 9]]
+    assert done.sinks["ledger"].taken == [[2, 5], [3, 9]]
     assert ledger.rows_of(path) == expected(1, 2)
     done = maintenance.rewind(bank.site.pipeline, bank.site.settings, 1)
-    assert done.sinks["ledger"]["taken"] == [[1, 10]]
+    assert done.sinks["ledger"].taken == [[1, 10]]
     bank.epochs()
     assert ledger.rows_of(path) == expected(1, 2, 3, 4, 5)
     assert findings(bank) == []
@@ -121,7 +121,7 @@ def test_many_rewinds_record_a_bounded_number_of_ranges(bank, path, monkeypatch)
         maintenance.rewind(bank.site.pipeline, bank.site.settings, bank.registry.checkpoints()[-2].id)
         bank.epochs()
         assert bank.registry.head().id > head
-    taken = bank.registry.head().sinks["ledger"]["taken"]
+    taken = bank.registry.head().sinks["ledger"].taken
     assert len(taken) == 3
     assert ledger.rows_of(path) == expected(1, 2)
 

@@ -120,10 +120,10 @@ class Verifier:
             self.drains.add(head.id)
         published = {table: self._read_table(table) for table in TABLES}
         for table in TABLES:
-            named = head.sinks.get(table, {"id": None, "before": None})
-            if published[table] not in (named["id"], named["before"]):
-                raise Violation(f"{table} was published up to {published[table]}, the chain says {named}")
-        ledger = head.sinks.get("ledger", {"id": None})["id"]
+            link = head.sinks.get(table)
+            if published[table] not in ((link.id, link.before) if link is not None else (None,)):
+                raise Violation(f"{table} was published up to {published[table]}, the chain says {link}")
+        ledger = head.published("ledger")
         # Tables are published beside each other: of an epoch that the ledger does not show yet, the next check judges
         # the others.
         newest = head.id if published["ledger"] == ledger else published["ledger"] or 0
@@ -134,8 +134,8 @@ class Verifier:
         for table in TABLES:
             self._check_published(table, published[table] or 0)
             if self.unaligned and table != "ledger":
-                named = head.sinks.get(table, {"id": None})["id"]
-                self._compare_sum(table, newest, whole=not waits and newest == head.id and published[table] == named)
+                whole = not waits and newest == head.id and published[table] == head.published(table)
+                self._compare_sum(table, newest, whole=whole)
             else:
                 self._compare(table, min(published[table] or 0, newest))
         self._check_chain()

@@ -48,7 +48,6 @@ from pipelines.runtime.timings import record_ms
 from state_ops.backends import composite
 from state_ops.checkpoints.checkpoint import (
     CHANNEL,
-    DELIVERED,
     EDITED,
     FORMAT_VERSION,
     INPUT,
@@ -141,7 +140,7 @@ def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tu
     _prepare(context, _looked_at(context, epoch, [stage], files))
     id, head = epoch.pending.id, context.head
     sinks = {
-        name: {"id": int(id), "before": head.published(name) if head else None, **context.sinks.recorded(name, None)}
+        name: context.sinks.link(name, id, head.published(name) if head else None)
         for name in {file.sink for file in files if file.sink}
     }
     deliver(context, replace(nothing_before(context, id, epoch.now), sinks=sinks), files)
@@ -319,11 +318,9 @@ def _row(
     pending = epoch.pending
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
-        link = sinks.get(name)
-        last = link["id"] if link is not None else None
-        sinks[name] = {"id": int(pending.id), "before": last, **context.sinks.recorded(name, link)}
-        if context.pipeline.early:
-            sinks[name][DELIVERED] = True
+        last = parent.published(name) if parent else None
+        link = context.sinks.link(name, pending.id, last, sinks.get(name))
+        sinks[name] = link.updated(delivered=True) if context.pipeline.early else link
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]

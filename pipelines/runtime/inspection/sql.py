@@ -96,7 +96,7 @@ def _catalog(source: _Source) -> Catalog:
         catalog[STATE, f"{uid}_changes"] = partial(_load_changes, source, uid)
     for uid in uids:
         catalog[STATE, uid] = partial(_load_state, source, uid)
-    lost = [name for name, ids in source.checkpoint.sinks.items() if "kind" not in ids]
+    lost = [name for name, link in source.checkpoint.sinks.items() if link.kind is None]
     elsewhere = [sink.name for sink in source.pipeline.sinks if not source.pipeline.is_table(sink)]
     tables = [sink.name for sink in source.pipeline.sinks if source.pipeline.is_table(sink)]
     for table in dict.fromkeys([*tables, *(name for name in lost if name not in elsewhere)]):

@@ -63,6 +63,7 @@ from state_ops.checkpoints.checkpoint import (
     abandoned,
 )
 from state_ops.checkpoints.registry import BRANCH, Pin
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.coordination import gate_hold, lease, requests, suspension
 from state_ops.coordination.requests import STOP, Request
 from state_ops.delta import fenced_table
@@ -355,7 +356,7 @@ def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
     branches = (
         {branch}
         if branch is not None
-        else {ids["branch"] for ids in (row.sinks.values() if row else ()) if "branch" in ids}
+        else {link.branch for link in (row.sinks.values() if row else ()) if link.branch is not None}
     )
     if branches:
         return here.branch.id in branches
@@ -654,13 +655,11 @@ def _whole(
         files += _brought(owner, source, table, id, None)
         before = decided.head.published(table.table)
         if before is not None or table.comes:
-            sinks[table.table] = {
-                "id": int(id),
-                "before": before,
-                "to": decided.base.published(table.table),
-                "at": table.back.version if table.back is not None else 0,
-                "branch": here.branch.id,
-            }
+            sinks[table.table] = SinkLink(id, before).updated(
+                to=decided.base.published(table.table),
+                at=table.back.version if table.back is not None else 0,
+                branch=here.branch.id,
+            )
     # An edit of the branch is numbered as the branch counts, and one of the pipeline's is taken back.
     totals = {name: value for name, value in tip.totals.items() if name != EDITED}
     return replace(tip, operators=pointed(tip.operators, moved), sinks=sinks, totals=totals), files
@@ -680,14 +679,9 @@ def _range(
     sinks = dict(head.sinks)
     for table in decided.tables:
         files += _brought(owner, source, table, id, only)
-        sinks[table.table] = {
-            "id": int(id),
-            "before": head.published(table.table),
-            "column": table.column,
-            "start": only.start,
-            "end": only.end,
-            "branch": here.branch.id,
-        }
+        sinks[table.table] = SinkLink(id, head.published(table.table)).updated(
+            column=table.column, start=only.start, end=only.end, branch=here.branch.id
+        )
     offsets = dict(head.offsets)
     for name, reader in owner.context.readers.items():
         if name in offsets:

@@ -18,7 +18,6 @@ from pipelines.runtime.sinks.opening import marker_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
 from state_ops.checkpoints.checkpoint import (
-    DELIVERED,
     OUTPUT,
     REWIND,
     TAKES_BACK,
@@ -44,7 +43,7 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
         if context.pipeline.at_most_once and checkpoint.kind not in TAKES_BACK:
             once += _publish_once(context, checkpoint)
             continue
-        sinks = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
+        sinks = [sink for sink, link in checkpoint.sinks.items() if link.id == checkpoint.id]
         staged: dict[str, list[StateFile]] = {sink: [] for sink in sinks if checkpoint.kind in TAKES_BACK}
         delivered = context.early.pop(checkpoint.id, None)
         published += (
@@ -70,7 +69,7 @@ def _publish_once(context: RunContext, checkpoint: Checkpoint) -> list[Publicati
             for sink, files in lacking.items()
         ],
     )
-    waiting = {sink: files for sink, files in lacking.items() if DELIVERED not in checkpoint.sinks[sink]}
+    waiting = {sink: files for sink, files in lacking.items() if not checkpoint.sinks[sink].delivered}
     try:
         return _publish_all(context, checkpoint, waiting)
     except Exception:
@@ -117,18 +116,18 @@ def _publish_behind(context: RunContext, checkpoint: Checkpoint, sink: str, file
 def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sink: str) -> Checkpoint:
     """A checkpoint that follows what a sink has: perhaps an epoch that failed after its rows were delivered; at most
     once, perhaps none of the epochs before, whose rows never came."""
-    before = checkpoint.sinks[sink]["before"]
+    before = checkpoint.sinks[sink].before
     marker = context.sinks.marker(sink, checkpoint, before)
     lacks = context.pipeline.at_most_once and (marker or 0) < (before or 0)
     if lacks or (before or 0) < (marker or 0) < checkpoint.id:
-        link = {**checkpoint.sinks[sink], "before": marker}
+        link = checkpoint.sinks[sink].updated(before=marker)
         return replace(checkpoint, sinks={**checkpoint.sinks, sink: link})
     return checkpoint
 
 
 def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
-    before = checkpoint.sinks[sink]["before"]
-    if "kind" in checkpoint.sinks[sink]:
+    before = checkpoint.sinks[sink].before
+    if checkpoint.sinks[sink].kind is not None:
         return _hand_over(context, checkpoint, sink, files)
     target = context.pipeline.sink(sink)
     if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
@@ -138,7 +137,7 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
     replaces, grows = isinstance(target, ReplaceSink), target is not None and evolves(target)
     if checkpoint.kind in TAKES_BACK:
         context.sinks.tables.pop(sink, None)
-        if "column" in checkpoint.sinks[sink]:
+        if checkpoint.sinks[sink].column is not None:
             return replace_where.overwrite(
                 context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch, evolves=grows
             )
@@ -160,17 +159,17 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
 def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     """Publish to a sink that is no table. A rewind or a promotion moves its marker alone, where rows stay in it."""
     started, link = time.perf_counter(), checkpoint.sinks[sink]
-    publisher, before = context.sinks.publisher(sink), link["before"]
+    publisher, before = context.sinks.publisher(sink), link.before
     rows = StagedRows(context.storage, files, context.settings.work_dir, checkpoint.triggered_at)
     if checkpoint.kind not in TAKES_BACK:
         published = publisher.publish(before, checkpoint.id, rows)
     else:
 
         def move(marker: int | None) -> Published:
-            if "to" not in link:
+            if not link.takes_back:
                 return publisher.publish(marker, checkpoint.id, no_rows())
             if isinstance(publisher, TakingBack):
-                return publisher.take_back(marker, checkpoint.id, link["to"], rows)
+                return publisher.take_back(marker, checkpoint.id, link.to, rows)
             raise PipelineError(
                 f"Checkpoint {checkpoint.id} takes rows back from the sink {sink}, which its code cannot any more.",
                 next="Put back the code with which that was decided, until it is done.",
@@ -202,8 +201,8 @@ def _move_marker(
 
 def _chain(registry: Registry, sink: str) -> frozenset[int]:
     """The checkpoints, as far as the retained ones tell, that were ever to be published in a sink."""
-    ids = [row.sinks[sink] for row in registry.checkpoints(as_owner=True) if sink in row.sinks]
-    return frozenset(id for link in ids for id in (link["id"], link["before"]) if id is not None)
+    links = [row.sinks[sink] for row in registry.checkpoints(as_owner=True) if sink in row.sinks]
+    return frozenset(id for link in links for id in (link.id, link.before) if id is not None)
 
 
 def unpublished(registry: Registry, *, as_owner: bool = False) -> list[Checkpoint]:
@@ -216,5 +215,5 @@ def unpublished(registry: Registry, *, as_owner: bool = False) -> list[Checkpoin
     return [
         row
         for row in registry.checkpoints(as_owner=as_owner)
-        if any((row.id, sink) not in published for sink, ids in row.sinks.items() if ids["id"] == row.id)
+        if any((row.id, sink) not in published for sink, link in row.sinks.items() if link.id == row.id)
     ]

@@ -26,11 +26,12 @@ from pipelines.runtime.ownership.derived_checkpoint import begin, commit, publis
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sinks import restore_version
-from pipelines.runtime.sinks.opening import TAKEN, kind_in
+from pipelines.runtime.sinks.opening import kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
@@ -201,7 +202,7 @@ def given(pipeline: Pipeline, head: Checkpoint, to: Checkpoint) -> tuple[SinkRew
         else:
             why = sink.stays
         kind = sink.kind if sink is not None else kind_in(head, name) or ""
-        gone = [ids for ids in head.sinks[name].get(TAKEN, ()) if ids[0] < (then or 0) < ids[1]]
+        gone = [ids for ids in head.sinks[name].taken if ids[0] < (then or 0) < ids[1]]
         lost = (
             f"checkpoint {gone[0][1]} has taken rows back from the sink {name} that do not come again" if gone else None
         )
@@ -253,20 +254,20 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
         )
 
 
-def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId, to: Checkpoint) -> dict[str, Any]:
+def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId, to: Checkpoint) -> SinkLink:
     """What the `sinks` of a checkpoint that abandons others say of a sink whose marker it moves.
 
     Args:
         to: The newest checkpoint whose rows stay.
     """
-    link = {"id": int(id), "before": head.published(name), **context.sinks.recorded(name, head.sinks.get(name))}
+    link = context.sinks.link(name, id, head.published(name), head.sinks.get(name))
     sink, then = context.pipeline.sink(name), to.published(name)
     if sink is None or sink.stays is not None:
         return link
-    earlier = [ids for ids in link.get(TAKEN, ()) if ids[0] < (then or 0)]
+    earlier = [ids for ids in link.taken if ids[0] < (then or 0)]
     if len(earlier) == _MOST_TAKEN:
         earlier[:2] = [[earlier[0][0], earlier[1][1]]]
-    return {**link, "to": then, TAKEN: [*earlier, [then or 0, int(id)]]}
+    return link.updated(to=then, taken=[*earlier, [then or 0, id]])
 
 
 def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkpoint:
@@ -275,12 +276,7 @@ def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkp
     moved = [sink.name for sink in decided.sinks if sink.moves]
     id = begin(owner, head, [*(table.table for table in decided.tables), *moved])
     taken_back = {
-        table.table: {
-            "id": int(id),
-            "before": head.published(table.table),
-            "to": to.published(table.table),
-            "at": table.version,
-        }
+        table.table: SinkLink(id, head.published(table.table)).updated(to=to.published(table.table), at=table.version)
         for table in decided.tables
         if head.published(table.table) is not None
     }

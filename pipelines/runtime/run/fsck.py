@@ -60,12 +60,12 @@ def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, 
     def marker_of(name: str) -> Marker:
         def marker() -> int | None:
             head = registry.head()
-            ids = head.sinks.get(name) if head is not None else None
-            if ids is None:
+            link = head.sinks.get(name) if head is not None else None
+            if link is None:
                 return sinks.marker(name, head, None)
-            is_there = all(row.id != ids["id"] for row in unpublished(registry))
+            is_there = all(row.id != link.id for row in unpublished(registry))
             try:
-                return sinks.marker(name, head, ids["id" if is_there else "before"])
+                return sinks.marker(name, head, link.id if is_there else link.before)
             except DamageError:  # it has forgotten the marker, and nothing is there from which it could be made again
                 return None
 

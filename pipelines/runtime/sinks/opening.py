@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from threading import RLock
 from types import TracebackType
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +24,8 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
 from pipelines.runtime.sinks.predicates import check_condition
-from state_ops.checkpoints.checkpoint import DELIVERED, POSITIONS, TABLES, Checkpoint
+from state_ops.checkpoints.checkpoint import POSITIONS, TABLES, Checkpoint
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
@@ -33,7 +34,6 @@ _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean
 
 
 _FOOTERS = 4096
-TAKEN = "taken"
 _OTHER_DELIVERY = (
     "Is it ahead, and was its delivery changed from at least once? It has rows of an epoch that failed: let it deliver "
     "at least once until it has got rows of a later one. Is it behind, and was its delivery changed from at most once? "
@@ -190,7 +190,8 @@ class Sinks:
         sink, at_most_once = self._pipeline.sink(name), self._pipeline.at_most_once
         if head is None or sink is None or not at_most_once or self._pipeline.is_table(sink) or sink.exactly_once:
             return
-        if head.kind != POSITIONS and last_id > head.id and DELIVERED in (head.sinks.get(name) or {}):
+        link = head.sinks.get(name)
+        if head.kind != POSITIONS and last_id > head.id and link is not None and link.delivered:
             raise DamageError(
                 f"The sink {name} may have rows of epoch {last_id}, which failed while the pipeline delivered at least "
                 "once. At most once would read them again, and deliver them a second time.",
@@ -247,19 +248,21 @@ class Sinks:
         if isinstance(publisher, Expiring):
             publisher.renew(published)
 
-    def recorded(self, name: str, parent: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is, and whose
-        rows were taken back from it.
+    def link(
+        self, name: str, id: CheckpointId, before: CheckpointId | None, parent: SinkLink | None = None
+    ) -> SinkLink:
+        """What a checkpoint that has output for a sink records of it.
 
         Args:
-            parent: The same of the checkpoint that this one follows.
+            before: The checkpoint that was published in it last.
+            parent: What the checkpoint that this one follows records of it.
         """
-        sink = self._pipeline.sink(name)
+        sink, link = self._pipeline.sink(name), SinkLink(id, before)
         kind = self._kind(sink) if sink is not None else None
         if kind is None:
-            return {}
-        taken = (parent or {}).get(TAKEN)
-        return {"kind": kind} | ({TAKEN: taken} if taken else {})
+            return link
+        link = link.updated(kind=kind)
+        return link.updated(taken=parent.taken) if parent is not None and parent.taken else link
 
     def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
         """The partition columns of a table, by which its rows can be told apart."""
@@ -294,8 +297,8 @@ def marker_of(publisher: Publisher, published: int | None) -> int | None:
 
 def kind_in(checkpoint: Checkpoint | None, name: str) -> str | None:
     """What a checkpoint knows a sink as; None: a table, or it does not know it."""
-    ids: Mapping[str, str] = (checkpoint.sinks.get(name) or {}) if checkpoint is not None else {}
-    return ids.get("kind")
+    link = checkpoint.sinks.get(name) if checkpoint is not None else None
+    return link.kind if link is not None else None
 
 
 def _not_owned() -> None:

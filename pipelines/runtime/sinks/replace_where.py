@@ -122,7 +122,8 @@ def overwrite(
     Raises DamageError when the table is not where the registry says.
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
-    wanted, column = Range(sink["start"], sink["end"]), sink["column"]
+    wanted, column = Range(sink.start, sink.end), sink.column
+    assert column is not None, "only the promotion of a range comes here"
 
     def change_of(handle: DeltaTable) -> Change:
         new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
@@ -130,7 +131,7 @@ def overwrite(
         return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)}, new)
 
     damaged = partial(_unreachable, storage, table)
-    committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)
+    committed = commit(storage, app_id, table, checkpoint, sink.before, change_of, damaged)
     change = committed.change
     if change is None:
         return publication(checkpoint, table, committed.version, len(adds), 0, started)

@@ -157,7 +157,7 @@ def rewind(
         rests: list[DataFile] = []
         if adds:  # what comes back was in this very table
             new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
-        then, _ = _since(storage, handle, table, sink["to"])
+        then, _ = _since(storage, handle, table, sink.to)
         now, wanted = active_files(handle), files_at(storage, table, then)
         if replaces is not None and adds and then is not None:
             was = fenced_table.open_table(storage, table_path(table), then)
@@ -166,7 +166,7 @@ def rewind(
             gone = {file.path for file in out}
             wanted = [file for file in wanted if file.path not in gone]
         active = {file.path for file in now}
-        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, sink["at"]), wanted)
+        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, sink.at), wanted)
         if any(file.path not in active for file in goes):
             # Its rows are in other files by now, so only the whole version can come back.
             log.warning("what others committed since a rewind was decided is taken back too", table=table)
@@ -174,11 +174,11 @@ def rewind(
         comes = tuple(described(storage, table, file) for file in comes if file.path not in active)
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
-        return Change([*comes, *rests, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)}, new)
+        return Change([*comes, *rests, *adds], goes, {REWIND: str(sink.to or 0), **branch_of(sink)}, new)
 
     directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
     damaged = partial(_unreachable, storage, table)
-    committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)
+    committed = commit(storage, app_id, table, checkpoint, sink.before, change_of, damaged)
     if committed.change is None:
         return publication(checkpoint, table, committed.version, 0, 0, started)
     if replaces is not None and adds:

@@ -27,6 +27,7 @@ from pipelines.runtime.sinks.statistics import statistics
 from state_ops.arrow.parquet import partition_of
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import DamageError, plainly
@@ -163,10 +164,10 @@ def footer_of(storage: Storage, path: str) -> pq.FileMetaData:
         ) from error
 
 
-def branch_of(sink: Mapping[str, Any]) -> dict[str, str]:
+def branch_of(link: SinkLink) -> dict[str, str]:
     """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a
     rewind."""
-    return {BRANCH: sink["branch"]} if "branch" in sink else {}
+    return {BRANCH: link.branch} if link.branch is not None else {}
 
 
 def commit(

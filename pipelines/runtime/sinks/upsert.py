@@ -46,6 +46,7 @@ from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.ids import new_attempt_id
@@ -103,15 +104,14 @@ def publish(
     started = time.perf_counter()
     directory = staging_directory(storage, app_id, sink.name, checkpoint).removeprefix(f"{table_path(sink.name)}/")
     upsert = Upsert(storage, sink.name, sink.key, directory, scratch)
-    ids = checkpoint.sinks.get(sink.name) or {}
-    promoted = "branch" in ids
+    link = checkpoint.sinks.get(sink.name) or SinkLink(checkpoint.id, None)
     merged = Merged()
 
     with ExitStack() as stack:
 
         @cache
         def changes() -> Changes:
-            return stack.enter_context(spilled(storage, sink, files, scratch, by_epoch=promoted))
+            return stack.enter_context(spilled(storage, sink, files, scratch, by_epoch=link.branch is not None))
 
         def change_of(handle: DeltaTable) -> Change:
             nonlocal merged
@@ -120,12 +120,12 @@ def publish(
             columns = {field.name: field.type for field in changes().schema}
             new = check_columns(handle, sink.name, checkpoint.id, columns, evolves(sink))
             is_now = pa.schema([*frames.canonical_schema(pa.schema(handle.schema().to_arrow())), *new])
-            if not promoted:
+            if link.branch is None:
                 merged = _merged(upsert, handle, active_files(handle), changes(), is_now)
                 return Change(merged.adds, merged.removes, columns=new, exact=True)
-            then = version_of(storage, handle, sink.name, ids["to"])
+            then = version_of(storage, handle, sink.name, link.to)
             merged = _on_earlier(upsert, handle, then, changes(), is_now)
-            return Change(merged.adds, merged.removes, {REWIND: str(ids["to"] or 0), **branch_of(ids)}, new)
+            return Change(merged.adds, merged.removes, {REWIND: str(link.to or 0), **branch_of(link)}, new)
 
         committed = commit(
             storage, app_id, sink.name, checkpoint, previous, change_of, partial(damaged, storage, sink.name)

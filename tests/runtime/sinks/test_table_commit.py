@@ -14,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from pipelines.runtime.sinks import delta, replace_where, restore_version
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Publication
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import DamageError
 from state_ops.storage.storage import Storage
 from tests.runtime.sinks.test_delta import APP, SCHEMA, checkpoint, keys, staged
@@ -29,7 +30,7 @@ WAYS: dict[str, Commit] = {
 def taking_back(number: int, before: int, to: int, at: int) -> Checkpoint:
     """A rewind, or the promotion of a range in which no row lies."""
     sink = {"id": number, "before": before, "to": to, "at": at, "column": "n", "start": 0, "end": 0}
-    return replace(checkpoint(number), sinks={"out": sink})
+    return replace(checkpoint(number), sinks={"out": SinkLink.from_json(sink)})
 
 
 @pytest.mark.parametrize("way", WAYS)

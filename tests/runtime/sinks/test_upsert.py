@@ -22,6 +22,7 @@ from pipelines.runtime.sinks import changes as netting
 from pipelines.runtime.sinks import delta, restore_version, staged_rows, statistics, upsert
 from pipelines.runtime.sinks.changes import ROW, spill
 from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import log_entries
 from state_ops.errors import DamageError, PipelineError
 from state_ops.storage.storage import Storage
@@ -162,7 +163,7 @@ def test_a_restored_version_gives_the_rows_of_then(storage):
     publish(storage, 2, 1, staged(storage, 2, [("a", 2), ("c", 2)]))
     publish(storage, 3, 2, staged(storage, 3, [("b", 1, "delete")], CHANGED))
     at = DeltaTable(storage.full("tables/out")).version()
-    rewind = replace(checkpoint(4), sinks={"out": {"id": 4, "before": 3, "to": 1, "at": at}})
+    rewind = replace(checkpoint(4), sinks={"out": SinkLink(4, 3).updated(to=1, at=at)})
     restore_version.rewind(storage, APP, "out", rewind)
     assert rows(storage) == [("a", 1), ("b", 1)]
     publish(storage, 3, 2, staged(storage, 3, [("a", 9)]))
@@ -173,7 +174,7 @@ def test_a_restored_version_gives_the_rows_of_then(storage):
 
 def promotion(storage: Storage, number: int, before: int, to: int | None) -> Checkpoint:
     at = DeltaTable(storage.full("tables/out")).version()
-    sinks = {"out": {"id": number, "before": before, "to": to, "at": at, "branch": "b" * 32}}
+    sinks = {"out": SinkLink(number, before).updated(to=to, at=at, branch="b" * 32)}
     return replace(checkpoint(number), kind="promotion", sinks=sinks)
 
 

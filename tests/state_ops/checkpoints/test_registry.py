@@ -15,6 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, OUTPUT, STATE, Checkpoint, StateFile
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Publication, Registry
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table, log_cleanup, log_entries
 from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -50,7 +51,7 @@ def a_checkpoint(
         "slice": {"landing": {"rows": id}},
         "watermarks": {"counts": 1_700_000_000_000_000},
         "operators": {"counts": OperatorStats.from_json({"parallelism": 1})},
-        "sinks": {"out": {"id": id, "before": parent}},
+        "sinks": {"out": SinkLink(id, parent)},
         "inputs": {},
         "ms": {"stage:counts": 1.5},
         "totals": {"epochs": id},

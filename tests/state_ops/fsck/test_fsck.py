@@ -14,6 +14,7 @@ import pytest
 from state_ops.checkpoints.checkpoint import CHANNEL, Checkpoint, StateFile
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table
 from state_ops.delta.fenced_table import DataFile
 from state_ops.errors import FencedError
@@ -83,7 +84,7 @@ def test_a_listing_with_a_file_less_is_damage_that_stops_everything(storage, reg
         ({"operators": {"counts": OperatorStats.from_json({"files_total": 3})}}, "operators.counts.files_total = 3"),
         ({"operators": {"counts": OperatorStats.from_json({"files_new": 1})}}, "operators.counts.files_new = 1"),
         ({"operators": {"counts": OperatorStats.from_json({"bytes_total": 1})}}, "operators.counts.bytes_total = 1"),
-        ({"sinks": {"out": {"id": 1, "before": None}}}, "has output for out"),
+        ({"sinks": {"out": SinkLink(1, None)}}, "has output for out"),
     ],
 )
 def test_figures_that_do_not_add_up_are_named(storage, registry, wrong, says):

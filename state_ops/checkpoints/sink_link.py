@@ -1,0 +1,45 @@
+"""What a checkpoint records of a sink: where its chain of published checkpoints stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from state_ops.checkpoints.recorded import Recorded
+from state_ops.ids import CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class SinkLink(Recorded):
+    """What a checkpoint's row records of one sink, under its name.
+
+    Attributes:
+        id: The newest checkpoint, up to the one that has the record, with output for the sink.
+        before: The one before that; None: there was none.
+        kind: Of a sink that is no table, what it is; its rows are staged below `outputs/`. None: a table.
+        taken: Pairs of ids: the rows after the first and up to the second were taken back from a sink that is no table,
+            and do not come again.
+        delivered: Whether its rows were there before the commit, because they are delivered at least once.
+        to: Of a rewind or a promotion, the checkpoint whose rows are the newest that stay; None: no rows stay.
+        at: The Delta version on which that was decided.
+        column, start, end: Of the promotion of a range instead, the column of its event time and its bounds, in
+            microseconds since 1970 UTC.
+        branch: The id of the branch that was promoted.
+    """
+
+    id: CheckpointId
+    before: CheckpointId | None
+    kind: str | None = None
+    taken: list[list[int]] = field(default_factory=list)
+    delivered: bool = False
+    to: CheckpointId | None = None
+    at: int = 0
+    column: str | None = None
+    start: int = 0
+    end: int = 0
+    branch: str | None = None
+    names: tuple[str, ...] = field(default=("id", "before"), kw_only=True)
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether rows after `to` were taken back from the sink with this very record."""
+        return "to" in self.names
