@@ -14,6 +14,7 @@ from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import FAIL
 from pipelines.runtime.connectors.source import Source as Source
+from state_ops.arrow.frames import canonical_schema
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.ttl import Ttl
@@ -54,6 +55,10 @@ class FileSource(Source):
     @property
     def decodes(self) -> bool:
         return self.format != PARQUET
+
+    @property
+    def declared_columns(self) -> pa.Schema | None:
+        return None if self.schema is None else canonical_schema(self.schema)
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import pyarrow as pa
+
 from pipelines.runtime.connectors.source import (
     EARLIEST,
     Batch,
@@ -44,6 +46,10 @@ class ChainedSource(Source):
     @property
     def kind(self) -> str:
         return self.live.kind
+
+    @property
+    def declared_columns(self) -> pa.Schema | None:
+        return self.live.declared_columns
 
     @property
     def replayable(self) -> bool:

@@ -298,6 +298,11 @@ class Source:
         return True
 
     @property
+    def declared_columns(self) -> pa.Schema | None:
+        """The columns that the definition gives all its rows, in canonical types; None: what is read says them."""
+        return None
+
+    @property
     def replayable(self) -> bool:
         """Whether a part can be read again after a crash, so that exactly once can hold."""
         return True

@@ -232,9 +232,17 @@ class PlanBuilder:
 
     def _look_at_sources(self) -> None:
         head = self._head
+        misdeclared = {
+            finding.name
+            for finding in self.findings
+            if (finding.kind, finding.aspect) == ("source", "columns") and finding.verdict.stops
+        }
         for name, reader in readers(self._pipeline, self._settings).items():
             position = head.offsets.get(name) if head else None
             expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
+            if name in misdeclared:  # each file that waits would be said not to fit
+                self.sources[name] = expected
+                continue
             try:
                 if again := reader.look(position).again:
                     self._allow(

@@ -12,10 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from pipelines.runtime.connectors.source import changed_kind
-from pipelines.runtime.definition import Pipeline, SessionWindow, Stage, source_of
+from pipelines.runtime.connectors.formats.hive import partitions_of
+from pipelines.runtime.connectors.source import ADD, changed_kind
+from pipelines.runtime.definition import Pipeline, SessionWindow, Source, Stage, source_of
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.timer_use import uses_timers
+from state_ops.arrow.frames import common_type, schema_from_json, wider_type
 from state_ops.arrow.types import type_name
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.operator_stats import OperatorStats
@@ -442,6 +444,7 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         changed = changed_kind(source, head.offsets.get(source.name))
         if changed is not None:
             yield Finding("source", source.name, "kind", Verdict.FLAG, *changed)
+        yield from _declared(source, head)
     for name in sorted(now - set(head.offsets)):
         keeping = [
             stage.uid
@@ -468,6 +471,34 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             + f"If its files hold nothing that this state has seen: Pipeline(..., added=({name!r},)). Else give the "
             "stages new uids: they then start with empty state.",
         )
+
+
+def _declared(source: Source, head: Checkpoint) -> Iterator[Finding]:
+    """The columns that a source declares beside those that it has read before: nothing that is read would fit these,
+    and where bad files are set aside, each good one would be."""
+    declared, recorded = source.declared_columns, head.inputs.get(source.name)
+    if declared is None or recorded is None:
+        return
+    files, adds = (head.offsets.get(source.name) or {}).get("seen", ()), source.evolve == ADD
+    of_directories = {column for name in files for column, _ in partitions_of(name)}
+    before = [field for field in schema_from_json(recorded) if field.name not in of_directories]
+    gone = [field for field in before if field.name not in declared.names]
+    misfits = [] if adds else [
+        f"declares no column {field.name!r} any more, which it has read before as {field.type}" for field in gone
+    ]  # fmt: skip
+    for field in before:
+        now = declared.field(field.name).type if field.name in declared.names else field.type
+        if common_type(field.type, now) is None and not (adds and wider_type(field.type, now)):
+            misfits.append(f"declares {field.name!r} as {now}; what it has read before has {field.type}")
+    if misfits:
+        what = " ".join(f"The source {source.name!r} {misfit}." for misfit in misfits)
+        next_ = "Declare the columns as before, or read on by a source of another name, with this one in retired=."
+        yield Finding("source", source.name, "columns", Verdict.REFUSED, what, next_)
+    elif gone:
+        names = ", ".join(repr(field.name) for field in gone)
+        what = f"{names} {'is' if len(gone) == 1 else 'are'} declared no more: "
+        what += f"{'it is' if len(gone) == 1 else 'they are'} null from here on"
+        yield Finding("source", source.name, "columns", Verdict.COMPATIBLE, what)
 
 
 def _gone(pipeline: Pipeline, kind: str, name: str, what: str) -> Finding:

@@ -26,8 +26,7 @@ from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
-from state_ops.arrow import frames
-from state_ops.errors import InputError, PipelineError, VanishedError
+from state_ops.errors import InputError, VanishedError
 
 DELIVERED_AGAIN = (
     "Deliver what is new in them under other names, or replay the range of event time that they have: "
@@ -241,7 +240,6 @@ class FilesReader(SourceReader):
             except InputError as error:
                 if limits is None or not self.sets_aside(file):
                     raise
-                self._check_declared(expected, error)
                 set_aside.append(self._set_aside(file, error))
         unread = gathered.unread
         new_columns = [name for name in unread if self._first_time("unread", name)]
@@ -293,21 +291,6 @@ class FilesReader(SourceReader):
         """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen.
         One that is still being written, or has vanished, may be read yet."""
         return self.source.on_bad == "quarantine" and self.are_as_read({file.name: (file.size, file.mtime_ns)})
-
-    def _check_declared(self, expected: pa.Schema | None, error: InputError) -> None:
-        """Refuse a declared schema with other types than what was read before: it would set good files aside, each of
-        them. expected: the columns of earlier files. error: what is wrong with the first file."""
-        for field in frames.canonical_schema(self.source.schema or pa.schema([])):
-            at = -1 if expected is None else expected.get_field_index(field.name)
-            before = pa.null() if expected is None or at < 0 else expected.field(at).type
-            widens = self.source.evolve == ADD and frames.wider_type(before, field.type) is not None
-            if frames.common_type(before, field.type) is None and not widens:
-                raise PipelineError(
-                    f"schema= says that {field.name!r} is {field.type}; what the source has read before has {before}.",
-                    where=f"source {self.source.name}",
-                    next="Put the type back, so that no file is set aside for it, or read the files by a source of "
-                    "another name.",
-                ) from error
 
     def _set_aside(self, file: SourceFile, error: InputError) -> SetAside:
         reason = error.what.splitlines()[0]

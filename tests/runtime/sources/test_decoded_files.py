@@ -14,9 +14,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipelines.api import FileSource, Pipeline, agg, aggregate, delta, files
+from pipelines.api import FileSource, Pipeline, agg, aggregate, chain, delta, files, kafka
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import drill
+from pipelines.runtime.operations import drill, plan
+from pipelines.runtime.operators.compatibility import Verdict, structure
 from pipelines.runtime.run import fsck
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import InputError, PipelineError
@@ -90,19 +91,72 @@ def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path):
     assert totals(strict) == {"a": (1, 1)}
 
 
-def test_a_declared_type_that_changes_is_refused_and_sets_no_good_file_aside(tmp_path):
-    source = files("{landing}/*.csv", format="csv", schema=SCHEMA, event_time="at", on_bad="quarantine")
+CHANGED = {
+    "another type": (
+        {"n": pa.float64()},
+        "The source 'files' declares 'n' as double; what it has read before has int64",
+    ),
+    "a column gone": ({"at": None}, "The source 'files' declares no column 'at' any more, which"),
+}
+
+
+@pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_declared_columns_that_do_not_fit_what_was_read_are_refused_before_anything_is_read(tmp_path, name, on_bad):
+    """By a plan and a run alike, whether files wait or not; and no good file is set aside."""
+    source = files("{landing}/*.csv", format="csv", schema=SCHEMA, on_bad=on_bad)
     site = site_of(tmp_path, source)
     (site.landing / "1.csv").write_text("id,n,at\na,1,2026-05-01T12:00:00Z\n")
     epochs(site)
-    (site.landing / "2.csv").write_text("id,n,at\na,2,2026-05-01T12:00:00Z\n")
-    changed = pa.schema({**SCHEMA, "n": pa.float64()})
-    with pytest.raises(PipelineError, match=r"schema= says that 'n' is double; .* has int64"):
-        epochs(replace(site, pipeline=of(replace(source, schema=changed))))
-    (site.landing / "2.csv").rename(site.landing / "3.csv")
-    (site.landing / "2.csv").write_text("nothing,of,it\n")
+    change, what = CHANGED[name]
+    columns = {column: type for column, type in {**SCHEMA, **change}.items() if type is not None}
+    changed = replace(site, pipeline=of(replace(source, schema=pa.schema(columns))))
+    for waits in (False, True):
+        if waits:
+            (site.landing / "2.csv").write_text("id,n,at\na,2,2026-05-01T12:00:00Z\n")
+        planned = plan.plan(changed.pipeline, changed.settings, executor=InMemoryExecutor())
+        about = [(finding.aspect, finding.verdict) for finding in planned.findings if finding.kind == "source"]
+        assert about == [("columns", Verdict.REFUSED)]
+        with pytest.raises(PipelineError, match=what):
+            epochs(changed)
+    assert len(epochs(site)) == 1 and totals(site) == {"a": (2, 3)}
+
+
+def test_declared_columns_may_widen_and_go_where_columns_may_come(tmp_path):
+    source = files("{landing}/k=*/*.csv", format="csv", schema={**SCHEMA, "n": pa.int32()}, evolve="add")
+    site = site_of(tmp_path, source)
+    (site.landing / "k=1").mkdir()
+    (site.landing / "k=1" / "1.csv").write_text("id,n,at\na,1,2026-05-01T12:00:00Z\n")
     epochs(site)
-    assert totals(site) == {"a": (2, 3)}, "a file that is bad itself is set aside, as ever"
+    changed = replace(
+        site, pipeline=of(replace(source, schema=pa.schema({"id": pa.string(), "n": pa.int64(), "more": pa.bool_()})))
+    )
+    planned = plan.plan(changed.pipeline, changed.settings, executor=InMemoryExecutor())
+    said = [(finding.verdict, finding.what) for finding in planned.findings if finding.kind == "source"]
+    assert said == [(Verdict.COMPATIBLE, "'at' is declared no more: it is null from here on")]
+    (site.landing / "k=1" / "2.csv").write_text("id,n,more\na,2,true\n")
+    assert len(epochs(changed)) == 1 and totals(changed) == {"a": (2, 3)}
+
+
+def test_columns_that_a_topic_or_a_chain_declares_are_compared_too(tmp_path):
+    before = replace(files("{landing}/*.csv", format="csv", schema=SCHEMA), name="clicks")
+    site = site_of(tmp_path, before)
+    (site.landing / "1.csv").write_text("id,n,at\na,1,2026-05-01T12:00:00Z\n")
+    head = replace(epochs(site)[-1].checkpoint, offsets={"clicks": {"kind": "kafka"}})
+    columns = {"id": pa.string(), "n": pa.float64()}
+    topic = kafka("clicks", servers="localhost:1", schema=columns, timestamp="at")
+    for source in (topic, chain(kafka("old", servers="localhost:1", schema=SCHEMA), topic, name="clicks")):
+        stopping = [finding for finding in structure(of(source), head) if finding.verdict.stops]
+        assert [(finding.name, finding.aspect) for finding in stopping] == [("clicks", "columns")]
+        assert stopping[0].what == "The source 'clicks' declares 'n' as double; what it has read before has int64."
+
+
+def test_a_file_that_is_bad_itself_is_set_aside(tmp_path):
+    site = site_of(tmp_path, files("{landing}/*.csv", format="csv", schema=SCHEMA, on_bad="quarantine"))
+    (site.landing / "1.csv").write_text("nothing,of,it\n")
+    (site.landing / "2.csv").write_text("id,n,at\na,2,2026-05-01T12:00:00Z\n")
+    epochs(site)
+    assert totals(site) == {"a": (1, 2)}
 
 
 def test_a_drill_decodes_the_recorded_files_again(tmp_path):

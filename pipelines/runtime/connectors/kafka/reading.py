@@ -126,8 +126,7 @@ class RowDecoder:
     ) -> None:
         self._decode, self._columns, self._extra = decode, columns, dict(extra)
         self._keys, self._tombstones = keys, tombstones
-        types = _types(keys)
-        self.schema = pa.schema([*columns, *(pa.field(column, types[what]) for what, column in extra.items())])
+        self.schema = row_columns(columns, extra, keys)
 
     def rows(self, bunch: Sequence[Message]) -> Batch:
         """The rows of some messages, in their order."""
@@ -216,6 +215,12 @@ def decoder(values: str, schema: pa.Schema | str | None, registry: bool, written
 
         return decode_avro
     return lambda contents: _json(contents, columns)
+
+
+def row_columns(columns: pa.Schema, extra: Mapping[str, str], keys: str) -> pa.Schema:
+    """The columns of messages; see `RowDecoder` for the arguments."""
+    types = _types(keys)
+    return pa.schema([*columns, *(pa.field(column, types[what]) for what, column in extra.items())])
 
 
 def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:

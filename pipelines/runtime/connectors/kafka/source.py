@@ -130,6 +130,10 @@ class KafkaSource(Source):
         """By what a message has beside its value, the column for it."""
         return {what: getattr(self, what) for what in _EXTRA if getattr(self, what) is not None}
 
+    @property
+    def declared_columns(self) -> pa.Schema:
+        return reading.row_columns(reading.columns_of(self.values, self.schema), self.extra, self.keys)
+
     def open(self, opening: Opening) -> Connector:
         return KafkaConnector(self, opening)
 
