@@ -102,6 +102,15 @@ def given(*ids: int, text: str = "a") -> GivenRows:
     return GivenRows([(id, f"{text}{id}") for id in ids])
 
 
+class PowerCut(Exception):
+    """What ends a publish before it is done."""
+
+
+def cut_power() -> None:
+    """Raises PowerCut."""
+    raise PowerCut
+
+
 class SinkContract:
     """The tests. What a system cannot do raises NotImplementedError and is skipped."""
 
@@ -169,18 +178,11 @@ class SinkContract:
 
     def test_what_fails_half_way_has_done_nothing(self, system: SinkSystem) -> None:
         exactly_once(system)
-
-        class PowerCut(Exception):
-            pass
-
-        def fail() -> None:
-            raise PowerCut
-
         publish(system, None, 1, given(1))
         rows = given(2, 3, 4, 5, 6)
         for batches in range(3):
             try:
-                publish(system, 1, 2, replace(rows, after=(batches, fail)))
+                publish(system, 1, 2, replace(rows, after=(batches, cut_power)))
             except PowerCut:
                 expect(system, given(1), marker=1)
             else:
@@ -281,17 +283,10 @@ class SinkContract:
 
     def test_taking_back_that_fails_half_way_has_done_nothing(self, system: SinkSystem) -> None:
         takes_back(system)
-
-        class PowerCut(Exception):
-            pass
-
-        def fail() -> None:
-            raise PowerCut
-
         publish(system, None, 1, given(1))
         publish(system, 1, 2, given(2, 3))
         try:
-            take_back(system, 2, 5, 1, replace(given(4, 5, 6), after=(1, fail)))
+            take_back(system, 2, 5, 1, replace(given(4, 5, 6), after=(1, cut_power)))
         except PowerCut:
             pass
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -36,22 +37,14 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
     storage, registry = open_storage(pipeline, settings)
     with Sinks(pipeline, settings, storage) as sinks:
         alive, markers = lease.watch(storage), _markers(pipeline, registry, sinks)
-        report = check(
-            storage,
-            pipeline.app_id,
-            _tables(pipeline),
-            alive=alive,
-            quick=quick,
-            reading=reading,
-            markers=markers,
-            early=pipeline.early,
-            behind=pipeline.at_most_once,
-        )
+        report = _checked(pipeline, storage, markers, alive=alive, quick=quick, reading=reading)
     return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
 
 
-def _tables(pipeline: Pipeline) -> list[str]:
-    return [sink.name for sink in pipeline.sinks if pipeline.is_table(sink)]
+def _checked(pipeline: Pipeline, storage: Storage, markers: Mapping[str, Marker], **how: Any) -> Report:
+    tables = [sink.name for sink in pipeline.sinks if pipeline.is_table(sink)]
+    early, behind = pipeline.early, pipeline.at_most_once
+    return check(storage, pipeline.app_id, tables, markers=markers, early=early, behind=behind, **how)
 
 
 def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, Marker]:
@@ -88,22 +81,13 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
     """Look again as the owner, publish what is committed, drop stray rows, delete what nothing names; returns what was
     done.
 
-    shown: the plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired. For the
-    owner between
-    two epochs: nothing of its own may be in flight.
+    For the owner between two epochs: nothing of its own may be in flight.
+
+    Args:
+        shown: The plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired.
     """
-    pipeline, markers = context.pipeline, _markers(context.pipeline, context.registry, context.sinks)
-    fresh = check(
-        context.storage,
-        pipeline.app_id,
-        _tables(pipeline),
-        alive=False,
-        owned=True,
-        quick=True,
-        markers=markers,
-        early=pipeline.early,
-        behind=pipeline.at_most_once,
-    )
+    markers = _markers(context.pipeline, context.registry, context.sinks)
+    fresh = _checked(context.pipeline, context.storage, markers, alive=False, owned=True, quick=True)
     plan = agreed(plan_repair(fresh), shown)
     if plan.refused is not None:
         log.warning("nothing was repaired", reason=plan.refused)

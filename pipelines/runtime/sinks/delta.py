@@ -29,6 +29,7 @@ from pipelines.runtime.sinks.table_commit import (
     commit,
     data_files,
     file_path,
+    footer_of,
     interval,
     is_due,
     mark,
@@ -41,7 +42,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile, TableVersion
-from state_ops.errors import DamageError, PipelineError, plainly
+from state_ops.errors import DamageError, PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
@@ -334,21 +335,9 @@ def _columns_of(
     columns: dict[str, pa.DataType] = {}
     for file in adds if differ else adds[:1]:
         path = file_path(table, file)
-        footer = (footers or {}).get(path) or _footer(storage, path)
+        footer = (footers or {}).get(path) or footer_of(storage, path)
         columns |= _canonical(footer.schema.to_arrow_schema())
     return columns
-
-
-def _footer(storage: Storage, path: str) -> pq.FileMetaData:
-    try:
-        return storage.parquet_footer(path)
-    except (FileNotFoundError, pa.ArrowException) as error:
-        raise DamageError(
-            f"A file of a committed checkpoint cannot be read: {plainly(error)}.",
-            where=storage.full(path),
-            next="Nothing was published. `weir fsck PIPELINE` says what else is damaged: bring the files back from a "
-            "backup.",
-        ) from error
 
 
 def _canonical(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -119,18 +119,10 @@ class Sinks:
         """Whether it takes rows of these columns. Raises PipelineError."""
         if self._upserts(sink):
             check_columns(sink, schema)
-            delta.check_table(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
-        elif self._pipeline.is_table(sink):
-            if isinstance(sink, ReplaceSink) and sink.where is not None:
-                check_condition(sink.name, sink.where, schema)
-            delta.check_table(
-                self._storage,
-                sink.name,
-                schema,
-                keyed=isinstance(sink, ReplaceSink),
-                partition_by=self._partitions(sink, schema),
-                evolves=evolves(sink),
-            )
+        elif isinstance(sink, ReplaceSink) and sink.where is not None and self._pipeline.is_table(sink):
+            check_condition(sink.name, sink.where, schema)
+        if self._pipeline.is_table(sink):
+            self._as_table(sink, schema, delta.check_table)
         else:
             self.publisher(sink.name).check(schema)
 
@@ -142,17 +134,8 @@ class Sinks:
                 where=f"sink {sink.name}",
                 next="Let the stage's function return rows; or take out its sink, if its state is all that is wanted.",
             )
-        if self._upserts(sink):
-            delta.ensure(self._storage, sink.name, columns_of(schema), keyed=True, evolves=evolves(sink))
-        elif self._pipeline.is_table(sink):
-            delta.ensure(
-                self._storage,
-                sink.name,
-                schema,
-                keyed=isinstance(sink, ReplaceSink),
-                partition_by=self._partitions(sink, schema),
-                evolves=evolves(sink),
-            )
+        if self._pipeline.is_table(sink):
+            self._as_table(sink, schema, delta.ensure)
         else:
             publisher = self.publisher(sink.name)
             publisher.check(schema)
@@ -263,6 +246,18 @@ class Sinks:
             return link
         link = link.updated(kind=kind)
         return link.updated(taken=parent.taken) if parent is not None and parent.taken else link
+
+    def _as_table(self, sink: Sink, schema: pa.Schema, check: Callable[..., None]) -> None:
+        """Check or create a table for what a sink makes of rows of these columns."""
+        upserts = self._upserts(sink)
+        check(
+            self._storage,
+            sink.name,
+            columns_of(schema) if upserts else schema,
+            keyed=upserts or isinstance(sink, ReplaceSink),
+            partition_by=() if upserts else self._partitions(sink, schema),
+            evolves=evolves(sink),
+        )
 
     def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
         """The partition columns of a table, by which its rows can be told apart."""
