@@ -80,6 +80,7 @@ class Tally:
     first: CheckpointId | None = None
     newest: EpochReport | None = None
     rows_read: int = 0
+    rows_quarantined: int = 0
     bytes_new: int = 0
     bytes_full: int = 0
     slowest_ms: float = 0.0
@@ -92,6 +93,7 @@ class Tally:
         self.epochs, self.newest = self.epochs + 1, report
         self.first = row.id if self.first is None else self.first
         self.rows_read += row.rows_read
+        self.rows_quarantined += row.rows_quarantined
         self.bytes_new += row.bytes_new
         self.bytes_full += row.bytes_total
         self.slowest_ms = max(self.slowest_ms, row.ms["to_commit"])
@@ -136,7 +138,7 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
         "trigger": row.trigger,
         "reason": row.reason,
         "rows read": tally.rows_read,
-        "rows quarantined": sum(sums["rows_quarantined"] for sums in tally.stages.values()),
+        "rows quarantined": tally.rows_quarantined,
         "state bytes": row.bytes_total,
         "state bytes new": tally.bytes_new,
         "state bytes of full snapshots": tally.bytes_full,
@@ -231,6 +233,7 @@ def of_run(tally: Tally) -> dict[str, Any]:
         "checkpoint": int(last.id),
         "epochs": tally.epochs,
         "rows read": tally.rows_read,
+        "rows quarantined": tally.rows_quarantined,
         "state bytes": last.bytes_total,
         "state bytes new": tally.bytes_new,
         "state bytes of full snapshots": tally.bytes_full,

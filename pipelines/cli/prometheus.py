@@ -27,7 +27,7 @@ from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import ROWS_LOST, Checkpoint
+from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import SAVEPOINT, Publication, Registry
 from state_ops.checkpoints.restore_log import Restored
@@ -80,6 +80,7 @@ FAMILIES = (
     Family("weir_epochs_total", "Epochs in the chain of the newest checkpoint. A rewind takes it back."),
     Family("weir_rows_read_total", "Rows read from sources, by the same chain."),
     Family("weir_rows_lost_total", "Rows read and lost with an epoch that failed, by the same chain: at most once."),
+    Family("weir_rows_quarantined_total", "Rows of sources set aside by gates or as undecodable, by the same chain."),
     Family("weir_state_uploaded_bytes_total", "Bytes of state uploaded, by the same chain."),
     Family("weir_state_uploaded_files_total", "Files of state uploaded, by the same chain."),
     Family("weir_state_bytes", "State in the newest checkpoint.", ("stage",)),
@@ -112,6 +113,7 @@ _TOTALS = {
     "weir_epochs_total": "epochs",
     "weir_rows_read_total": "rows_read",
     "weir_rows_lost_total": ROWS_LOST,
+    "weir_rows_quarantined_total": ROWS_QUARANTINED,
     "weir_state_uploaded_bytes_total": "bytes_new",
     "weir_state_uploaded_files_total": "files_new",
 }

@@ -18,7 +18,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.timings import bottleneck
-from state_ops.checkpoints.checkpoint import ROWS_LOST, Checkpoint, from_micros, rows_lost
+from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, from_micros, rows_lost
 from state_ops.coordination import gate_hold, lease, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.restore_progress import Restoring
@@ -66,6 +66,9 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none"
     if facts["rows_lost"]:
         yield "lost", f"{facts['rows_lost']:,} rows were read, and lost with epochs that failed (at most once)"
+    if facts["rows_quarantined"]:
+        rows = counted(facts["rows_quarantined"], "row")
+        yield "quarantined", f"{rows}, set aside since the pipeline began: they are in tables <stage>_quarantine"
     for restoring in facts["restoring"]:
         whose = f"{restoring['stage']}, subtask {restoring['subtask']}, on" if restoring["stage"] else "on"
         progress = restore_progress.described([Restoring(**restoring)])
@@ -134,6 +137,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "halted": None if suspended is None else dataclasses.asdict(suspended),
         "last_checkpoint": None if head is None else _brief(head),
         "rows_lost": _rows_lost(head, lease.alive(holder)),
+        "rows_quarantined": head.totals.get(ROWS_QUARANTINED, 0) if head is not None else 0,
         "restoring": [fetch.to_dict() for fetch in _restoring(storage, head)],
         "held": None if holds is None else holds.to_dict(),
         "lag": waiting,

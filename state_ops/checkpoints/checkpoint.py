@@ -29,6 +29,7 @@ STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `be
 RANGE_START, RANGE_END = "range_start", "range_end"
 ROWS_AHEAD = "rows_ahead"  # in totals: rows that positions are past, and that the next epoch is to apply
 ROWS_LOST = "rows_lost"  # in totals: such rows whose epoch failed, so that no other has applied them
+ROWS_QUARANTINED = "rows_quarantined"  # in totals: rows that gates have set aside, or that could not be decoded
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
 REWRITTEN = "rewritten"  # in totals: the edit that has rewritten this checkpoint; its sums are those of before
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
@@ -288,6 +289,13 @@ class Checkpoint:
     def rows_read(self) -> int:
         """How many rows this epoch read, of all sources."""
         return sum(int(part["rows"]) for part in self.slice.values())
+
+    @property
+    def rows_quarantined(self) -> int:
+        """How many rows of its sources this epoch went without: bad ones, and those that gates have set aside."""
+        return sum(
+            part.get("bad_rows", 0) + sum(map(len, part.get("excluded", {}).values())) for part in self.slice.values()
+        )
 
     @property
     def stages_with_state(self) -> list[str]:

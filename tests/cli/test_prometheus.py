@@ -95,6 +95,7 @@ def test_a_scrape_says_what_the_registry_says(bank: Bank):
         ("weir_epochs_total", "small"): 3,
         ("weir_rows_read_total", "small"): 30,
         ("weir_rows_lost_total", "small"): 0,
+        ("weir_rows_quarantined_total", "small"): 0,
         ("weir_state_uploaded_bytes_total", "small"): head.totals["bytes_new"],
         ("weir_state_bytes", "small", "accounts"): head.bytes_total,
         ("weir_stage_rows", "in", "small", "accounts"): 10,

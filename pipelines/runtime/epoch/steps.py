@@ -55,6 +55,7 @@ from state_ops.checkpoints.checkpoint import (
     POSITIONS,
     ROWS_AHEAD,
     ROWS_LOST,
+    ROWS_QUARANTINED,
     STATE,
     WITH_ARCHIVE,
     WITH_PARTS,
@@ -354,6 +355,7 @@ def _row(
             **{name: before.get(name, 0) + added[name] for name in _TOTALS},
             **{name: before[name] for name in (EDITED,) if name in before},
             **_lost(epoch, parent),
+            **_quarantined(epoch, parent),
             **began(parent),
             **context.requested(),
         },
@@ -373,6 +375,13 @@ def _lost(epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, int]:
     if parent is not None and parent.kind == POSITIONS and epoch.positions_first:
         lost -= parent.totals[ROWS_AHEAD]
     return {ROWS_LOST: lost} if lost else {}
+
+
+def _quarantined(epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, int]:
+    """How many rows of sources no epoch has applied, since gates have set them aside or they could not be decoded."""
+    before = parent.totals.get(ROWS_QUARANTINED, 0) if parent is not None else 0
+    rows = before + sum(planned.rows_quarantined for planned in epoch.plan.slices.values())
+    return {ROWS_QUARANTINED: rows} if rows else {}
 
 
 def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, Any]:
@@ -516,7 +525,7 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
 def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
     """Rows of the slice that the stage has not got to see: bad ones, and those that some stage's gate has set aside."""
     planned = epoch.plan.slices.get(stage.input.name) if isinstance(stage.input, Source) else None
-    return len(planned.left_out) + len(planned.bad_rows) if planned is not None else 0
+    return planned.rows_quarantined if planned is not None else 0
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:

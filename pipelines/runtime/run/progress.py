@@ -44,9 +44,6 @@ def by_stage(numbers: Mapping[str, int]) -> str:
 def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
     """One epoch on one line. seconds: that the run took for it, None: that is not known; width: of numbers."""
     late = rows_late(row)
-    aside = sum(
-        part.get("bad_rows", 0) + sum(map(len, part.get("excluded", {}).values())) for part in row.slice.values()
-    )
     bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
     took = "" if seconds is None else f"  {seconds:.2f} s"
     pace = f"  {row.rows_read / seconds:,.0f} rows/s" if row.rows_read and seconds else ""
@@ -54,6 +51,6 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
         f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} rows  state"
         f" {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f}){took}{pace}"
         + (f"  late: {by_stage(late)}" if late else "")
-        + (f"  quarantined {aside:,}" if aside else "")
+        + (f"  quarantined {row.rows_quarantined:,}" if row.rows_quarantined else "")
         + (f"  set aside {bad} {'file' if bad == 1 else 'files'}" if bad else "")
     )

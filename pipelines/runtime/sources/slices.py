@@ -207,6 +207,11 @@ class Slice:
         """In its files, those that it leaves out among them."""
         return sum(file.rows for file in self.files)
 
+    @property
+    def rows_quarantined(self) -> int:
+        """Those that nobody gets to see: which gates have set aside, or which could not be decoded."""
+        return len(self.left_out) + len(self.bad_rows)
+
     def place(self, position: int) -> tuple[str, int]:
         """A row's file and its number there."""
         return self.files[position >> _ROW_BITS].name, position & ((1 << _ROW_BITS) - 1)

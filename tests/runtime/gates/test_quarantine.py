@@ -146,6 +146,8 @@ def test_what_is_left_is_a_replay_without_the_rows_that_were_set_aside(tmp_path,
     assert_replay(site, parts)
     assert gate_hold.read(open_storage(site.pipeline, site.settings)[0], None) is None
     assert weir(site, "fsck", "aside").code == 0
+    aside = len(site.table("accounts_quarantine"))
+    assert f"quarantined  {aside} rows, set aside since the pipeline began" in weir(site, "status", "aside").out
     ran(site, drain=True)
     windows = site.table("hours").groupby("id")["total"].sum()
     good = pd.concat(parts)

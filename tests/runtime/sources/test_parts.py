@@ -13,8 +13,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from assets.metadata import Tally, of_epochs, of_run
 from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
 from pipelines.cli import status
+from pipelines.cli.prometheus import Look, samples
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks, plan
 from pipelines.runtime.ownership import backlog, savepoints
@@ -260,6 +262,17 @@ def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp
         assert (bad["_weir_file"], bad["_weir_row"], bad["_weir_raw"]) == ("p-0-3", 1, "{no json")
         assert bad["id"] is None and "property name" in bad["_weir_reason"]
     assert json.loads(site.registry("checkpoints")["slice"].iloc[-1])["clicks"]["bad_rows"] == 1
+    put(site.landing, "p", "{no json", row("b", 2, 1))
+    (second,) = epochs(site)
+    tally = Tally()
+    for of_epoch in (report, second):
+        tally.add(of_epoch)
+    assert of_epochs(tally, {})["rows quarantined"] == of_run(tally)["rows quarantined"] == 2, "each once, not by stage"
+    (last,) = epochs(site, drain=True)
+    facts = status.status_of(site.pipeline, site.settings)
+    assert facts["rows_quarantined"] == facts["last_checkpoint"]["totals"]["rows_quarantined"] == 2
+    look = Look(60, None, None, 1, [last.checkpoint], 0, 0, [], {}, None)
+    assert ("weir_rows_quarantined_total", (), 2.0) in samples(look)
 
     failing = site_of(tmp_path / "failing")
     put(failing.landing, "p", row("a", 1, 0), "{no json")
