@@ -20,7 +20,12 @@ OWN_BACKENDS = ("rocksdb", "filesystem", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """keys: paths of the settings that contradict each other; message: with their values, why, and what to do."""
+    """Settings that make no sense together.
+
+    Attributes:
+        keys: Paths of the settings that contradict each other.
+        message: With their values, why, and what to do.
+    """
 
     keys: tuple[str, ...]
     message: str

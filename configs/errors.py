@@ -12,8 +12,10 @@ from configs.redaction import redacted
 class WeirError(Exception):
     """Base of all errors that Weir raises on purpose.
 
-    what: what happened, one sentence. where: file, key, stage, checkpoint or table.
-    next: what a person does now, a command where there is one.
+    Args:
+        what: What happened, one sentence.
+        where: File, key, stage, checkpoint or table.
+        next: What a person does now, a command where there is one.
     """
 
     exit_code = 1

@@ -46,7 +46,11 @@ class SecretReference(Section):
         return value
 
     def secret(self, where: str) -> str:
-        """What the variable holds, which is redacted from now on. Raises ConfigurationError. where: the key, for it."""
+        """What the variable holds, which is redacted from now on. Raises ConfigurationError.
+
+        Args:
+            where: The key, for it.
+        """
         remember_variable(self.env)
         value = os.environ.get(self.env)
         if not value:

@@ -148,8 +148,11 @@ def holder() -> int | None:
 
 
 def end_lost_runs(instance: DagsterInstance, living: str | None) -> int:
-    """Mark runs as failed that a killed Dagster left as running; only for a home without a daemon. living: a run that
-    is not lost."""
+    """Mark runs as failed that a killed Dagster left as running; only for a home without a daemon.
+
+    Args:
+        living: A run that is not lost.
+    """
     from dagster import DagsterRunStatus, RunsFilter
 
     begun = [

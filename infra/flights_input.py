@@ -88,10 +88,16 @@ def prepare(days_dir: Path) -> list[Path]:
 
 
 def land(days_dir: Path, landing: Path, count: int | None = None, upto: str | None = None) -> list[Path]:
-    """Copy the next days of `days_dir` that are not in `landing` yet, in day order; what landed.
+    """Copy the next days of `days_dir` that are not in `landing` yet, in day order; returns the files that landed.
 
-    count: at most so many days. upto: no day after this one, ISO (2013-01-31). Without either, all.
-    Each file appears whole or not at all. Raises ConfigurationError for an `upto` that is no date.
+    Each file appears whole or not at all. Without `count` and `upto` all days are copied.
+
+    Args:
+        count: At most so many days.
+        upto: No day after this one, ISO (2013-01-31).
+
+    Raises:
+        ConfigurationError: `upto` is no date.
     """
     landing.mkdir(parents=True, exist_ok=True)
     days = [day for day in _daily_files(days_dir) if not (landing / day.name).exists()]

@@ -34,13 +34,20 @@ def dataframe(
     savepoint: str | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The rows of a stage's state: key columns, then fields, lists and maps, of open windows their bounds; a partition
-    a subtask.
+    """The rows of a stage's state, one partition for each subtask: key columns, then fields, lists and maps; of open
+    windows also their bounds.
 
-    pipeline: itself, or its name in the configuration. at: a checkpoint's id; by default the newest. settings: by
-    default those of WEIR_ENV. Each task fetches its subtask's files, checks their digests and opens them, whenever an
-    action needs it: what is to be read for longer than retention keeps it should be a savepoint. Raises WeirError when
-    there is no such checkpoint or state, ConfigurationError for a column that Spark has no type for.
+    Each task fetches its subtask's files, checks their digests and opens them, whenever an action needs it. So name a
+    savepoint if the rows are to be read for longer than retention keeps the checkpoint.
+
+    Args:
+        pipeline: Itself, or its name in the configuration.
+        at: A checkpoint's id; by default the newest.
+        settings: By default those of WEIR_ENV.
+
+    Raises:
+        WeirError: There is no such checkpoint or state.
+        ConfigurationError: Spark has no type for a column.
     """
     if at is not None and savepoint is not None:
         raise ConfigurationError("`at` and `savepoint` each name a checkpoint.", next="Say one of them.")

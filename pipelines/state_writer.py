@@ -37,11 +37,17 @@ def write(
 ) -> Edit:
     """Put rows into a stage's state as a checkpoint of its own, which the next run continues; returns what was done.
 
-    pipeline: itself, or its name in the configuration. rows: a pyarrow, Polars, pandas or Spark DataFrame, which is
-    collected; key columns, then fields, as `state_reader.dataframe` has them. replace: the stage's state is exactly
-    these rows. savepoint: name the checkpoint. dry_run: only validate. settings: by default those of WEIR_ENV.
     Raises InputError with all that is wrong with the rows, BusyError when a coordinator is alive, PipelineError for a
     stage whose state cannot be made from rows; nothing is changed then.
+
+    Args:
+        pipeline: Itself, or its name in the configuration.
+        rows: A pyarrow, Polars, pandas or Spark DataFrame, which is collected; key columns, then fields, as
+            `state_reader.dataframe` has them.
+        replace: The stage's state is exactly these rows.
+        savepoint: Name the checkpoint.
+        dry_run: Only validate.
+        settings: By default those of WEIR_ENV.
     """
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline

@@ -14,7 +14,11 @@ _LONGEST = 36500 * _UNITS["d"]  # added to any moment between the years 0 and 99
 
 
 def micros(duration: str | timedelta, where: str, name: str) -> int:
-    """Microseconds. Raises PipelineError for what is no duration. name: of the argument."""
+    """Microseconds. Raises PipelineError for what is no duration.
+
+    Args:
+        name: Of the argument.
+    """
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
     match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration) if isinstance(duration, str) else None

@@ -86,7 +86,8 @@ class LostError(InputError):
 class GateError(HoldingError):
     """Look at the data: a quality gate failed, the epoch was declined, and everything is as it was.
 
-    verdicts: what all gates of that stage said, JSON-ready, failed or passed; none where no epoch was judged.
+    Args:
+        verdicts: What all gates of that stage said, JSON-ready, failed or passed; none where no epoch was judged.
     """
 
     def __init__(

@@ -502,7 +502,11 @@ class Pipeline:
         return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
 
     def event_time_of(self, table: str, schema: pa.Schema) -> str | None:
-        """The column by which a table's rows belong to a day or an hour; None if it has none. schema: of the table."""
+        """The column by which a table's rows belong to a day or an hour; None if it has none.
+
+        Args:
+            schema: Of the table.
+        """
         timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
         for stage in self.stages:
             for sink in stage.sinks:

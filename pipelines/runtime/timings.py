@@ -27,8 +27,10 @@ def bottleneck(ms: Mapping[str, float]) -> str | None:
     """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates",
     "deliveries", "uploads", "commits", "publishing" or "pruning".
 
-    ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing:
-    each is done one after the other."""
+    Args:
+        ms: A checkpoint's milliseconds by phase. Those of publishing and pruning, and of commits beside sealing, are of
+            the epochs before: each is done one after the other.
+    """
     slots: dict[str, float] = {}
     for phase, took in ms.items():
         if phase == "seal:gates":  # a part of "seal"

@@ -19,7 +19,11 @@ class Caught:
 
 @contextmanager
 def raises(*kinds: type[WeirError], passes: bool = False) -> Iterator[Caught]:
-    """The block must raise one of these errors. passes: or none."""
+    """The block must raise one of these errors.
+
+    Args:
+        passes: Or none.
+    """
     caught = Caught()
     try:
         yield caught

@@ -54,7 +54,11 @@ def snapshots(task: KeyedTask, states: Mapping[Any, State]) -> dict[int, Snapsho
 
 
 def read(backend: Backend, shapes: Shapes, groups: range, cls: Any, expiry: Expiry | None) -> Mapping[Any, State]:
-    """The instances by key, a tuple where the key has several columns. cls: their class."""
+    """The instances by key, a tuple where the key has several columns.
+
+    Args:
+        cls: Their class.
+    """
     states: dict[Any, State] = {}
     for table in scan_values(backend, shapes.state, shapes.keys, groups, expiry):
         for key, row in _by_key(table, shapes.keys.names):

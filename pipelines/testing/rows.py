@@ -32,7 +32,11 @@ class GivenRows:
         self._rows: pa.Table | None = None
 
     def plan(self, rows: Rows, newest: int | None) -> Slice:
-        """The slice of these rows, possibly none. newest: their newest event time, by default as their columns say."""
+        """The slice of these rows, possibly none.
+
+        Args:
+            newest: Their newest event time, by default as their columns say.
+        """
         self._rows = table_of(rows, self._schema)
         if self._rows is None:
             return Slice((), False, newest, self._schema)

@@ -70,7 +70,11 @@ class SinkSystem:
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Rows of a test, in batches of two. after: called when that many batches have been handed out."""
+    """Rows of a test, in batches of two.
+
+    Attributes:
+        after: Called when that many batches have been handed out.
+    """
 
     rows: Sequence[Row]
     after: tuple[int, Callable[[], None]] | None = None

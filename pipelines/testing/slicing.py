@@ -63,7 +63,10 @@ def assert_slicing_does_not_matter(
     declares no order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last
     bits.
 
-    state: what a stage's keys have at first. Raises AssertionError with the first difference and the slicing behind it.
+    Raises AssertionError with the first difference and the slicing behind it.
+
+    Args:
+        state: What a stage's keys have at first.
     """
     played = _player(target, rows, (state if isinstance(target, Stage) else None) or {}, schema)
     plain = played(_Slicing((), 1 << 30, 1, seed))

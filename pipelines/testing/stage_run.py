@@ -125,7 +125,11 @@ class StageRun:
         return 0 if newest is None else newest.dropped.get(self.stage.uid, 0)
 
     def rows(self, output: str) -> pl.DataFrame:
-        """The rows that the last epoch has handed out. output: "main" or "late"."""
+        """The rows that the last epoch has handed out.
+
+        Args:
+            output: "main" or "late".
+        """
         if self._shapes is None:
             return pl.DataFrame()
         files = [file for ack in self.acks for file in ack.files if file.kind != STATE and file.name == output]
@@ -216,7 +220,8 @@ class PipelineRun:
     ) -> dict[str, pl.DataFrame]:
         """Run one epoch through all stages and return each table's new rows. If a stage declines it, no stage moves on.
 
-        rows: the source's, or by source name where the pipeline has several.
+        Args:
+            rows: The source's, or by source name where the pipeline has several.
         """
         self._epochs.run(self._by_source(rows), now, drain)
         tables = {

@@ -128,7 +128,8 @@ def unstorable(
 ) -> pa.DataType | None:
     """The canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be stored.
 
-    storable: the types without parts that can be, beside decimals of up to 38 digits.
+    Args:
+        storable: The types without parts that can be, beside decimals of up to 38 digits.
     """
     if in_map and type == pa.timestamp("us"):
         return type  # delta-rs does not declare the table feature that it needs there, and then refuses the table

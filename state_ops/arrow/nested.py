@@ -88,10 +88,12 @@ def check_nulls(array: pa.Array, nullable: bool, inside: np.ndarray | None, path
 def segments(
     array: pa.Array, counts: np.ndarray, field: pa.Field, path: str, refuse: Refusal, inside: np.ndarray | None = None
 ) -> Iterator[Segment]:
-    """The block of each row's elements, as segments one behind the other. array: all rows' elements; counts: int64 per
-    row.
+    """The block of each row's elements, as segments one behind the other.
 
-    field: the elements' declared type and nullability. `refuse` is called for nulls where none may be.
+    Args:
+        array: All rows' elements.
+        counts: Int64 per row.
+        field: The elements' declared type and nullability. `refuse` is called for nulls where none may be.
     """
     array = plain(array)
     check_nulls(array, field.nullable, inside, path, refuse)
@@ -169,8 +171,9 @@ def _packed(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[
 class Cursor:
     """How far each of the joined values has been read.
 
-    unsound_unless: called with a bool per row, and what is wrong with the rows where it is false; raises if any is.
-    broken: called with what is wrong with one of them; raises.
+    Attributes:
+        unsound_unless: Called with a bool per row, and what is wrong with the rows where it is false; raises if any is.
+        broken: Called with what is wrong with one of them; raises.
     """
 
     joined: np.ndarray
@@ -199,8 +202,12 @@ class Cursor:
 
 
 def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside: np.ndarray | None = None) -> pa.Array:
-    """The inverse of `segments`: the array of all rows' elements. counts: int64 per row; inside: where a struct is
-    null."""
+    """The inverse of `segments`: the array of all rows' elements.
+
+    Args:
+        counts: Int64 per row.
+        inside: Where a struct is null.
+    """
 
     def sound(ok: np.ndarray, problem: str) -> None:
         if not ok.all():

@@ -184,9 +184,13 @@ class Tracing(Protocol):
 class BackendOptions:
     """What the settings give every backend; each takes what concerns it.
 
-    memory_mb: MiB for all state of this process together. max_state_size_mb: MiB of keys and values that one subtask
-    may have in the memory backend. own: `state.options`, for backends of others. where: whose state it is, for
-    messages. compression: of RocksDB's files."""
+    Attributes:
+        memory_mb: MiB for all state of this process together.
+        max_state_size_mb: MiB of keys and values that one subtask may have in the memory backend.
+        own: `state.options`, for backends of others.
+        where: Whose state it is, for messages.
+        compression: Of RocksDB's files.
+    """
 
     memory_mb: int = 128
     max_state_size_mb: float = 5

@@ -27,7 +27,11 @@ _BATCH = 10_000
 
 
 def named(start: bytes, name: str) -> str:
-    """The name of a database's file in a snapshot of several. start: the first key that it may hold."""
+    """The name of a database's file in a snapshot of several.
+
+    Args:
+        start: The first key that it may hold.
+    """
     return f"{start.hex()}{MARK}{name}"
 
 
@@ -85,7 +89,11 @@ def opened(kind: BackendFactory, directory: Path, options: BackendOptions) -> Ba
 
 
 class Joined:
-    """Databases side by side, in key order. parts: the first key of each, and the database."""
+    """Databases side by side, in key order.
+
+    Args:
+        parts: The first key of each, and the database.
+    """
 
     def __init__(self, parts: Sequence[tuple[bytes, Backend]]) -> None:
         self._starts = [start for start, _ in parts]
@@ -129,7 +137,11 @@ class Joined:
         return any(has_traces(part, start, end) for part in self._parts)
 
     def fold(self, sizes: Sequence[int]) -> None:
-        """Copy databases that are small, or too many, into the one beside them. sizes: of each, in bytes."""
+        """Copy databases that are small, or too many, into the one beside them.
+
+        Args:
+            sizes: Of each, in bytes.
+        """
         left = list(sizes)
         while len(self._parts) > 1 and (min(left) < SMALL_BYTES or len(left) > MOST):
             at = left.index(min(left))

@@ -16,12 +16,21 @@ Entry = TypeVar("Entry", tuple[bytes], tuple[bytes, bytes], tuple[bytes, int])
 
 
 def slices(ordered: Sequence[bytes], starts: Sequence[bytes]) -> Iterator[slice]:
-    """Where the keys of each range are among keys in their order. starts: the ranges' first keys, in order."""
+    """Where the keys of each range are among keys in their order.
+
+    Args:
+        starts: The ranges' first keys, in order.
+    """
     return starmap(slice, pairwise([0, *(bisect_left(ordered, start) for start in starts[1:]), len(ordered)]))
 
 
 def by_range(entries: Sequence[Entry], starts: Sequence[bytes]) -> Sequence[Sequence[Entry]]:
-    """Entries range by range. entries: each begins with its key; starts: the ranges' first keys, in order."""
+    """Entries range by range.
+
+    Args:
+        entries: Each begins with its key.
+        starts: The ranges' first keys, in order.
+    """
     if len(starts) == 1:
         return [entries]
     if isinstance(entries, SortedRun):

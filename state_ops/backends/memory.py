@@ -26,7 +26,12 @@ _OBJECT_BYTES = 150  # an entry's two bytes objects, without their content, its 
 
 
 class MemoryBackend:
-    """Entries in memory. entries: to begin with, in key order. limit: bytes of keys and values; None: no limit."""
+    """Entries in memory.
+
+    Args:
+        entries: To begin with, in key order.
+        limit: Bytes of keys and values; None: no limit.
+    """
 
     def __init__(self, entries: dict[bytes, bytes] | None = None, limit: int | None = None, where: str = "") -> None:
         self._entries = entries if entries is not None else {}
@@ -105,8 +110,10 @@ class FrozenEntries:
     """A state in memory, between the epoch that left it and the next. Copy-on-write: the dict is shared until that
     changes something.
 
-    order: the keys', of which each backend gets its own. file_bytes: of keys and values, exactly where there is a
-    limit."""
+    Attributes:
+        order: The keys', of which each backend gets its own.
+        file_bytes: Of keys and values, exactly where there is a limit.
+    """
 
     entries: dict[bytes, bytes]
     order: _Order
@@ -196,7 +203,11 @@ def _about(entries: Mapping[bytes, bytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FilesystemFactory:
-    """State in memory, one file per subtask and checkpoint. limited: at most `max_state_size_mb` of it."""
+    """State in memory, one file per subtask and checkpoint.
+
+    Attributes:
+        limited: At most `max_state_size_mb` of it.
+    """
 
     limited: bool = False
     format: str = FORMAT

@@ -33,7 +33,11 @@ _ZSTD_LEVEL = 1
 
 @dataclass
 class Budget:
-    """The one of this process. files: how many more files its databases may keep open between them."""
+    """The one of this process.
+
+    Attributes:
+        files: How many more files its databases may keep open between them.
+    """
 
     memory_mb: int
     cache: Cache
@@ -92,12 +96,15 @@ def return_files(budget: Budget, share: int) -> None:
 
 
 def options(budget: Budget, families: int, files: int, compression: Compression) -> Options:
-    """A column family's options, of a database with so many families and open files. compression: of the files to come,
-    "lz4" or "zstd"; those that there are stay as they are and are read all the same.
+    """A column family's options, of a database with so many families and open files.
 
     RocksDB holds up to two memtables of each family, so a single database stays within 7/8 of the memtables' share by
     itself, however fast it is written. The common limit only asks for flushes; where several databases together exceed
     it all the same, each makes room when it is written.
+
+    Args:
+        compression: Of the files to come, "lz4" or "zstd"; those that there are stay as they are and are read all the
+            same.
     """
     options = Options(raw_mode=True)
     options.create_if_missing(True)

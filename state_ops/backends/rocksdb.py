@@ -52,8 +52,10 @@ _STATE_FILES = ("MANIFEST-", "CURRENT")
 class RocksDBBackend:
     """One subtask's open database in `path` (created if empty).
 
-    memory_mb: budget of this process, shared by all its databases; shard_mb: a state larger than this is cut into
-    shards when it is written; compression: "lz4" or "zstd", of the files that it writes.
+    Args:
+        memory_mb: Budget of this process, shared by all its databases.
+        shard_mb: A state larger than this is cut into shards when it is written.
+        compression: "lz4" or "zstd", of the files that it writes.
     """
 
     def __init__(

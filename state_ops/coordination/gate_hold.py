@@ -98,8 +98,10 @@ class GateHold:
 def read(storage: Storage, head: CheckpointId | None) -> GateHold | None:
     """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell.
 
-    head: the id of the newest checkpoint. Where it is above the epoch's, a run has gone on, and was ended before it
-    could remove the note."""
+    Args:
+        head: The id of the newest checkpoint. Where it is above the epoch's, a run has gone on, and was ended before it
+            could remove the note.
+    """
     try:
         data = storage.read_bytes(PATH)
         if data is None:

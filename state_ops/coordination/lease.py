@@ -38,11 +38,14 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it.
+    """What a coordinator says of itself at each heartbeat.
 
-    born: tells the process from a later one of the same pid. pids: among which processes that pid counts
-    (`pid_namespace`). stopped: it ended by itself; outcome says how: "stopped" or "drained" as it was asked to,
-    "interrupted" by a signal, "ended" because there was nothing more to do, or "failed".
+    Attributes:
+        last_id: The highest checkpoint id this coordinator has begun; a successor starts above it.
+        born: Tells the process from a later one of the same pid.
+        pids: Among which processes that pid counts (`pid_namespace`).
+        stopped: It ended by itself; outcome says how: "stopped" or "drained" as it was asked to, "interrupted" by a
+            signal, "ended" because there was nothing more to do, or "failed".
     """
 
     generation: Generation
@@ -109,7 +112,11 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def unreadable(storage: Storage, path: str, error: Exception, advice: str) -> DamageError:
-    """A note of the coordinator's that cannot be read. advice: what a person does then."""
+    """A note of the coordinator's that cannot be read.
+
+    Args:
+        advice: What a person does then.
+    """
     return DamageError(f"{path} cannot be read: {first_line(error)}.", where=storage.full(path), next=advice)
 
 

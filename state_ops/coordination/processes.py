@@ -11,8 +11,11 @@ import psutil
 
 
 def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
-    """Whether a process lives; None if that cannot be seen from here. began, pids: what `born` and `pid_namespace` said
-    of it."""
+    """Whether a process lives; None if that cannot be seen from here.
+
+    Args:
+        began, pids: What `born` and `pid_namespace` said of it.
+    """
     if host != socket.gethostname() or not pids or pids != pid_namespace():
         return None
     try:
@@ -34,8 +37,11 @@ def born(pid: int) -> str:
 
 
 def is_of_earlier_boot(host: str, began: str) -> bool:
-    """Whether a process of this host began before it was booted, if hosts of one name are one. began: what `born` said
-    of it."""
+    """Whether a process of this host began before it was booted, if hosts of one name are one.
+
+    Args:
+        began: What `born` said of it.
+    """
     return host == socket.gethostname() and "/" in began and began.partition("/")[0] != _boot()
 
 

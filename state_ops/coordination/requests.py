@@ -22,11 +22,14 @@ UNREADABLE = "unreadable"  # the kind of a request that cannot be read
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What someone asks of the running coordinator; trigger: who asks (sensor, manual).
+    """What someone asks of the running coordinator.
 
-    kind: "barrier"; "stop", with `drain` or with `delete`, which drops the checkpoints without a name at the end;
-    "savepoint", which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and removes what
-    nothing names; "fork" and "drop_fork", which pin `checkpoint` for the branch `savepoint` and let it go.
+    Attributes:
+        trigger: Who asks (sensor, manual).
+        kind: "barrier"; "stop", with `drain` or with `delete`, which drops the checkpoints without a name at the end;
+            "savepoint", which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and
+            removes what nothing names; "fork" and "drop_fork", which pin `checkpoint` for the branch `savepoint` and
+            let it go.
     """
 
     kind: str

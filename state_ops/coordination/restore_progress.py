@@ -30,10 +30,14 @@ _STALLED_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """What is being fetched. stage, subtask: whose state; None: that of several. generation, epoch: for which epoch;
-    None: before a run's first, or by a command.
+    """What is being fetched.
 
-    bytes: those that are here, of bytes_total. beat: how often this was said. at: when it was said last, UTC.
+    Attributes:
+        stage, subtask: Whose state; None: that of several.
+        generation, epoch: For which epoch; None: before a run's first, or by a command.
+        bytes: Those that are here, of bytes_total.
+        beat: How often this was said.
+        at: When it was said last, UTC.
     """
 
     purpose: str
@@ -59,10 +63,14 @@ class Restoring:
 
 
 class RestoreProgress:
-    """Says how far one process is. about: whose state it is. seconds: how often, at most. heard: is told each time, in
-    its thread.
+    """Says how far one process is.
 
     What is fetched sooner than that is never said at all.
+
+    Args:
+        about: Whose state it is.
+        seconds: How often, at most.
+        heard: Is told each time, in its thread.
     """
 
     def __init__(

@@ -30,9 +30,15 @@ _FOR_A_WHILE = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC. process: host, pid and birth of the
-    process for whose time alone it holds; None: until somebody begins again. pids: among which processes that pid
-    counts, as in a lease."""
+    """A note that a person has ended the pipeline.
+
+    Attributes:
+        how: "stopped", "drained" or "cancelled".
+        why: In words.
+        when: ISO 8601, UTC.
+        process: Host, pid and birth of the process for whose time alone it holds; None: until somebody begins again.
+        pids: Among which processes that pid counts, as in a lease.
+    """
 
     how: str
     why: str

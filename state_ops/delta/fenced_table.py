@@ -93,7 +93,11 @@ def was_busy(error: DeltaError) -> bool:
 
 @scrubbing()
 def is_table(uri: str, options: dict[str, str] | None) -> bool:
-    """Whether there is a Delta table at a URI. options: of its storage."""
+    """Whether there is a Delta table at a URI.
+
+    Args:
+        options: Of its storage.
+    """
     return DeltaTable.is_deltatable(uri, options)
 
 
@@ -148,7 +152,8 @@ def commit(
 ) -> None:
     """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between.
 
-    cleanup: what delta-rs itself does to the log afterwards; by default nothing.
+    Args:
+        cleanup: What delta-rs itself does to the log afterwards; by default nothing.
     """
     with _committing():
         handle.create_write_transaction(
@@ -171,8 +176,11 @@ def probe_conditional_put(storage: Storage, after: Generation) -> None:
     """Make sure that the store refuses a second conditional put: fencing stands and falls with that.
 
     Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
-    after: the generation that owns the registry now. Owners of later ones may delete the scratch table
-    (`remove_probes`)."""
+
+    Args:
+        after: The generation that owns the registry now. Owners of later ones may delete the scratch table
+            (`remove_probes`).
+    """
     path = f"registry/{PROBE}g{after}-{uuid.uuid4().hex}"
     try:
         ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
@@ -231,8 +239,12 @@ def _alone(method: Callable[Params, T]) -> Callable[Params, T]:
 class FencedTable(TableFiles):
     """A Delta table that only the coordinator with the current generation can commit to.
 
-    storage: the pipeline's storage; path: the table's directory in it; app_id: constant for the registry.
-    optional: columns that an older release did not write; take-over adds them, and rows without them have nulls there.
+    Args:
+        storage: The pipeline's storage.
+        path: The table's directory in it.
+        app_id: Constant for the registry.
+        optional: Columns that an older release did not write; take-over adds them, and rows without them have nulls
+            there.
     """
 
     def __init__(
@@ -341,14 +353,16 @@ class FencedTable(TableFiles):
         old one.
 
         Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation,
-        which won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else
-        FencedError.
+        which won elsewhere, a rival that is late with a lower one only delays us.
 
         A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may
         have put it where the winner's cleanup had removed one, and both would go by the same number.
 
         Each try has an id in its entry. A store that reports an error may have put the entry all the same, and what is
         put again, by delta-rs or by whoever retries, then meets it: the id says that it is ours.
+
+        Args:
+            after: The recorded one, else FencedError.
         """
         expected = after
         for _ in range(_MAX_RACES):

@@ -30,7 +30,11 @@ _OURS = frozenset({"commitInfo", "txn", "add", "remove"})
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by
-    column. statistics: what its add action says of its columns, as JSON; None: rows and bounds alone."""
+    column.
+
+    Attributes:
+        statistics: What its add action says of its columns, as JSON; None: rows and bounds alone.
+    """
 
     path: str
     bytes: int
@@ -64,8 +68,10 @@ class DataFile:
 class TableVersion:
     """What is known of one version of a table; it never changes, whatever becomes of the table.
 
-    table_uri: of the table; entry: the version's own in the log, byte for byte; owners: transaction versions by app id,
-    of one app id alone; files: by path.
+    Attributes:
+        entry: The version's own in the log, byte for byte.
+        owners: Transaction versions by app id, of one app id alone.
+        files: By path.
     """
 
     storage: Storage
@@ -141,9 +147,13 @@ def append(
 ) -> TableVersion:
     """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
 
-    number: the transaction version. metadata: texts for the table's history. as_logged: paths are as another entry has
-    them, and not as in storage. table: what the table is from now on, as of `with_columns`.
     Raises CommitFailedError when there is another entry. Any other exception means: outcome unknown.
+
+    Args:
+        number: The transaction version.
+        metadata: Texts for the table's history.
+        as_logged: Paths are as another entry has them, and not as in storage.
+        table: What the table is from now on, as of `with_columns`.
     """
     entry = _written(app_id, number, adds, removes, metadata or {}, as_logged, table)
     path = entry_path(version.path, version.number + 1)

@@ -29,8 +29,12 @@ _OF_OBJECTS = {Kind.MISSING_OBJECT, Kind.ALTERED_OBJECT, Kind.MISSING_ROWS, Kind
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at everything but contents. wanted: what has to be there, by path; whole: of that, what is there in its
-    size."""
+    """One look at everything but contents.
+
+    Attributes:
+        wanted: What has to be there, by path.
+        whole: Of that, what is there in its size.
+    """
 
     survey: Survey
     wanted: Mapping[str, Expected]
@@ -55,10 +59,19 @@ def check(
 ) -> Report:
     """Look at everything that one pipeline has stored. Reads only.
 
-    app_id: of the pipeline's registry. tables: names of its sinks that are tables; markers: of others, how they are
-    asked. alive: whether a coordinator of it lives, other than the caller. owned: the caller owns the newest
-    generation. early: sinks get rows before their commit, so they may be ahead. behind: they may lack rows for ever.
-    quick: compare sizes only. Raises OSError when storage does not answer: half a listing proves nothing."""
+    Args:
+        app_id: Of the pipeline's registry.
+        tables: Names of its sinks that are tables.
+        markers: Of others, how they are asked.
+        alive: Whether a coordinator of it lives, other than the caller.
+        owned: The caller owns the newest generation.
+        early: Sinks get rows before their commit, so they may be ahead.
+        behind: They may lack rows for ever.
+        quick: Compare sizes only.
+
+    Raises:
+        OSError: Storage does not answer: half a listing proves nothing.
+    """
     names = frozenset(tables)
     last = first = look(storage, app_id, names, alive, owned, markers or {}, early, behind)
     read, altered = 0, []

@@ -140,8 +140,11 @@ MEANINGS: dict[Kind, _Meaning] = {
 class Finding:
     """One thing that is wrong or superfluous.
 
-    path: relative to the pipeline's storage. checkpoints: the retained ones that it harms, or the one it speaks of.
-    bytes: of the file. repair: what `--repair` does about it; None: nothing.
+    Attributes:
+        path: Relative to the pipeline's storage.
+        checkpoints: The retained ones that it harms, or the one it speaks of.
+        bytes: Of the file.
+        repair: What `--repair` does about it; None: nothing.
     """
 
     kind: Kind
@@ -201,8 +204,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """One retained checkpoint and whether everything that a restore of it reads is there. names: of its savepoints and
-    branches."""
+    """One retained checkpoint and whether everything that a restore of it reads is there.
+
+    Attributes:
+        names: Of its savepoints and branches.
+    """
 
     id: CheckpointId
     names: tuple[str, ...]
@@ -211,7 +217,12 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one check saw. files, bytes: of everything listed; read: bytes whose digests or checksums were computed."""
+    """What one check saw.
+
+    Attributes:
+        files, bytes: Of everything listed.
+        read: Bytes whose digests or checksums were computed.
+    """
 
     storage: str
     generation: Generation

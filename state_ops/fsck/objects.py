@@ -58,10 +58,12 @@ _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A file that has to be there. digest: sha256 that was recorded; None: only its own page checksums can be looked
-    at.
+    """A file that has to be there.
 
-    live: it is part of a table that people read. checkpoints: the retained ones that name it.
+    Attributes:
+        digest: Sha256 that was recorded; None: only its own page checksums can be looked at.
+        live: It is part of a table that people read.
+        checkpoints: The retained ones that name it.
     """
 
     path: str

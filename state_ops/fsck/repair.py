@@ -21,7 +21,12 @@ _BATCH = 200  # deletions between two looks at who owns the generation
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What would be done. refused: why nothing is. beyond: damage that no repair undoes."""
+    """What would be done.
+
+    Attributes:
+        refused: Why nothing is.
+        beyond: Damage that no repair undoes.
+    """
 
     publish: tuple[Finding, ...] = ()
     drop: tuple[Finding, ...] = ()
@@ -77,8 +82,10 @@ def agreed(fresh: RepairPlan, shown: RepairPlan | None) -> RepairPlan:
 def carry_out(storage: Storage, registry: Registry, generation: Generation, plan: RepairPlan) -> int:
     """Drop rows, then delete files, as the owner of `generation`; returns how many files were deleted.
 
-    plan: of a report that the owner made under this very generation: nobody else can commit since. Raises FencedError,
-    with the rest left, when a newer coordinator took over. Publishing is not done here.
+    Raises FencedError, with the rest left, when a newer coordinator took over. Publishing is not done here.
+
+    Args:
+        plan: Of a report that the owner made under this very generation: nobody else can commit since.
     """
     listings = {finding.path for finding in plan.drop if finding.kind is Kind.STRAY_LISTING}
     if plan.drop:

@@ -32,11 +32,14 @@ Marker = Callable[[], int | None]
 
 @dataclass(slots=True)
 class SinkTable:
-    """version: the last published checkpoint, None for none. files: path from the root -> size in bytes, of the newest
-    version.
+    """A sink as it is now.
 
-    problem: why it cannot be read. exists: whether there is a Delta table. elsewhere: it is no table but a sink that is
-    asked for its marker.
+    Attributes:
+        version: The last published checkpoint, None for none.
+        files: Path from the root -> size in bytes, of the newest version.
+        problem: Why it cannot be read.
+        exists: Whether there is a Delta table.
+        elsewhere: It is no table but a sink that is asked for its marker.
     """
 
     name: str
@@ -145,9 +148,10 @@ def chain_problems(
 def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:
     """Which of these files the table's log adds or removes in any entry or checkpoint that still exists.
 
-    table, paths: from the root. A file that the log has ever mentioned belongs to the table and its vacuum. Raises what
-    reading
-    a damaged entry raises: nothing may be concluded from half a log.
+    Raises what reading a damaged entry raises: nothing may be concluded from half a log.
+
+    Args:
+        table, paths: From the root. A file that the log has ever mentioned belongs to the table and its vacuum.
     """
     wanted = {path.removeprefix(f"{table}/"): path for path in paths}
     in_log: set[str] = set()

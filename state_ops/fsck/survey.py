@@ -45,9 +45,13 @@ class Named:
 
 @dataclass(slots=True)
 class Survey:
-    """fence: generations below it can commit nothing any more. alive: a coordinator works meanwhile.
+    """What the registry names, and who may change it meanwhile.
 
-    named: by path, what retained checkpoints name; held: paths that only a running restore's listing names.
+    Attributes:
+        fence: Generations below it can commit nothing any more.
+        alive: A coordinator works meanwhile.
+        named: By path, what retained checkpoints name.
+        held: Paths that only a running restore's listing names.
     """
 
     generation: Generation
@@ -69,8 +73,10 @@ class Survey:
 def survey(storage: Storage, app_id: str, alive: bool, owned: bool = False) -> Survey:
     """Read the registry whole, each listing once and none kept.
 
-    alive: whether a coordinator lives, other than the caller. owned: the caller owns the newest generation. In both
-    cases that generation may still commit; else none may without a new claim.
+    Args:
+        alive: Whether a coordinator lives, other than the caller.
+        owned: The caller owns the newest generation. In both cases that generation may still commit; else none may
+            without a new claim.
     """
     registry = Registry(storage, app_id)
     seen = Survey(Generation(0), Generation(0), alive)
@@ -239,11 +245,13 @@ def _drift(row: Checkpoint, figure: str, recorded: int, counted: int) -> Iterato
 
 
 def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[Finding]:
-    """How the rows contradict the way in which checkpoints come to be; rows: retained, by id.
+    """How the rows contradict the way in which checkpoints come to be.
 
     When a checkpoint commits, its parent is the newest row. Rows are dropped and never come back, so a row that is here
-    now
-    and older was here then: no parent may be older than the row before, but that of a rewind.
+    now and older was here then: no parent may be older than the row before, but that of a rewind.
+
+    Args:
+        rows: Retained, by id.
     """
     before: Checkpoint | None = None
     for row in rows:

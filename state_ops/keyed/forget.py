@@ -55,7 +55,11 @@ class ForgottenKey:
 
     @classmethod
     def of(cls, columns: Sequence[pa.Array], max_parallelism: int) -> ForgottenKey:
-        """columns: an array of one value for each key column, of its type."""
+        """The key that these columns make.
+
+        Args:
+            columns: An array of one value for each key column, of its type.
+        """
         groups = key_groups(columns, max_parallelism)
         return cls(int(groups[0]), encode_keys(columns, groups, 0)[0][KIND_BYTES:])
 

@@ -23,8 +23,13 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
     """The rows in the state's own types: key columns, then fields, as `scan_state` gives them.
 
     Numbers may be narrower or wider where every value fits; a text is no number, and a moment with a time zone none
-    without. where: for the error. Raises InputError with everything that is wrong: missing and strange columns, types,
-    values that do not fit, nulls, several rows of one key, with a sample of each.
+    without.
+
+    Raises InputError with everything that is wrong: missing and strange columns, types, values that do not fit, nulls,
+    several rows of one key, with a sample of each.
+
+    Args:
+        where: For the error.
     """
     fields = [(field.name, field.type, False) for field in keys]
     fields += [(field.name, field.type, field.nullable) for field in visible(schema)]

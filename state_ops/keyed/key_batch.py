@@ -22,7 +22,9 @@ _ROW = "__weir_row"
 class Batch:
     """The distinct keys of a batch, in the order of their first row; a key's `code` is its number here.
 
-    rows: the key columns and the key group of every row. where: for errors, the stage.
+    Args:
+        rows: The key columns and the key group of every row.
+        where: For errors, the stage.
     """
 
     def __init__(self, rows: pl.DataFrame, keys: pa.Schema, where: str) -> None:
@@ -51,7 +53,9 @@ class Batch:
     ) -> list[bytes]:
         """Backend keys of a kind of state, for all keys or for those of `codes`, one each.
 
-        before: columns, or a number for all rows, ahead of the key columns, e.g. a tag; after: columns behind them.
+        Args:
+            before: Columns, or a number for all rows, ahead of the key columns, e.g. a tag.
+            after: Columns behind them.
         """
         groups, columns = self.groups, self.columns
         if codes is not None:

@@ -85,7 +85,9 @@ class KeyState:
 class KeyStates:
     """The runtime's half: the state of a batch's keys, of which one is the current one.
 
-    schema: of the rows in the backend. cache: above the rows, if there is one; it does not go with a TTL.
+    Args:
+        schema: Of the rows in the backend.
+        cache: Above the rows, if there is one; it does not go with a TTL.
     """
 
     def __init__(self, state: type[State], schema: StateSchema, where: str, cache: StateCache[Row] | None) -> None:
@@ -103,7 +105,11 @@ class KeyStates:
         self._at = 0
 
     def begin(self, handle: KeyedState, keys: Sequence[Any]) -> None:
-        """Start a batch. handle: of its keys, in the order of `keys`, which are these keys as people read them."""
+        """Start a batch.
+
+        Args:
+            handle: Of its keys, in the order of `keys`, which are these keys as people read them.
+        """
         self._handle, self._keys = handle, keys
         self._frame = handle.batch.keys
         self._rows: list[Row | None] | None = None

@@ -80,8 +80,10 @@ class CacheSizes:
 class CacheFigures:
     """What a cache did since the last barrier, in entries; sums over subtasks.
 
-    evicted: dirty entries that were written before the barrier because L1 was full. flushed: those that the barrier
-    wrote."""
+    Attributes:
+        evicted: Dirty entries that were written before the barrier because L1 was full.
+        flushed: Those that the barrier wrote.
+    """
 
     l1_hits: int = 0
     l2_hits: int = 0
@@ -120,8 +122,10 @@ class Contents(Generic[V]):
 class StateCache(Generic[V]):
     """At most sizes.l1 + sizes.l2 entries above `store`.
 
-    Values are shared with the caller and must not be changed in place: give a new one to `update`. warm: what the cache
-    begins with, which must equal what the store holds.
+    Values are shared with the caller and must not be changed in place: give a new one to `update`.
+
+    Args:
+        warm: What the cache begins with, which must equal what the store holds.
     """
 
     def __init__(self, store: ValueStore[V], sizes: CacheSizes, warm: Contents[V] | None = None) -> None:

@@ -47,7 +47,12 @@ _MAX = (1 << 63) - 1
 
 
 class TimerState(BatchHandle):
-    """The timers of each key: `state.timers`. now: processing time of the epoch, in microseconds; epoch: its id."""
+    """The timers of each key: `state.timers`.
+
+    Args:
+        now: Processing time of the epoch, in microseconds.
+        epoch: Its id.
+    """
 
     def __init__(
         self,
@@ -71,11 +76,14 @@ class TimerState(BatchHandle):
         self._batch, self._firing = batch, None
 
     def firing(self, domain: str, at: np.ndarray, clock: int) -> None:
-        """The batch is of keys whose timers fire, one of each, at these moments. clock: what makes others due.
+        """The batch is of keys whose timers fire, one of each, at these moments.
 
         What is set now fires in the same barrier if it is due and later than the timer that set it: in order, and not
         for ever. Any other timer of this domain that is set now is held until the next epoch. `disturbed` then says
         whether timers that are due have changed.
+
+        Args:
+            clock: What makes others due.
         """
         self._firing, self.disturbed = (domain, at, clock), False
 
@@ -88,9 +96,12 @@ class TimerState(BatchHandle):
     def set(self, frame: Any, *, at: str | None = None, after: str | timedelta | None = None) -> None:
         """Have `on_timer` called for each row's key, at a moment of event time or after a while of processing time.
 
-        at: a column of timestamps; the timer fires at the first barrier whose watermark has reached it; a row without
-        one sets none. after: e.g. "15m" from `epoch.now`; it fires at the first barrier whose `epoch.now` has reached
-        that. Several moments for one key are several timers; the same one twice is one.
+        Several moments for one key are several timers; the same one twice is one.
+
+        Args:
+            at: A column of timestamps; the timer fires at the first barrier whose watermark has reached it; a row
+                without one sets none.
+            after: E.g. "15m" from `epoch.now`; it fires at the first barrier whose `epoch.now` has reached that.
         """
         given, codes = self._given(frame, "state.timers.set")
         if (at is None) == (after is None):
@@ -182,7 +193,9 @@ class TimerState(BatchHandle):
 class Due:
     """The timers of one domain that are due, in pieces: what the barrier fires.
 
-    upto: the clock, in microseconds; None: all there are. most: timers in one piece.
+    Args:
+        upto: The clock, in microseconds; None: all there are.
+        most: Timers in one piece.
     """
 
     def __init__(

@@ -34,8 +34,12 @@ WRITE, READ_AND_WRITE = "write", "read_and_write"
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """micros: how long state lives after it was touched, in microseconds. on_read: whether reading it touches it
-    too."""
+    """The time to live of a stage's state.
+
+    Attributes:
+        micros: How long state lives after it was touched, in microseconds.
+        on_read: Whether reading it touches it too.
+    """
 
     micros: int
     on_read: bool = False
@@ -191,8 +195,11 @@ def sweep(
 ) -> bytes | None:
     """Look at the next entries from `position`, at most `most`, and delete those that are expired.
 
-    schemas: by what stands between key group and key: kind, or kind and tag. Returns where to go on in the next epoch;
-    None: at the beginning. Whoever starts elsewhere looks at some entries earlier and at some later, nothing else.
+    Returns where to go on in the next epoch; None: at the beginning. Whoever starts elsewhere looks at some entries
+    earlier and at some later, nothing else.
+
+    Args:
+        schemas: By what stands between key group and key: kind, or kind and tag.
     """
     entries: list[tuple[bytes, bytes]] = []
     for group in groups:

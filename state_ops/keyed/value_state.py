@@ -37,8 +37,10 @@ _SCANNED = 50_000  # entries of a table
 class ValueState(RowHandle):
     """The typed row of each key. Every method takes a frame with the key columns, whose keys are keys of the batch.
 
-    Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with. schema: with
-    the hidden field of `ttl.stamped` if there is an expiry.
+    Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with.
+
+    Args:
+        schema: With the hidden field of `ttl.stamped` if there is an expiry.
     """
 
     def __init__(

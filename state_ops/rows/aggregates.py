@@ -27,9 +27,12 @@ from state_ops.errors import PipelineError
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """One aggregate over the rows of a key. kind: count, sum, mean, min, max, first or last; column: what of.
+    """One aggregate over the rows of a key.
 
-    order_by: what first and last are by; empty where rows come in order.
+    Attributes:
+        kind: "count", "sum", "mean", "min", "max", "first" or "last".
+        column: The column that is aggregated; None: rows are counted.
+        order_by: The columns that decide which row is first or last; empty where rows come in order.
     """
 
     kind: str
@@ -131,8 +134,9 @@ class Agg:
     def merge(self, name: str, old: str, new: str, ranked: bool = False) -> list[pl.Expr]:
         """Expressions that merge the fields `<old>name` with the partials `<new>name`. Null means: nothing yet.
 
-        ranked: of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps and
-        structs can be sorted, but an expression cannot compare two of them.
+        Args:
+            ranked: Of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps
+                and structs can be sorted, but an expression cannot compare two of them.
         """
         if self.kind in ("count", "sum", "mean"):
             return [

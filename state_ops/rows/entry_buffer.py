@@ -84,7 +84,11 @@ def write(backend: Backend, several: Iterable[Entries]) -> None:
 
 
 def of_tag(backend: Backend, group: int, kind: int, tag: int) -> list[tuple[bytes, bytes]]:
-    """The entries of one list or map in a key group. tag: `Collection.tag`."""
+    """The entries of one list or map in a key group.
+
+    Args:
+        tag: `Collection.tag`.
+    """
     prefix = group_prefix(group, kind) + (tag + (1 << 31)).to_bytes(4, "big")
     return list(backend.scan(prefix, after_prefix(prefix)))
 

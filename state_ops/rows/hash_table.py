@@ -20,7 +20,13 @@ class CollisionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HashedTable:
-    """hashes: uint64[n], ascending, distinct. rows: n rows in that order. keys: the columns that make a key."""
+    """Rows that are looked up by the hashes of their keys.
+
+    Attributes:
+        hashes: uint64[n], ascending, distinct.
+        rows: n rows in that order.
+        keys: The columns that make a key.
+    """
 
     hashes: np.ndarray
     rows: pl.DataFrame
@@ -62,11 +68,11 @@ class HashedTable:
     def merged(
         self, newer: HashedTable, present: np.ndarray | None = None, newer_at: np.ndarray | None = None
     ) -> HashedTable:
-        """Both tables' rows, the newer's where both have the key. present: bool[len(newer)], false removes the key;
-        found: what
-        `find` says of the newer's keys, if it is known.
+        """Both tables' rows, the newer's where both have the key. Raises CollisionError.
 
-        Raises CollisionError.
+        Args:
+            present: bool[len(newer)]; false removes the key.
+            newer_at: What `find` says of the newer's keys, if it is known.
         """
         if not len(newer):
             return self

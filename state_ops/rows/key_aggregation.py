@@ -31,11 +31,14 @@ _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 class Partials:
-    """The partials of the batches so far, by some columns. Rows wait until they are many, since grouping a large batch
-    costs less than grouping its parts and then their results.
+    """The partials of the batches so far, by some columns.
 
-    limit: how many partials may gather before they are combined, if they are not large: text is kept by min, max, first
-    and last. full: so many were left then that they should be taken.
+    Rows wait until they are many, since grouping a large batch costs less than grouping its parts and then their
+    results. `full` says that so many partials are left that they should be taken.
+
+    Args:
+        limit: How many partials may gather before they are combined, if they are not large: text is kept by min, max,
+            first and last.
     """
 
     def __init__(self, aggregates: Aggregates, by: Sequence[str], where: str, limit: int) -> None:

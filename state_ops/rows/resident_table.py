@@ -31,9 +31,15 @@ _WORTH = (
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Where resident tables come from and go to. source: the base's local directory, None if it has none here; target:
-    this attempt's; most_bytes: above it no table is kept; groups: the subtask's key groups; fresh: the state is empty,
-    so that an empty table is all of it."""
+    """Where resident tables come from and go to.
+
+    Attributes:
+        source: The base's local directory, None if it has none here.
+        target: This attempt's.
+        most_bytes: Above it no table is kept.
+        groups: The subtask's key groups.
+        fresh: The state is empty, so that an empty table is all of it.
+    """
 
     source: Path | None
     target: Path
@@ -44,7 +50,9 @@ class Residence:
     def load(self, name: str, shape: str, like: pl.DataFrame, keys: tuple[str, ...]) -> HashedTable | None:
         """The table that was saved under `name`, None if there is none to be trusted.
 
-        shape: what must not have changed since (the ids of its schema); like: its columns.
+        Args:
+            shape: What must not have changed since (the ids of its schema).
+            like: Its columns.
         """
         if self.fresh:
             return HashedTable.empty(like, keys) if self.most_bytes else None

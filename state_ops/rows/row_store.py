@@ -60,8 +60,12 @@ class _Asked:
 class Rows:
     """One state of one subtask in one epoch.
 
-    keys: the key columns; state_id: which state of the stage it is. residence: where a resident table comes from and
-    goes to; None keeps none. Frames of keys have the key columns and the key group, and distinct keys.
+    Frames of keys have the key columns and the key group, and distinct keys.
+
+    Args:
+        keys: The key columns.
+        state_id: Which state of the stage it is.
+        residence: Where a resident table comes from and goes to; None keeps none.
     """
 
     def __init__(

@@ -23,7 +23,11 @@ _RANGE = "__weir_range"
 
 
 class Spill:
-    """groups: the key groups of the subtask."""
+    """Rows on the local disk, in ranges of key groups, until one range after the other is read back.
+
+    Args:
+        groups: The key groups of the subtask.
+    """
 
     def __init__(self, directory: Path, groups: range) -> None:
         self._directory, self._groups = directory / "spill", groups

@@ -32,8 +32,12 @@ def renamed_from(*names: str) -> Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Of an annotation. default: of a field that is given none; renamed, parts, and required of such a field: as of
-    `Field`."""
+    """What an annotation says of a field.
+
+    Attributes:
+        default: Of a field to which its author gives none.
+        renamed, parts, required: As of `Field`.
+    """
 
     type: pa.DataType
     nullable: bool = False

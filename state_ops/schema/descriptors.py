@@ -56,11 +56,15 @@ EMPTY = {LIST: list, MAP: dict}
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A list or map of each key. kind: "list" or "map"; key: type of a map's keys; schema: one element's or value's
-    row.
+    """A list or map of each key.
 
-    row: the State class of an element or value; None where they are plain values, in one field of the collection's
-    name."""
+    Attributes:
+        kind: "list" or "map".
+        key: Type of a map's keys.
+        schema: One element's or value's row.
+        row: The State class of an element or value; None where they are plain values, in one field of the collection's
+            name.
+    """
 
     name: str
     kind: str

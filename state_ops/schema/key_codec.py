@@ -84,9 +84,13 @@ def last_int64(key: bytes) -> int:
 
 
 def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray, state_id: int) -> list[bytes]:
-    """One key per row. columns: the key's columns in order, n rows each; groups: uint16[n], from `key_groups`.
+    """One key per row.
 
     Raises PipelineError for a null in a key column or a type that cannot be a key.
+
+    Args:
+        columns: The key's columns in order, n rows each.
+        groups: uint16[n], from `key_groups`.
     """
     n = len(groups)
     arrays = [contiguous(column) for column in columns]

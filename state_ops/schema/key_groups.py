@@ -35,8 +35,11 @@ _Groups = TypeVar("_Groups", int, np.ndarray)
 def key_groups(columns: Sequence[pa.Array | pa.ChunkedArray], max_parallelism: int) -> np.ndarray:
     """uint16[n]: pmod(xxhash64(c1, c2, ...), max_parallelism) of n rows, as Spark computes it.
 
-    columns: the key's columns in order, with the types of `check_key_type` (int and bigint hash differently, so cast to
-    the declared type first). A null leaves the hash as it was, also as in Spark. Raises PipelineError for another type.
+    Raises PipelineError for another type.
+
+    Args:
+        columns: The key's columns in order, with the types of `check_key_type` (int and bigint hash differently, so
+            cast to the declared type first). A null leaves the hash as it was, also as in Spark.
     """
     check_parallelism(1, max_parallelism)
     return np.mod(xxhash64(columns).view(np.int64), max_parallelism).astype(np.uint16)

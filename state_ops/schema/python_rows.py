@@ -51,8 +51,10 @@ def _values(array: pa.Array) -> list[Any]:
 def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int], str], where: str) -> pa.Table:
     """Rows as a table of exactly the fields' types.
 
-    name_of: says of a row's number whose it is. Raises StageError, which names field, owner and value, for a value that
-    its field cannot hold.
+    Raises StageError, which names field, owner and value, for a value that its field cannot hold.
+
+    Args:
+        name_of: Says of a row's number whose it is.
     """
     by_field = list(zip(*rows, strict=True)) if rows else [()] * len(fields)
     arrays = []

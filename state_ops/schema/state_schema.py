@@ -33,8 +33,10 @@ from state_ops.errors import DamageError, PipelineError
 class Part:
     """Something inside a field, as rows that are older than it read it: its default, and the names that it had before.
 
-    path: from the field down, ("street",) of a struct's field, ("item", "street") in a list's elements, ("value",
-    "street") in a map's values. required: as of `Field`.
+    Attributes:
+        path: From the field down, ("street",) of a struct's field, ("item", "street") in a list's elements, ("value",
+            "street") in a map's values.
+        required: As of `Field`.
     """
 
     path: tuple[str, ...]
@@ -54,12 +56,16 @@ TOUCHED = "__weir_touched"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column of a state row. `default` is what a key without a row, or a row older than the field, reads as.
+    """One column of a state row.
 
-    renamed: names that it had before; parts: what there is to know of its parts; required: its author gave no default,
-    so that
-    `default` is nothing but the zero of its type. None of them is anything of how a row is stored, so none counts for
-    equality or for the schema's id.
+    The last three attributes say nothing of how a row is stored, so they count neither for equality nor for the
+    schema's id.
+
+    Attributes:
+        default: What a key without a row, or a row older than the field, reads as.
+        renamed: Names that it had before.
+        parts: What there is to know of its parts.
+        required: Its author gave no default, so that `default` is nothing but the zero of its type.
     """
 
     name: str
@@ -75,11 +81,13 @@ class Field:
 class StateSchema:
     """The fields of one state, in the order of their definition. Immutable, hashable, picklable.
 
-    older: the schemas that it came from, oldest first, which rows in state may still have; they are read as rows of
-    this one (see `evolution`). They do not count for its equality or id either.
-
     Raises PipelineError, naming the field, for a type that state cannot hold, a bad name or a default that does not
-    fit."""
+    fit.
+
+    Attributes:
+        older: The schemas that it came from, oldest first, which rows in state may still have; they are read as rows of
+            this one (see `evolution`). They do not count for its equality or id either.
+    """
 
     fields: tuple[Field, ...]
     older: tuple[StateSchema, ...] = field(default=(), compare=False, repr=False)

@@ -16,7 +16,12 @@ _BRANCH = re.compile(rf"(.+)/{BRANCHES}/[0-9a-f]{{32}}")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A fork of a pipeline. name: as people call it; id: its directory's, a uuid in hex."""
+    """A fork of a pipeline.
+
+    Attributes:
+        name: As people call it.
+        id: Its directory's, a uuid in hex.
+    """
 
     name: str
     id: str

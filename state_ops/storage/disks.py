@@ -14,8 +14,13 @@ _ROOM = 1 << 20  # bytes; with less nothing that Weir writes fits for long
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What a file system has left where a path lies. mount: its directory; free, total: bytes that we may use; files:
-    that may be made, None where it sets no limit."""
+    """What a file system has left where a path lies.
+
+    Attributes:
+        mount: Its directory.
+        free, total: Bytes that we may use.
+        files: That may be made, None where it sets no limit.
+    """
 
     mount: str
     path: str

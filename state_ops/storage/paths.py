@@ -25,8 +25,9 @@ _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINIS
 def data_directory(table: str, app_id: str, elsewhere: bool) -> str:
     """The directory of a sink's table in which Weir stages its rows.
 
-    elsewhere: the table lies outside of the pipeline's storage, where other pipelines may write to it too; each has a
-    directory of its own, in which it sweeps.
+    Args:
+        elsewhere: The table lies outside of the pipeline's storage, where other pipelines may write to it too; each has
+            a directory of its own, in which it sweeps.
     """
     whose = f"-{hashlib.sha256(app_id.encode()).hexdigest()[:8]}" if elsewhere else ""
     return f"tables/{table}/data{whose}"

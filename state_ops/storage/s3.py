@@ -72,7 +72,11 @@ def credentials(s3: S3Settings) -> Credentials | None:
 
 
 def obstore_arguments(s3: S3Settings, retries: int) -> dict[str, Any]:
-    """Keyword arguments of obstore's S3Store. retries: what the library itself tries again within one request."""
+    """Keyword arguments of obstore's S3Store.
+
+    Args:
+        retries: What the library itself tries again within one request.
+    """
     keys = credentials(s3)
     arguments: dict[str, Any] = {
         "client_options": client_options(s3),

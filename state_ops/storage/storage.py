@@ -132,19 +132,19 @@ class _Arriving:
 class Storage:
     """Files below one root.
 
-    uri: a directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
-    libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the
-    storage.
-    traffic: what this object has requested; a copy in another process begins at zero.
-
-    mounts: by directory below the root, what is in its place: the URI of a directory elsewhere in the same kind of
-    store, as a table that is there already. What lies there is listed with the rest.
-
     A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or
     delete them.
 
     Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
     leaves the root or content that is not what was recorded.
+
+    Args:
+        uri: A directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
+            libraries, untested.
+        s3: How S3 is reached; secrets are references, looked up in each process that opens the storage.
+        traffic: What this object has requested; a copy in another process begins at zero.
+        mounts: By directory below the root, what is in its place: the URI of a directory elsewhere in the same kind of
+            store, as a table that is there already. What lies there is listed with the rest.
     """
 
     def __init__(
@@ -246,8 +246,10 @@ class Storage:
     def put_file(self, local: Path, path: str, *, cancelled: Cancelled | None = None) -> tuple[int, str]:
         """Copy a local file to `path`, whole or not at all; returns its size in bytes and sha256, computed on the way.
 
-        cancelled: looked at before every chunk and every try; once set, nothing becomes visible and CancelledError is
-        raised."""
+        Args:
+            cancelled: Looked at before every chunk and every try; once set, nothing becomes visible and CancelledError
+                is raised.
+        """
         return self._retried(path, lambda: self._send(local, path, cancelled))
 
     def _send(self, local: Path, path: str, cancelled: Cancelled | None) -> tuple[int, str]:
@@ -294,9 +296,11 @@ class Storage:
     ) -> None:
         """Copy `path` to a local file; with `digest` (sha256), raise DamageError if the content is another one.
 
-        cancelled: as in `put_file`; what has arrived by then is left in `local`. size: how many bytes it has, of an
-        object that never changes: then a download that broke off, in this call or in an earlier one that left `local`,
-        goes on where it was. arrived: is told of each piece how many bytes it has, of what `local` had already too.
+        Args:
+            cancelled: As in `put_file`; what has arrived by then is left in `local`.
+            size: How many bytes it has, of an object that never changes: then a download that broke off, in this call
+                or in an earlier one that left `local`, goes on where it was.
+            arrived: Is told of each piece how many bytes it has, of what `local` had already too.
         """
         with _Arriving(local, size, arrived or _nobody) as arriving:
             try:
@@ -416,7 +420,8 @@ class Storage:
         """All files below `path`, in no order; nothing if there is no such directory. Complete, or an error: what is
         deleted is decided from it.
 
-        unfinished: also what a killed process left half-written on a local disk.
+        Args:
+            unfinished: Also what a killed process left half-written on a local disk.
         """
         mount = self._mount_of(path)
         if mount is not None:

@@ -34,10 +34,13 @@ def together(
 ) -> list[Moved]:
     """Call `move(item, cancelled)` for every item in threads; returns the results in the items' order.
 
-    move: looks at `cancelled` often and raises once it is set. at_once: number of threads. deadline: on
-    time.monotonic().
-    grace: seconds that running moves have to notice a cancellation.
     Raises the first failure, or TransientError at the deadline; in both cases moves not yet begun never begin.
+
+    Args:
+        move: Looks at `cancelled` often and raises once it is set.
+        at_once: Number of threads.
+        deadline: On time.monotonic().
+        grace: Seconds that running moves have to notice a cancellation.
     """
     if not items:
         return []

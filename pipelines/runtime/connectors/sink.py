@@ -47,7 +47,12 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one publish did. version: the sink's own number of it, if it has any; rows: that it changed."""
+    """What one publish did.
+
+    Attributes:
+        version: The sink's own number of it, if it has any.
+        rows: That it changed.
+    """
 
     rows: int
     version: int | None = None

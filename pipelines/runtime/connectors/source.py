@@ -31,7 +31,11 @@ RUNNING, LOOKING = 30.0, 5.0  # `patience` of a process that runs the pipeline, 
 
 
 def no_position(position: object, like: str, where: str) -> ConfigurationError:
-    """What is said to a position that is none of the source's. like: one that is, as JSON."""
+    """What is said to a position that is none of the source's.
+
+    Args:
+        like: One that is, as JSON.
+    """
     return ConfigurationError(
         f"This is no position of the source: {str(position)[:200]}",
         where=where,
@@ -148,7 +152,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of a part, in its order. rows: decoded. rejected: those among them that cannot be."""
+    """Rows of a part, in its order.
+
+    Attributes:
+        rows: Decoded.
+        rejected: Those among them that cannot be.
+    """
 
     rows: pa.Table
     rejected: tuple[Rejected, ...] = ()

@@ -30,13 +30,15 @@ Rows = StagedFile | StateFile
 class InFlightData:
     """What a stage has not applied of one epoch.
 
-    upstream: uid of the stage whose rows they are, or came from. now: that epoch's processing time. arriving: the
-    watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
-    layers: files of rows; those of one layer in any order, but before those of the next. schema: their columns; None:
-    no rows.
-    begun: the stage has applied a part, and these are rows as its function sees them; else as the stage upstream handed
-    them on.
-    closed: the stage upstream has handed on all of them.
+    Attributes:
+        upstream: Uid of the stage whose rows they are, or came from.
+        now: That epoch's processing time.
+        arriving: The watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
+        layers: Files of rows; those of one layer in any order, but before those of the next.
+        schema: Their columns; None: no rows.
+        begun: The stage has applied a part, and these are rows as its function sees them; else as the stage upstream
+            handed them on.
+        closed: The stage upstream has handed on all of them.
     """
 
     epoch: CheckpointId
@@ -71,7 +73,11 @@ class InFlightData:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any], file_of: Callable[[str], Rows]) -> InFlightData:
-        """file_of: The file of a path."""
+        """What a checkpoint has recorded of it.
+
+        Args:
+            file_of: The file of a path.
+        """
         return cls(
             CheckpointId(raw["epoch"]),
             raw["upstream"],
@@ -88,7 +94,8 @@ class InFlightData:
 class Work:
     """What a stage applies in one epoch: of `first`, the layers `taken`; `left` of its layers and `behind` wait.
 
-    first: None if what comes first has not been handed on in full yet.
+    Attributes:
+        first: None if what comes first has not been handed on in full yet.
     """
 
     first: InFlightData | None
@@ -120,8 +127,11 @@ def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[
 
 
 def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
-    """What to do with the queue. pace: rows that the stage applied last time, if known: it is given no much larger part
-    of what it has begun; all if that was none, which a larger part may change.
+    """What to do with the queue.
+
+    Args:
+        pace: Rows that the stage applied last time, if known: it is given no much larger part of what it has begun; all
+            if that was none, which a larger part may change.
     """
     if not queue:
         return Work(None)
@@ -137,8 +147,11 @@ def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
 
 
 def rest(done: Work, acks: Iterable[Ack], columns: pa.Schema | None) -> InFlightData | None:
-    """What the work has left of its epoch. columns: those that the stage's function sees, which its subtasks leave rows
-    with."""
+    """What the work has left of its epoch.
+
+    Args:
+        columns: Those that the stage's function sees, which its subtasks leave rows with.
+    """
     assert done.first is not None
     rests = [ack.staged(REST) for ack in acks]
     deepest = max(map(len, rests), default=0)

@@ -64,7 +64,11 @@ class SourceOffsets:
         return cls(head.offsets, expected, head.epoch_now)
 
     def after(self, slices: Mapping[str, Slice], readers: Mapping[str, SourceReader], at: datetime) -> SourceOffsets:
-        """The offsets of the epoch that reads these slices. at: its processing time, which never decreases."""
+        """The offsets of the epoch that reads these slices.
+
+        Args:
+            at: Its processing time, which never decreases.
+        """
         offsets, expected = dict(self.offsets), dict(self.expected)
         for name, planned in slices.items():
             offsets[name] = readers[name].advance(offsets.get(name), planned)
@@ -133,8 +137,12 @@ class StageProgress:
     def after(
         self, acks: list[Ack], watermark: int | None, waiting: tuple[InFlightData, ...], forgotten: Forgotten | None
     ) -> StageProgress:
-        """Where the stage stands after an epoch whose acks these are. waiting: the rows that it leaves; forgotten: what
-        a TTL has let expire by then."""
+        """Where the stage stands after an epoch whose acks these are.
+
+        Args:
+            waiting: The rows that it leaves.
+            forgotten: What a TTL has let expire by then.
+        """
         bases, settled = dict(self.bases), True
         for ack in acks:
             if ack.handover is not None:
@@ -157,8 +165,11 @@ class StageProgress:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """A completed checkpoint, the verdicts of its gates, and what was done after its commit. ms: milliseconds by
-    phase."""
+    """A completed checkpoint, the verdicts of its gates, and what was done after its commit.
+
+    Attributes:
+        ms: Milliseconds by phase.
+    """
 
     checkpoint: Checkpoint
     verdicts: tuple[Verdict, ...]
@@ -186,7 +197,12 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Which epoch a stage was at. whole: it has applied all rows of it; watermark: what it hands on then."""
+    """Which epoch a stage was at.
+
+    Attributes:
+        whole: It has applied all rows of it.
+        watermark: What it hands on then.
+    """
 
     epoch: CheckpointId
     now: datetime
@@ -311,7 +327,11 @@ class InFlightEpoch:
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """What a slot runs. begun: on time.monotonic()."""
+    """What a slot runs.
+
+    Attributes:
+        begun: On time.monotonic().
+    """
 
     epoch: InFlightEpoch
     begun: float

@@ -173,7 +173,11 @@ def has_pending_upload(_: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) ->
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All of them must hold before a step begins. stage: for steps that each stage takes."""
+    """All of them must hold before a step begins.
+
+    Attributes:
+        stage: For steps that each stage takes.
+    """
 
     epoch: tuple[Callable[[EpochsInFlight, InFlightEpoch], bool], ...] = ()
     stage: tuple[Callable[[EpochsInFlight, InFlightEpoch, Stage], bool], ...] = ()

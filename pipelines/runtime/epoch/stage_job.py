@@ -83,7 +83,11 @@ def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFil
 
 def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Callable[[], StageResult]) -> StageResult:
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are
-    asked by `judge`. job: `run_job` of this stage."""
+    asked by `judge`.
+
+    Args:
+        job: `run_job` of this stage.
+    """
     result = job()
     if stage.quarantine is None or any(ack.error is not None for ack in result.acks):
         return result
@@ -320,10 +324,13 @@ def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
 
 
 def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
-    """A stage's schemas, those of all its tables among them. seen: the columns that its function sees; read: those
-    before its transform.
+    """A stage's schemas, those of all its tables among them.
 
     Raises PipelineError where they do not fit.
+
+    Args:
+        seen: The columns that its function sees.
+        read: Those before its transform.
     """
     if stage.quarantine is None:
         return shapes(stage, seen)
@@ -466,7 +473,8 @@ def note_progress(
     """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage
     stands now.
 
-    columns: those that its function sees.
+    Args:
+        columns: Those that its function sees.
     """
     acks, done = epoch.pending.acks_of(stage.uid), epoch.work[stage.uid]
     after, waiting, forgotten = progress.watermark, done.behind, progress.forgotten

@@ -16,7 +16,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A step has run to its end. error: what it raised, whatever that is; else result is what it returned."""
+    """A step has run to its end.
+
+    Attributes:
+        error: What it raised, whatever that is; else result is what it returned.
+    """
 
     slot: str
     result: object

@@ -43,7 +43,11 @@ def ship(spark: SparkSession, settings: Settings) -> Path:
 
 
 def pack(directory: Path, files: Iterable[tuple[str, Path]]) -> Path:
-    """Write an archive from which Python imports. files: their names in it, and where they are."""
+    """Write an archive from which Python imports.
+
+    Args:
+        files: Their names in it, and where they are.
+    """
     staging = directory / "code.zip"
     with zipfile.ZipFile(staging, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         packages: set[str] = set()

@@ -156,7 +156,11 @@ def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
 
 
 def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Share = WHOLE) -> Iterator[pa.Table]:
-    """The same of one file of a slice, by its number in it. share: of a file of a source, which of its rows."""
+    """The same of one file of a slice, by its number in it.
+
+    Args:
+        share: Of a file of a source, which of its rows.
+    """
     if isinstance(rows, Channel):
         for table in staged_tables(rows.storage, rows.files[number], rows.schema.names, batch_rows):
             yield frames.canonical(table).cast(rows.schema)

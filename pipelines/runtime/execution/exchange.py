@@ -168,9 +168,12 @@ def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int
 
 
 def opened(blocks: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of blocks, with their key group as the first column. columns: the others.
+    """Yield the rows of blocks, with their key group as the first column.
 
     Raises where.Refused where a block is null.
+
+    Args:
+        columns: The others.
     """
     schema = direct_read.with_group(columns)
     for batch in blocks:

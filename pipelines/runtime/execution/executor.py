@@ -24,8 +24,13 @@ Deadline = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Rows of a source's slice. schema: the columns that every file has, in canonical types; and `ROW`, if the stage
-    needs to know where its rows come from. left_out: positions that nobody gets to see, ascending."""
+    """Rows of a source's slice.
+
+    Attributes:
+        schema: The columns that every file has, in canonical types; and `ROW`, if the stage needs to know where its
+            rows come from.
+        left_out: Positions that nobody gets to see, ascending.
+    """
 
     schema: pa.Schema
     reader: SourceReader
@@ -45,9 +50,10 @@ class Landed:
 @dataclass(frozen=True, slots=True)
 class Channel:
     """Rows that wait for a stage, uploaded or not: the stage before has staged them, or it has left them itself.
-    schema: their columns.
 
-    as_seen: they are as the stage's function sees rows: its where and its transform have been applied.
+    Attributes:
+        schema: Their columns.
+        as_seen: They are as the stage's function sees rows: its where and its transform have been applied.
     """
 
     schema: pa.Schema
@@ -66,10 +72,13 @@ def uri(storage: Storage, file: StagedFile | StateFile) -> str:
 
 
 def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Staged rows, read in this process; columns: only those of them that are there.
+    """Staged rows, read in this process.
 
     Raises VanishedError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from
     which a replay writes them anew, or in storage.
+
+    Args:
+        columns: Only those of them that are there.
     """
     with _staged(storage, file) as parquet:
         if columns is not None:
@@ -124,17 +133,24 @@ class Executor(Protocol):
     """Runs a stage's stateless part and its keyed tasks."""
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
-        """The columns that the stage's function sees, canonical, for an input of `schema`. where: whose schema that is.
+        """The columns that the stage's function sees, canonical, for an input of `schema`.
 
         Raises PipelineError where the stage's where or transform does not fit them.
+
+        Args:
+            where: Whose schema that is.
         """
         ...
 
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         """Run every subtask of the stage to its ack, a decline included; a subtask that died has none.
 
-        rows: None for an epoch without data. columns: as `columns` said. deadline: says when, on time.monotonic(), the
-        work is cancelled. Raises the WeirError that says what the operator should do when the job as a whole failed.
+        Raises the WeirError that says what the operator should do when the job as a whole failed.
+
+        Args:
+            rows: None for an epoch without data.
+            columns: As `columns` said.
+            deadline: Says when, on time.monotonic(), the work is cancelled.
         """
         ...
 

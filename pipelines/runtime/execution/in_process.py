@@ -25,7 +25,11 @@ from state_ops.errors import InputError, PipelineError, TransientError
 
 
 class InMemoryExecutor:
-    """Runs the subtasks one after the other, in their order. batch_rows: the largest batch that a function gets."""
+    """Runs the subtasks one after the other, in their order.
+
+    Args:
+        batch_rows: The largest batch that a function gets.
+    """
 
     def __init__(self, batch_rows: int = 65_536) -> None:
         self._batch_rows = batch_rows

@@ -40,8 +40,11 @@ _TRUST_PASSWORD = "changeit"  # guards nothing: the store holds public certifica
 
 @dataclass(frozen=True, slots=True)
 class LockedJar:
-    """One line of `infra/jars.lock`: `organisation:module revision sha256`. purpose: the `[section]` that it stands
-    in."""
+    """One line of `infra/jars.lock`: `organisation:module revision sha256`.
+
+    Attributes:
+        purpose: The `[section]` that it stands in.
+    """
 
     purpose: str
     organisation: str

@@ -74,7 +74,11 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
 
 
 def unresolved(stage: Stage, error: Exception) -> PipelineError:
-    """That Spark's analyser refuses the stage's plan, as it would each time. error: an AnalysisException."""
+    """That Spark's analyser refuses the stage's plan, as it would each time.
+
+    Args:
+        error: An AnalysisException.
+    """
     return PipelineError(
         f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
         where=f"stage {stage.uid}, where={stage.where!r}",
@@ -113,7 +117,10 @@ def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:
 def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
     """The Arrow schema in which keyed tasks see these rows, types canonical.
 
-    stage: whose rows they are, for the message. Raises PipelineError for a column whose type Arrow does not have.
+    Raises PipelineError for a column whose type Arrow does not have.
+
+    Args:
+        stage: Whose rows they are, for the message.
     """
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
@@ -134,8 +141,13 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
 
 
 def spark_schema(schema: pa.Schema, where: str) -> StructType:
-    """A schema as Spark has it. where: whose it is. Raises PipelineError for a column whose type Spark does not
-    have."""
+    """A schema as Spark has it.
+
+    Raises PipelineError for a column whose type Spark does not have.
+
+    Args:
+        where: Whose it is.
+    """
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
@@ -184,11 +196,14 @@ def quoted(name: str) -> str:
 
 
 def data_error(stage: Stage, error: Exception) -> WeirError | None:
-    """What a failed Spark job says about the rows or the author's code, if it says that: a replay would fail the same
-    way.
+    """What a failed Spark job says about the rows or the author's code. A replay would fail the same way.
 
-    error: from an action on the stage's rows. InputError for a value that an expression cannot take (ANSI casts,
-    division by zero, raise_error); StageError for a Python UDF that raised; None for all else.
+    Args:
+        error: From an action on the stage's rows.
+
+    Returns:
+        An InputError for a value that an expression cannot take (ANSI casts, division by zero, raise_error); a
+        StageError for a Python UDF that raised; None for all else.
     """
     from pyspark.errors import PythonException
 

@@ -39,7 +39,8 @@ _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECAS
 def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSession:
     """Start Spark, or return the session that this process has.
 
-    delta: load Delta's jars, which the control plane does without; needed to read tables through delta-spark.
+    Args:
+        delta: Load Delta's jars, which the control plane does without; needed to read tables through delta-spark.
     """
     from pyspark.sql import SparkSession
 

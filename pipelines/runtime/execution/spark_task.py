@@ -41,7 +41,11 @@ def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 def with_blocks(
     task: KeyedTask, columns: pa.Schema, batch_rows: int, way: str, blocks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The same for rows that come in blocks. columns: theirs, without the key group."""
+    """The same for rows that come in blocks.
+
+    Args:
+        columns: Theirs, without the key group.
+    """
     subtask, tables = _context().partitionId(), exchange.opened(blocks, columns)
     batches = direct_read.in_batches(task.stage, tables, batch_rows, task.work_dir)
     yield _acked(task, subtask, _routed(task, subtask, batches), way)
@@ -50,10 +54,14 @@ def with_blocks(
 def reading_rows(
     task: KeyedTask, rows: Landed | Channel | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The same for rows that each subtask reads by itself, or for none. numbers: what made Spark start the tasks.
+    """The same for rows that each subtask reads by itself, or for none.
 
     They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for
-    another."""
+    another.
+
+    Args:
+        numbers: What made Spark start the tasks.
+    """
     for _ in numbers:
         pass
     subtask, batches = _context().partitionId(), iter(())
@@ -68,8 +76,11 @@ def read_blocks(
     stage: Stage, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int],
     tasks: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The blocks of what map tasks read, whose numbers stand in the batches of `tasks`. layout: the parallelism, and
-    the greatest one."""
+    """The blocks of what map tasks read, whose numbers stand in the batches of `tasks`.
+
+    Args:
+        layout: The parallelism, and the greatest one.
+    """
     with _telling():
         for batch in tasks:
             for task in batch.column(0).to_pylist():

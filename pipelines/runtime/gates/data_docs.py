@@ -52,9 +52,14 @@ _SEALED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was made. index: the page to begin with; verdicts: of every expectation that was asked; of a restore
-    expectation `gate` is what it expects, `stage` the stage or table. left_out: what could not be looked at, and why,
-    in words."""
+    """What was made.
+
+    Attributes:
+        index: The page to begin with.
+        verdicts: Of every expectation that was asked; of a restore expectation `gate` is what it expects, `stage` the
+            stage or table.
+        left_out: What could not be looked at, and why, in words.
+    """
 
     pipeline: str
     index: Path
@@ -73,9 +78,12 @@ class Report:
 
 
 def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None = None) -> Report:
-    """Make the pages; whoever runs the pipeline goes on. directory: by default `<local.work_dir>/data_docs/<pipeline>`.
+    """Make the pages; whoever runs the pipeline goes on.
 
     Raises ConfigurationError for a directory that has something else in it, TransientError where it cannot be written.
+
+    Args:
+        directory: By default `<local.work_dir>/data_docs/<pipeline>`.
     """
     target = settings.work_dir / "data_docs" / pipeline.title if directory is None else Path(directory)
     target = target.expanduser().resolve()

@@ -33,10 +33,12 @@ from state_ops.storage.temp_dirs import scratch
 def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
     """What the gates on figures and state say of an epoch.
 
-    deadline: of the epoch, on time.monotonic(). checkpoint, files: as they would be committed.
-
     Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate
     that cannot be evaluated.
+
+    Args:
+        deadline: Of the epoch, on time.monotonic().
+        checkpoint, files: As they would be committed.
     """
     verdicts: list[Verdict] = []
     for stage in context.pipeline.stages:

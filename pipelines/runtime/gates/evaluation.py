@@ -45,12 +45,16 @@ _ENTRY = "weir"  # an entry of a suite, in its meta
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one expectation said in one epoch. rows: how many were looked at; unexpected: how many of them failed it.
+    """What one expectation said in one epoch.
 
-    sample: at most three of these values, or the figure that an expectation on all rows has found; JSON-ready.
-    on_failure, of: the gate's.
-    unexpected_rows: all of them, by their number among those looked at, where a gate quarantines. sample_rows: the same
-    of the sample's, where an expectation looks at each row by itself; keys: theirs, by column, where they are known.
+    Attributes:
+        rows: How many were looked at.
+        unexpected: How many of them failed it.
+        sample: At most three of these values, or the figure that an expectation on all rows has found; JSON-ready.
+        on_failure, of: The gate's.
+        unexpected_rows: All of them, by their number among those looked at, where a gate quarantines.
+        sample_rows: The same of the sample's, where an expectation looks at each row by itself.
+        keys: Theirs, by column, where they are known.
     """
 
     stage: str
@@ -90,7 +94,11 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, stage: str, raw: Mapping[str, Any]) -> Verdict:
-        """From a checkpoint's row. stage: the uid below which it stands there."""
+        """From a checkpoint's row.
+
+        Args:
+            stage: The uid below which it stands there.
+        """
         figures = {name: raw[name] for name in ("passed", "rows", "unexpected", "on_failure", "of")}
         keys = tuple(raw.get("keys", ()))  # older rows have none
         return cls(stage, raw["title"], sample=tuple(raw["sample"]), keys=keys, **figures)
@@ -118,7 +126,11 @@ def looked_at(storage: Storage, stage: Stage, files: Sequence[StagedFile | State
 
 
 def staged(storage: Storage, files: Sequence[StagedFile | StateFile], columns: Sequence[str] | None) -> pa.Table:
-    """Staged rows, of which there are some; columns: only those of them that are there."""
+    """Staged rows, of which there are some.
+
+    Args:
+        columns: Only those of them that are there.
+    """
     return pa.concat_tables([staged_table(storage, file, columns) for file in files])
 
 
@@ -128,8 +140,11 @@ def check(stage: Stage, rows: pa.Table) -> list[Verdict]:
 
 
 def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[], pa.Table]) -> list[Verdict]:
-    """Verdicts whose samples say whose rows they are. rows: those looked at, with the key's columns if they have any;
-    asked for only where some failed."""
+    """Verdicts whose samples say whose rows they are.
+
+    Args:
+        rows: Those looked at, with the key's columns if they have any; asked for only where some failed.
+    """
     if not any(verdict.sample_rows for verdict in verdicts):
         return list(verdicts)
     table = rows()
@@ -240,10 +255,13 @@ _evaluating = threading.Lock()  # its context is one for all slots, and is not m
 
 
 def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
-    """What expectations say of rows, without raising where one fails. name: whose rows these are; where: the same, for
-    messages.
+    """What expectations say of rows, without raising where one fails.
 
     Raises PipelineError for one that cannot be evaluated.
+
+    Args:
+        name: Whose rows these are.
+        where: The same, for messages.
     """
     gx, definition = load()
     asked = [(number, gate, expectation(f"{where}, gate {gate.title}", gate)) for number, gate in enumerate(gates)]
@@ -301,7 +319,11 @@ def enter(suite: Any, asked: Sequence[Asked]) -> list[list[int]]:
 
 
 def by_number(entries: Sequence[Sequence[int]], results: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Each gate's number with its outcome. entries: as `enter` returned them."""
+    """Each gate's number with its outcome.
+
+    Args:
+        entries: As `enter` returned them.
+    """
     for outcome in results:
         for number in entries[outcome.expectation_config.meta[_ENTRY]]:
             yield number, outcome

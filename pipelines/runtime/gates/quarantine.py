@@ -59,9 +59,13 @@ def decided(
 ) -> tuple[LeftOut, ...]:
     """The rows that the slice is to be replayed without; none if no quarantining gate failed.
 
-    rounds: how often it was replayed for that already. looked_at: the rows that the gates saw, positions: of each the
-    one in the slice,
-    -1 where the stage says none. Raises GateError where a bound is reached: the gate then holds.
+    Args:
+        rounds: How often it was replayed for that already.
+        looked_at: The rows that the gates saw.
+        positions: Of each the one in the slice, -1 where the stage says none.
+
+    Raises:
+        GateError: Where a bound is reached: the gate then holds.
     """
     failed = [(gate, verdict) for gate, verdict in _paired(stage, verdicts) if verdict.quarantines]
     if not failed:

@@ -30,11 +30,14 @@ _LARGEST_BYTES = 256 << 20
 
 
 def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool) -> int:
-    """Evaluate them; returns how many. newest: nothing was published after this checkpoint, so that tables are looked
-    at too.
+    """Evaluate them; returns how many.
 
     Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be
-    evaluated."""
+    evaluated.
+
+    Args:
+        newest: Nothing was published after this checkpoint, so that tables are looked at too.
+    """
     asked = [expected for expected in pipeline.on_restore if expected.of == "state" or newest]
     failed: dict[str, list[str]] = {"state": [], "table": []}
     for of, name in dict.fromkeys((expected.of, expected.name) for expected in asked):

@@ -90,7 +90,11 @@ def streamed(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
 
 
 def seal(connection: Connection, schemas: Sequence[str] = ()) -> None:
-    """From now on it only answers. schemas: where names are looked for, in this order."""
+    """From now on it only answers.
+
+    Args:
+        schemas: Where names are looked for, in this order.
+    """
     if schemas:
         connection.execute(f"SET search_path = '{','.join(schemas)}'")
     connection.execute("SET enable_external_access = false")

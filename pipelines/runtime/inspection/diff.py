@@ -27,10 +27,12 @@ _PURPOSE = "weir state diff"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `compared` found. counts: rows by added, removed, changed; gone, new: fields that only the first, the second
-    state has.
+    """What `compared` found. Only fields that both states have decide whether a row changed.
 
-    retyped: by field, its types in both. Only fields that both have decide whether a row changed.
+    Attributes:
+        counts: Rows by added, removed, changed.
+        gone, new: Fields that only the first state has, and those that only the second has.
+        retyped: By field, its types in both.
     """
 
     first: CheckpointId
@@ -62,12 +64,13 @@ def compared(
     """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block
     lasts.
 
-    there, other: the settings and the pipeline, such as a branch, by which the second one is found, if it lies in
-    another storage.
-    without: fields that do not make a row count as changed.
-
     Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises
     ConfigurationError where the two have other keys.
+
+    Args:
+        there, other: The settings and the pipeline, such as a branch, by which the second one is found, if it lies in
+            another storage.
+        without: Fields that do not make a row count as changed.
     """
     with (
         viewed(pipeline, settings, uid, first, _PURPOSE) as a,

@@ -24,7 +24,8 @@ def opened(
 ) -> Iterator[Backend]:
     """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts.
 
-    below: where its files go, by default among those that are temporary.
+    Args:
+        below: Where its files go, by default among those that are temporary.
     """
     with tempfile.TemporaryDirectory(prefix="weir-state-", dir=below) as scratch:
         snapshot.fetch(storage, taken, Path(scratch))
@@ -40,7 +41,8 @@ class SnapshotCache:
     """Opens snapshots of one storage one after the other; objects that one shares with the one before are not fetched
     again.
 
-    root: an empty directory of its own. It holds the files of two snapshots at most.
+    Attributes:
+        root: An empty directory of its own. It holds the files of two snapshots at most.
     """
 
     root: Path

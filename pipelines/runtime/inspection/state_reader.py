@@ -34,8 +34,11 @@ At = int | str | None
 def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> list[dict[str, Any]]:
     """The state of one key in a checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
 
-    key: one text per key column, cast to its type. A stage's function has at most one row, a window one for each of its
-    windows that are open. Raises ConfigurationError for a key that cannot be one.
+    Raises ConfigurationError for a key that cannot be one.
+
+    Args:
+        key: One text per key column, cast to its type. A stage's function has at most one row, a window one for each of
+            its windows that are open.
     """
     while True:
         try:
@@ -79,7 +82,11 @@ def viewed(pipeline: Pipeline, settings: Settings, uid: str, at: At, purpose: st
 def held(
     pipeline: Pipeline, settings: Settings, at: At, purpose: str
 ) -> Iterator[tuple[Storage, Registry, Checkpoint]]:
-    """A checkpoint that is not pruned for as long as the `with` block lasts. purpose: for who asks why it stays."""
+    """A checkpoint that is not pruned for as long as the `with` block lasts.
+
+    Args:
+        purpose: For who asks why it stays.
+    """
     storage, registry = open_storage(pipeline, settings)
     with ExitStack() as stack:
         while True:
@@ -159,10 +166,14 @@ def whole(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
 class Change:
     """A checkpoint in which a key's state is not what it was in the retained one before.
 
-    rows: as `get` gives them; none: the key is gone. since: the first checkpoint in which it may have changed: the same
-    one unless others between were pruned; None: any before. carried: epochs whose rows still waited for the stage
-    before this checkpoint, so that they may be what changed the key. versions: by table, the Delta version that
-    published this checkpoint's rows."""
+    Attributes:
+        rows: As `get` gives them; none: the key is gone.
+        since: The first checkpoint in which it may have changed: the same one unless others between were pruned; None:
+            any before.
+        carried: Epochs whose rows still waited for the stage before this checkpoint, so that they may be what changed
+            the key.
+        versions: By table, the Delta version that published this checkpoint's rows.
+    """
 
     checkpoint: Checkpoint
     rows: list[dict[str, Any]]

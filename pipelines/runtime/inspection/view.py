@@ -43,10 +43,13 @@ _READ_ELSEWHERE = FileSource("")  # a stage that is only read has no input
 class View:
     """A stage's state in a checkpoint, with nothing open: it may be pickled and read in other processes.
 
-    stage: only what windows are read by; None for all other state. parallelism, max_parallelism: of then.
-    schema: the columns of its rows: key columns; of windows their bounds; fields; a column for each list and map.
-    identity: the columns that tell a row from all others. due: of a deduplication, the moment in microseconds since
-    1970 UTC at which the next epoch judges what has expired; None for all other state.
+    Attributes:
+        stage: Only what windows are read by; None for all other state.
+        parallelism, max_parallelism: Of then.
+        schema: The columns of its rows: key columns; of windows their bounds; fields; a column for each list and map.
+        identity: The columns that tell a row from all others.
+        due: Of a deduplication, the moment in microseconds since 1970 UTC at which the next epoch judges what has
+            expired; None for all other state.
     """
 
     uid: str
@@ -152,7 +155,11 @@ def view_of(
     uid: str,
     snapshots: Mapping[int, Snapshot],
 ) -> View:
-    """How a stage's state in a checkpoint is read. snapshots: from its listing, by subtask."""
+    """How a stage's state in a checkpoint is read.
+
+    Args:
+        snapshots: From its listing, by subtask.
+    """
     stats = state_stats(pipeline, checkpoint, uid)
     keys = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
     state = evolution.from_record(stats.schema_history)

@@ -88,7 +88,13 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """A place that may have the key still. kind: what it is; name: which one; why: it is left as it is."""
+    """A place that may have the key still.
+
+    Attributes:
+        kind: What it is.
+        name: Which one.
+        why: It is left as it is.
+    """
 
     kind: str
     name: str

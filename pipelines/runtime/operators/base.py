@@ -104,8 +104,11 @@ class Shapes:
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
-    """Refuse types that no Delta table can have, nor the rows between two stages. remedy: where the author can do
-    something about one."""
+    """Refuse types that no Delta table can have, nor the rows between two stages.
+
+    Args:
+        remedy: Where the author can do something about one.
+    """
     for field in schema:
         kind = frames.unstorable(field.type)
         if kind is None:

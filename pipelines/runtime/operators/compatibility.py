@@ -111,7 +111,8 @@ def advice(findings: Iterable[Finding]) -> str:
 def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline) -> Fit:
     """A stage of a pipeline as it is now against what a checkpoint recorded of its state.
 
-    recorded: of a stage that has state.
+    Args:
+        recorded: Of a stage that has state.
     """
     was_state, retired = evolution.from_record(recorded.schema_history), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp

@@ -23,7 +23,11 @@ _BOUND = pa.timestamp("us", tz="UTC")
 
 
 class EventTimeOperator:
-    """One subtask's operator by event time for one epoch, without what it does to rows. groups: its key groups."""
+    """One subtask's operator by event time for one epoch, without what it does to rows.
+
+    Args:
+        groups: Its key groups.
+    """
 
     def __init__(
         self, name: str, stage: Stage, shapes: Shapes, backend: Backend, progress: Progress, groups: range

@@ -169,8 +169,12 @@ class FunctionOperator:
                     break
 
     def fire(self, timers: pl.DataFrame, domain: str, clock: int = _NEVER) -> Iterator[tuple[str, pa.Table]]:
-        """Call `on_timer`. timers: key columns, key group and `at` (microseconds), a key at most once; clock: what is
-        due."""
+        """Call `on_timer`.
+
+        Args:
+            timers: Key columns, key group and `at` (microseconds), a key at most once.
+            clock: What is due.
+        """
         assert self._on_timer is not None
         self._state.begin(timers.select([*self._keys.names, GROUP]))
         self._timers.firing(domain, timers[AT].to_numpy(), clock)
@@ -213,7 +217,8 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) 
 def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | None = None) -> pa.Table:
     """What a stage's function returned, in the columns and types of `output`; as it is while these are being found out.
 
-    by: the function's name, where it is not the stage's main one.
+    Args:
+        by: The function's name, where it is not the stage's main one.
     """
     if output is None or rows.schema.equals(output):
         return rows

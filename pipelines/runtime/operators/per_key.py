@@ -33,7 +33,12 @@ Slicer = Callable[[int, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A timer of a key that is due. at: the moment that it was set for; domain: "event" or "processing"."""
+    """A timer of a key that is due.
+
+    Attributes:
+        at: The moment that it was set for.
+        domain: "event" or "processing".
+    """
 
     at: datetime
     domain: str
@@ -263,8 +268,11 @@ def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
 
 
 def check_parameters(function: Callable[..., Any], second: str) -> list[inspect.Parameter]:
-    """The parameters of a function that is called once per key. second: what the second one is. PipelineError unless
-    they are four."""
+    """The parameters of a function that is called once per key.
+
+    Args:
+        second: What the second one is. PipelineError unless they are four.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 4:
         raise PipelineError(

@@ -16,8 +16,9 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment aft
 def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | None:
     """The stage's watermark as far as it is known before its job. It never goes back.
 
-    before: after the previous epoch. arriving: newest event time of the slice by its files' statistics, or the
-    watermark of the stage upstream.
+    Args:
+        before: After the previous epoch.
+        arriving: Newest event time of the slice by its files' statistics, or the watermark of the stage upstream.
     """
     if arriving is None:
         return before

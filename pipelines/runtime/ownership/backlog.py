@@ -64,6 +64,9 @@ def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[s
 
 
 def missing(sources: Mapping[str, SourceReader], waiting: Mapping[str, int]) -> dict[str, str]:
-    """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is
-    there alone has any."""
+    """The landing directories that do not exist, by source.
+
+    Args:
+        waiting: Files by source, of which a directory that is there alone has any.
+    """
     return {name: reader.location for name, reader in sources.items() if not waiting.get(name) and not reader.exists()}

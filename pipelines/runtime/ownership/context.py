@@ -25,14 +25,19 @@ from state_ops.storage.storage import Storage
 
 @dataclass
 class RunContext:
-    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see;
-    reads: those before their transform.
+    """What all epochs of one run share.
 
-    head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running
-    restores. sinks: as this process reaches them. early: what they got of epochs before their commits. held: there may
-    be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
-    requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint. claiming: held while the
-    run renews its claim, which changes `generation`.
+    Attributes:
+        shapes: The stages' schemas, found once.
+        inputs: The columns that they see.
+        reads: Those before their transform.
+        head: The newest confirmed checkpoint, as the coordinator knows it.
+        watcher: What this process knows of running restores.
+        sinks: As this process reaches them.
+        early: What they got of epochs before their commits.
+        held: There may be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
+        requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint.
+        claiming: Held while the run renews its claim, which changes `generation`.
     """
 
     pipeline: Pipeline

@@ -175,7 +175,11 @@ def unchanged(context: RunContext, checkpoint: Checkpoint) -> list[StateFile]:
 
 
 def waiting_paths(operators: Mapping[str, OperatorStats]) -> set[str]:
-    """The paths of rows that wait in front of stages. operators: what a checkpoint records, by stage."""
+    """The paths of rows that wait in front of stages.
+
+    Args:
+        operators: What a checkpoint records, by stage.
+    """
     batches = [batch for stats in operators.values() for batch in stats.waiting]
     return {path for batch in batches for layer in batch["layers"] for path in layer}
 
@@ -235,7 +239,8 @@ def copy(
 ) -> tuple[int, str, int | None]:
     """Copy an object of another storage; returns its size in bytes, its sha256, and its rows if it is Parquet.
 
-    digest: DamageError if it has another one.
+    Args:
+        digest: DamageError if it has another one.
     """
     with source.fetched(there, context.settings.work_dir, digest=digest) as local:
         rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None

@@ -42,8 +42,13 @@ log = structlog.get_logger("weir.run")
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun;
-    predecessor: the lease as it was before."""
+    """What the owner works with.
+
+    Attributes:
+        head: The newest checkpoint when it began.
+        last_id: The highest id ever begun.
+        predecessor: The lease as it was before.
+    """
 
     context: RunContext
     heartbeat: Heartbeat

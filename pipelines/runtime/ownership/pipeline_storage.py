@@ -46,8 +46,10 @@ def readers(
     """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
     read, and no more. Nothing is connected to before it is asked for.
 
-    patience: seconds after which a server that does not answer is away. traffic: where requests for what is landed are
-    counted. archived: whose storage has what was archived; None: the settings'.
+    Args:
+        patience: Seconds after which a server that does not answer is away.
+        traffic: Where requests for what is landed are counted.
+        archived: Whose storage has what was archived; None: the settings'.
     """
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
 

@@ -48,7 +48,11 @@ def needed(
 def kept_for_backfills(
     pipeline: Pipeline, settings: Settings, completed: Sequence[Checkpoint]
 ) -> dict[CheckpointId, str]:
-    """The checkpoints from which the newest days, or hours, may be backfilled, in words. completed: oldest first."""
+    """The checkpoints from which the newest days, or hours, may be backfilled, in words.
+
+    Args:
+        completed: Oldest first.
+    """
     configured = settings.pipelines.get(pipeline.name)
     if configured is None or configured.backfill is None or pipeline.branch is not None:
         return {}
@@ -71,7 +75,9 @@ def prune(
 ) -> tuple[CheckpointId, ...]:
     """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named.
 
-    keep: how many without a name stay, by default as the settings say. also: what epochs in flight need, in words.
+    Args:
+        keep: How many without a name stay, by default as the settings say.
+        also: What epochs in flight need, in words.
     """
     keep = context.settings.checkpoints.num_retained if keep is None else keep
     # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after

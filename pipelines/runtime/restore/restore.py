@@ -59,7 +59,12 @@ _TOPS = {STATE: "state", CHANNEL: "channels"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One subtask's snapshot in a checkpoint. here: it lies whole on this host; stats: of its stage, as recorded."""
+    """One subtask's snapshot in a checkpoint.
+
+    Attributes:
+        here: It lies whole on this host.
+        stats: Of its stage, as recorded.
+    """
 
     stage: str
     taken: Snapshot
@@ -78,8 +83,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What restoring a checkpoint on this host takes. waiting: files of rows that stages have not applied. cached:
-    bytes among the objects of this host. newest: no later checkpoint has been published."""
+    """What restoring a checkpoint on this host takes.
+
+    Attributes:
+        waiting: Files of rows that stages have not applied.
+        cached: Bytes among the objects of this host.
+        newest: No later checkpoint has been published.
+    """
 
     checkpoint: Checkpoint
     parts: tuple[Part, ...]
@@ -163,10 +173,12 @@ def restore(
     """Prove a checkpoint and leave it on this host, for the next run. Needs no right, and may go on beside a
     coordinator.
 
-    purpose: as `registry/restores` records it. stored: read in storage what this host has copies of, too; else only its
-    size is compared there, and the result's `bytes_unread` says of how much.
-
     Raises DamageError that names the file, PrunedError when the checkpoint is pruned meanwhile.
+
+    Args:
+        purpose: As `registry/restores` records it.
+        stored: Read in storage what this host has copies of, too; else only its size is compared there, and the
+            result's `bytes_unread` says of how much.
     """
     beat = settings.lease.heartbeat_seconds
     with ReaderHold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:

@@ -44,8 +44,12 @@ _MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two cou
 
 @dataclass(frozen=True, slots=True)
 class SourceRewind:
-    """again: names of files that are read again. gone: of files that would have to be, and are not there as they
-    were."""
+    """What a rewind means for one source.
+
+    Attributes:
+        again: Names of files that are read again.
+        gone: Of files that would have to be, and are not there as they were.
+    """
 
     source: str
     again: tuple[str, ...]
@@ -85,11 +89,16 @@ class SinkRewind:
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
-    """What a rewind would do. head: the newest checkpoint now; to: the one that it goes back to.
+    """What a rewind would do.
 
-    abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing
-    to give back are in `tables` as well. obstacles: why it is refused unless they are accepted, in words. sinks: those
-    that are no tables.
+    Attributes:
+        head: The newest checkpoint now.
+        to: The one that it goes back to.
+        abandoned: Completed checkpoints in between.
+        stages: Bytes of state now and then, by uid.
+        tables: Those of the pipeline, also where nothing is given back.
+        obstacles: Why it is refused unless they are accepted, in words.
+        sinks: Those that are no tables.
     """
 
     head: Checkpoint
@@ -242,8 +251,11 @@ def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
 
 
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:
-    """Raises WeirError when a rewind has obstacles that nobody has accepted. accepted: obstacles of a plan that
-    somebody was shown."""
+    """Raises WeirError when a rewind has obstacles that nobody has accepted.
+
+    Args:
+        accepted: Obstacles of a plan that somebody was shown.
+    """
     refused = [obstacle for obstacle in decided.obstacles if obstacle not in accepted]
     if refused:
         raise WeirError(

@@ -33,11 +33,13 @@ log = structlog.get_logger("weir.run")
 
 
 def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:
-    """Make the savepoint `origin` this pipeline's first checkpoint. origin: PIPELINE:NAME or the URI of a pipeline's
-    storage:NAME.
+    """Make the savepoint `origin` this pipeline's first checkpoint.
 
     A pipeline that was started from there goes on from where it is, so that the same command can be given again. Raises
     PipelineError when it has a checkpoint of another origin, WeirError when there is no such savepoint.
+
+    Args:
+        origin: PIPELINE:NAME or the URI of a pipeline's storage:NAME.
     """
     context = owner.context
     place, _, name = origin.rpartition(":")
@@ -75,10 +77,12 @@ def seed(
     epoch: CheckpointId,
     reason: str,
 ) -> Checkpoint:
-    """Commit a copy of a checkpoint of another storage as the first one here, under the id `epoch`. registry: of that
-    storage.
+    """Commit a copy of a checkpoint of another storage as the first one here, under the id `epoch`.
 
     Raises DamageError for an object that is not what it was, PrunedError when the checkpoint is pruned meanwhile.
+
+    Args:
+        registry: Of that storage.
     """
     context = owner.context
     listing = registry.files(saved)

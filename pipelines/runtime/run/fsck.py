@@ -100,9 +100,12 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
 
 
 def left(before: Report, after: Report, storage: Storage) -> Report:
-    """What remains after a repair. after: a quick check; what was altered in content is known from `before`.
+    """What remains after a repair.
 
     A repair replaces no file, so a file that was altered still is, unless it went with its checkpoint.
+
+    Args:
+        after: A quick check; what was altered in content is known from `before`.
     """
     named = {(finding.kind, finding.path) for finding in after.findings}
     still = [

@@ -75,8 +75,13 @@ def asked(
 ) -> bool:
     """Have something done by who may: the running coordinator, asked by `request`, or this process with `alone`.
 
-    Returns whether the coordinator did it. patience: seconds to wait for its next barrier. Raises WeirError when it
-    ended or did not come to it in time; the request is withdrawn then.
+    Returns whether the coordinator did it.
+
+    Args:
+        patience: Seconds to wait for its next barrier.
+
+    Raises:
+        WeirError: It ended or did not come to it in time; the request is withdrawn then.
     """
     storage, _ = open_storage(pipeline, settings)
     if not lease.watch(storage):
@@ -152,9 +157,12 @@ def rewind(
     """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which
     the next run continues.
 
-    accepted: the obstacles of its plan that somebody was shown and does it in spite of. Raises BusyError when a
-    coordinator is alive, DamageError when an object of that checkpoint is missing or altered, WeirError when there is
-    no such checkpoint or there are other obstacles; nothing is changed then."""
+    Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is missing or altered,
+    WeirError when there is no such checkpoint or there are other obstacles; nothing is changed then.
+
+    Args:
+        accepted: The obstacles of its plan that somebody was shown and does it in spite of.
+    """
     with owning(pipeline, settings, epochs=False) as owner:
         context = owner.context
         target, head = chosen(pipeline, context.registry, to), context.registry.head()

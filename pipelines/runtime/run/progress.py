@@ -42,7 +42,12 @@ def by_stage(numbers: Mapping[str, int]) -> str:
 
 
 def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
-    """One epoch on one line. seconds: that the run took for it, None: that is not known; width: of numbers."""
+    """One epoch on one line.
+
+    Args:
+        seconds: That the run took for it, None: that is not known.
+        width: Of numbers.
+    """
     late = rows_late(row)
     bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
     took = "" if seconds is None else f"  {seconds:.2f} s"

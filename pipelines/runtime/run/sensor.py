@@ -45,12 +45,18 @@ class Action(StrEnum):
 class Sight:
     """What one tick sees.
 
-    alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
-    read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
-    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a
-    person does about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or
-    after it. starting: the lease's holder has not committed an epoch yet. missing: landing directories that do not
-    exist. suspended: a person has ended the pipeline."""
+    Attributes:
+        alive: Whether the lease's holder lives, None if only watching its counter can tell.
+        waiting: Files that were not read.
+        asked: A barrier request waits to be taken.
+        unfinished: Runs of this pipeline that the orchestrator counts as queued or running.
+        unapplied: A stage has rows of earlier epochs to apply.
+        held: What holds the pipeline and what a person does about it, if a gate, bad input or damage does.
+        held_since: That was noted by the lease's holder, or after it.
+        starting: The lease's holder has not committed an epoch yet.
+        missing: Landing directories that do not exist.
+        suspended: A person has ended the pipeline.
+    """
 
     holder: Lease | None
     alive: bool | None
@@ -82,10 +88,14 @@ class Sight:
 class Memory:
     """What a sensor remembers between its ticks; its cursor.
 
-    tick: how many there were. generation, counter, since, observer: the heartbeat last seen, and when it was new, in
-    seconds on that host's monotonic clock. resumed: the last generation whose death was answered with a restore.
-    runs, run_tick, run_head: how many runs in a row were asked for on top of the same head, and at which tick the last.
-    cancelled: the last run whose cancelling was noted.
+    Attributes:
+        tick: How many there were.
+        generation, counter, since, observer: The heartbeat last seen, and when it was new, in seconds on that host's
+            monotonic clock.
+        resumed: The last generation whose death was answered with a restore.
+        runs, run_tick, run_head: How many runs in a row were asked for on top of the same head, and at which tick the
+            last.
+        cancelled: The last run whose cancelling was noted.
     """
 
     tick: int = 0
@@ -111,8 +121,10 @@ class Memory:
 class Decision:
     """What to do, why in words for a person, and what to remember.
 
-    key: of the run; the same key is never run twice. gone: a run that the orchestrator counts as running, though the
-    process of its coordinator is gone: it blocks its successors until somebody ends it.
+    Attributes:
+        key: Of the run; the same key is never run twice.
+        gone: A run that the orchestrator counts as running, though the process of its coordinator is gone: it blocks
+            its successors until somebody ends it.
     """
 
     action: Action
@@ -173,8 +185,10 @@ def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
 
 def silent_for(sight: Sight, memory: Memory) -> float:
     """For how many seconds the heart of a coordinator whose process exists has not beaten, if for too long; else 0.
-    memory: as `watched`
-    returned it: only looks that lie far enough apart can tell."""
+
+    Args:
+        memory: As `watched` returned it: only looks that lie far enough apart can tell.
+    """
     if sight.holder is None or not sight.alive:
         return 0.0
     silent = time.monotonic() - memory.since
@@ -184,7 +198,8 @@ def silent_for(sight: Sight, memory: Memory) -> float:
 def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
     """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run.
 
-    alone: no other run is queued or running; else it was only one too many.
+    Args:
+        alone: No other run is queued or running; else it was only one too many.
     """
     if memory.cancelled != run_id and alone:
         storage, _ = runtime.open_storage(pipeline, settings)
@@ -203,8 +218,12 @@ def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
 def decide(
     sight: Sight, memory: Memory, max_lag: int, *, observer: str | None = None, now: float | None = None
 ) -> Decision:
-    """What this tick does. max_lag: files that may wait. observer, now: host and monotonic clock; default: this
-    one's."""
+    """What this tick does.
+
+    Args:
+        max_lag: Files that may wait.
+        observer, now: Host and monotonic clock; default: this one's.
+    """
     observer = socket.gethostname() if observer is None else observer
     now = time.monotonic() if now is None else now
     memory = _watched(replace(memory, tick=memory.tick + 1), sight.holder, observer, now)

@@ -68,8 +68,13 @@ _IMPLIED = {6: {"identityColumns"}}  # by protocols that do not, beside the iner
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as this process has left it. version: of its log; columns: name -> canonical type; interval: versions
-    between Delta checkpoints, which delta-rs writes."""
+    """A table as this process has left it.
+
+    Attributes:
+        version: Of its log.
+        columns: Name -> canonical type.
+        interval: Versions between Delta checkpoints, which delta-rs writes.
+    """
 
     version: TableVersion
     columns: Mapping[str, pa.DataType]
@@ -101,7 +106,11 @@ def ensure(
 
 def fits(left: PublishedTable, schema: pa.Schema, *, evolves: bool = False) -> bool:
     """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have
-    added. evolves: it may have more."""
+    added.
+
+    Args:
+        evolves: It may have more.
+    """
     columns = {field.name: field.type for field in schema}
     same = columns.items() <= left.columns.items() if evolves else left.columns == columns
     return same and log_entries.newest_after(left.version, "") is not None
@@ -118,10 +127,12 @@ def check_table(
 ) -> None:
     """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError.
 
-    evolves: it gets columns that are new, and those that rows have no more are null in them.
-
     It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for
-    others."""
+    others.
+
+    Args:
+        evolves: It gets columns that are new, and those that rows have no more are null in them.
+    """
     uri = storage.full(table_path(table))
     _check_names(table, uri, schema)
     try:
@@ -237,8 +248,9 @@ def check_demands(
 ) -> None:
     """Check that the table, as this handle shows it, asks of a commit nothing but its files. Raises PipelineError.
 
-    committed: the checkpoint whose rows must go into it; None: they may still go elsewhere. partition_by: how these
-    files are partitioned; None: there are none.
+    Args:
+        committed: The checkpoint whose rows must go into it; None: they may still go elsewhere.
+        partition_by: How these files are partitioned; None: there are none.
     """
     demands = list(_demands(handle, partition_by))
     if demands:
@@ -403,9 +415,11 @@ def publish(
 ) -> Publication:
     """Make a checkpoint's rows visible in one table, exactly once however often this is called.
 
-    previous: the id that the chain says was published last, None for none. left: tables as this process has left them,
-    which is kept up to date. footers: of files, by path, as far as they are known. evolves: the table gets the columns
-    that it lacks.
+    Args:
+        previous: The id that the chain says was published last, None for none.
+        left: Tables as this process has left them, which is kept up to date.
+        footers: Of files, by path, as far as they are known.
+        evolves: The table gets the columns that it lacks.
     """
     started, adds = time.perf_counter(), data_files(storage, table, files, footers)
     last_left = left.pop(table, None) if left is not None else None
@@ -469,7 +483,11 @@ def marker(storage: Storage, app_id: str, table: str) -> int | None:
 
 def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None, *, lacks: bool = False) -> str | None:
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
-    rows for it. lacks: it may have less."""
+    rows for it.
+
+    Args:
+        lacks: It may have less.
+    """
     published = head.published(table) if head else None
     try:
         version = fenced_table.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
@@ -481,7 +499,11 @@ def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None,
 
 
 def damaged(storage: Storage, table: str, how: str, also: str = "") -> DamageError:
-    """The error for a table that is not where the registry says. also: one more cause, with what to do about it."""
+    """The error for a table that is not where the registry says.
+
+    Args:
+        also: One more cause, with what to do about it.
+    """
     return DamageError(
         f"A sink table is not where the registry says: {how}.",
         where=storage.full(table_path(table)),

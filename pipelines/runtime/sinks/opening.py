@@ -284,7 +284,11 @@ class Sinks:
 
 
 def marker_of(publisher: Publisher, published: int | None) -> int | None:
-    """The newest checkpoint that a sink has which is no table. published: what the registry says was published last."""
+    """The newest checkpoint that a sink has which is no table.
+
+    Args:
+        published: What the registry says was published last.
+    """
     if published is not None and isinstance(publisher, Expiring):
         return publisher.recalled(published)
     return publisher.marker()

@@ -117,9 +117,13 @@ def overwrite(
 ) -> Publication:
     """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
 
-    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time.
-    evolves: the table gets the columns of theirs that it lacks.
-    Raises DamageError when the table is not where the registry says.
+    Args:
+        files: The rows of the range that come.
+        scratch: A directory for the table's files, one for each transfer at a time.
+        evolves: The table gets the columns of theirs that it lacks.
+
+    Raises:
+        DamageError: The table is not where the registry says.
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
     wanted, column = Range(sink.start, sink.end), sink.column
@@ -141,7 +145,11 @@ def overwrite(
 
 
 def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range, scratch: Path) -> int:
-    """How many rows of a table lie in a range; reads the files that have some. scratch: as `overwrite` takes it."""
+    """How many rows of a table lie in a range; reads the files that have some.
+
+    Args:
+        scratch: As `overwrite` takes it.
+    """
 
     def count(file: DataFile, _: object) -> int:
         within = _within(storage, table, file, column, wanted)

@@ -78,12 +78,16 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class TableRewind:
-    """What a rewind does to one table. version: the one that it is decided on; then: the one whose rows come back,
-    None: no rows.
+    """What a rewind does to one table.
 
-    goes, comes: files. unknown: commits of others that lie between, as version and operation. vacuumed: files that
-    would have to come back, and are not there. promoted: what was promoted into it in between and would be taken back,
-    oldest first."""
+    Attributes:
+        version: The one that it is decided on.
+        then: The one whose rows come back, None: no rows.
+        goes, comes: Files.
+        unknown: Commits of others that lie between, as version and operation.
+        vacuumed: Files that would have to come back, and are not there.
+        promoted: What was promoted into it in between and would be taken back, oldest first.
+    """
 
     table: str
     version: int
@@ -146,9 +150,10 @@ def rewind(
 ) -> Publication:
     """Carry out a rewind or a promotion that is committed, on one table, exactly once however often this is called.
 
-    files: a branch's rows, which come in the same commit. replaces: they are the only ones of what they replace;
-    a directory for files, one for each transfer at a time.
-    evolves: the table gets the columns of theirs that it lacks.
+    Args:
+        files: A branch's rows, which come in the same commit.
+        replaces: They are the only ones of what they replace; a directory for files, one for each transfer at a time.
+        evolves: The table gets the columns of theirs that it lacks.
     """
     started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(storage, table, files)
 

@@ -255,7 +255,11 @@ def _put_after(
 def publication(
     checkpoint: Checkpoint, sink: str, version: int | None, files: int, rows: int, started: float
 ) -> Publication:
-    """What the registry records of a publish that ends now. started: by `time.perf_counter`."""
+    """What the registry records of a publish that ends now.
+
+    Args:
+        started: By `time.perf_counter`.
+    """
     ms = round((time.perf_counter() - started) * 1000, 3)
     return Publication(checkpoint.id, sink, version, files, rows, datetime.now(UTC), ms)
 

@@ -71,7 +71,11 @@ class FileCheck:
         return schema
 
     def planned(self, read: pa.Schema) -> SourceFile:
-        """The file with what its footer says. read: the columns that are read."""
+        """The file with what its footer says.
+
+        Args:
+            read: The columns that are read.
+        """
         partitions = dict(self.file.partitions)
         names = [name for name in read.names if name in self.columns.names and name not in partitions]
         by_nanos = tuple(name for name in nanos(self.footer, self.stored) if name in names)

@@ -298,7 +298,11 @@ class FilesReader(SourceReader):
         return SetAside(file, reason)
 
     def without_file(self, planned: Slice, file: SourceFile, error: InputError, expected: pa.Schema | None) -> Slice:
-        """The same slice without a file that turned out not to be readable; it is set aside. expected: as in `plan`."""
+        """The same slice without a file that turned out not to be readable; it is set aside.
+
+        Args:
+            expected: As in `plan`.
+        """
         rest = self._planned([other for other in planned.files if other.name != file.name], None, expected)
         return replace(
             rest,
@@ -353,8 +357,11 @@ class FilesReader(SourceReader):
                     raise self.landing.parquet.changed(file)
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:
-        """Whether files are there as an epoch saw them. files: by name, size in bytes and time of change in ns since
-        1970."""
+        """Whether files are there as an epoch saw them.
+
+        Args:
+            files: By name, size in bytes and time of change in ns since 1970.
+        """
         now = {file.name: [file.size, file.mtime_ns] for file in self.landing.stat(list(files))}
         return now == {name: list(figures) for name, figures in files.items()}
 

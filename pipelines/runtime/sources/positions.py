@@ -95,7 +95,12 @@ def has_read(position: Position | None) -> Callable[[str], bool]:
 
 
 def arrivals(position: Position | None, files: Iterable[SourceFile], allowed: Callable[[str], bool] | None) -> Arrivals:
-    """What has arrived since a position. files: that are there; allowed: which names may be read; None: all."""
+    """What has arrived since a position.
+
+    Args:
+        files: That are there.
+        allowed: Which names may be read; None: all.
+    """
     read = remembered(position)
     floor, newest = (position["floor"], position.get("below_newest_ns")) if position else (None, None)
     fresh, below, again = [], [], []

@@ -188,8 +188,11 @@ class SourceReader(ABC):
         raise NotImplementedError(f"{type(self).__name__} sets no file aside")
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:  # noqa: ARG002
-        """Whether what an epoch could not read is there as it saw it. files: by name, size in bytes and time of change
-        in ns since 1970."""
+        """Whether what an epoch could not read is there as it saw it.
+
+        Args:
+            files: By name, size in bytes and time of change in ns since 1970.
+        """
         return True
 
     def blamed(self, file: SourceFile) -> dict[str, dict[str, tuple[int, int]]]:

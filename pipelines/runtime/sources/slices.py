@@ -141,8 +141,11 @@ class PartitionTime:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that cannot be read and is left out as a whole, since its source wants that (`on_bad`). reason: on one
-    line."""
+    """A file that cannot be read and is left out as a whole, since its source wants that (`on_bad`).
+
+    Attributes:
+        reason: On one line.
+    """
 
     file: SourceFile
     reason: str

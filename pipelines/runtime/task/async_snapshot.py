@@ -12,8 +12,14 @@ _KIND = "state"
 
 
 class AsyncSnapshot:
-    """asynchronous: whether it may be written after the barrier. backend: its name. most_bytes: what one subtask's
-    state may take in memory for that, and what those of all subtasks may take in this process between epochs."""
+    """The snapshot that an attempt of a subtask takes, at the barrier or after it.
+
+    Args:
+        asynchronous: Whether it may be written after the barrier.
+        backend: Its name.
+        most_bytes: What one subtask's state may take in memory for that, and what those of all subtasks may take in
+            this process between epochs.
+    """
 
     def __init__(self, asynchronous: bool, backend: str, operator: str, subtask: int, most_bytes: int) -> None:
         self._asynchronous, self._backend, self._most_bytes = asynchronous, backend, most_bytes

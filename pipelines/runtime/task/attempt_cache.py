@@ -16,8 +16,13 @@ _KIND = "cache"
 
 
 class Caching:
-    """sizes: None for no cache. base: the snapshot that the attempt builds on. most_bytes: what entries of all subtasks
-    may take in this process between epochs. figures: of the barrier, once it is past."""
+    """The state caches of one attempt of a subtask.
+
+    Args:
+        sizes: None for no cache.
+        base: The snapshot that the attempt builds on.
+        most_bytes: What entries of all subtasks may take in this process between epochs.
+    """
 
     def __init__(
         self,
@@ -36,7 +41,9 @@ class Caching:
     def open(self, store: ValueStore[Any], schema: StateSchema) -> StateCache[Any] | None:
         """A cache above the store, with what an earlier attempt in this process left behind if that equals the base.
 
-        schema: of the rows; entries of another one are not taken over, since they would not be what the store gives.
+        Args:
+            schema: Of the rows; entries of another one are not taken over, since they would not be what the store
+                gives.
         """
         if self._sizes is None:
             return None

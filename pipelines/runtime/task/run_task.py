@@ -66,23 +66,30 @@ _DISCARD_SECONDS = 10.0
 class KeyedTask:
     """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
 
-    bases: by subtask, the snapshot to build on. tables: by output name, the sink that gets it; an output without one
-    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident
-    table. warm_mb: MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is
-    to depend on no other.
-    stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of
-    others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the
-    sweep of expired state goes on.
-    forgotten: what a TTL has let expire before this epoch.
-    untold_timers: the stage has no on_timer, and what it builds on does not say whether timers are set.
-    origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience:
-    seconds after which the subtask stops between two batches, and leaves the rest; None: it applies all rows.
-    unfinished: the origin has further rows.
-    reread: rows for the next stages may be read again after this epoch.
-    asynchronous: a snapshot may be written after the barrier, where the coordinator shares the disk. objects: those
-    that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of
-    the coordinator's: a subtask that sees it shares its disk, and leaves the uploads to it; None: each subtask uploads
-    by itself."""
+    Attributes:
+        bases: By subtask, the snapshot to build on.
+        tables: By output name, the sink that gets it; an output without one is staged as a channel if `channel`, else
+            dropped.
+        resident_mb: MiB of rows that a subtask keeps as a resident table.
+        warm_mb: MiB that entries of state caches may take in a worker process between epochs.
+        full: The snapshot is to depend on no other.
+        stages: Uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of
+            others.
+        seconds: What the epoch has left when its task begins; transfers stop then.
+        swept: By subtask, where the sweep of expired state goes on.
+        forgotten: What a TTL has let expire before this epoch.
+        untold_timers: The stage has no on_timer, and what it builds on does not say whether timers are set.
+        origin: The epoch whose rows these are, and whose time and progress the others say, if not this one.
+        patience: Seconds after which the subtask stops between two batches, and leaves the rest; None: it applies all
+            rows.
+        unfinished: The origin has further rows.
+        reread: Rows for the next stages may be read again after this epoch.
+        asynchronous: A snapshot may be written after the barrier, where the coordinator shares the disk.
+        objects: Those that this host keeps.
+        keep: Attempts whose local directories are still needed, besides the bases'.
+        here: A file of the coordinator's: a subtask that sees it shares its disk, and leaves the uploads to it; None:
+            each subtask uploads by itself.
+    """
 
     stage: Stage
     shapes: Shapes

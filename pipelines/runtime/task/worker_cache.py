@@ -36,8 +36,10 @@ class Warm:
     ) -> None:
         """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask and kind.
 
-        bytes: about what it takes in memory. most_bytes: what all things of the kind may take; one above that is not
-        kept."""
+        Args:
+            bytes: About what it takes in memory.
+            most_bytes: What all things of the kind may take; one above that is not kept.
+        """
         with self._lock:
             self._drop((operator, subtask, kind))
             if bytes > most_bytes:

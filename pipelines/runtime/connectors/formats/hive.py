@@ -45,7 +45,11 @@ def fits(text: str | None, type: pa.DataType) -> bool:
 
 def with_columns(table: pa.Table, partitions: Sequence[Partition], columns: Sequence[str] | None) -> pa.Table:
     """The rows of a file with the columns of its directories, as text; a column of the file that has the same name is
-    not seen. columns: those that are wanted, in this order; None: all."""
+    not seen.
+
+    Args:
+        columns: Those that are wanted, in this order; None: all.
+    """
     for name, text in partitions:
         values = pa.nulls(len(table)) if text is None else pa.repeat(text, len(table))
         if name in table.column_names:

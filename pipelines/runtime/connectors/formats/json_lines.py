@@ -50,7 +50,11 @@ class UnfitError(Exception):
 
 
 class JsonReader:
-    """One file of JSON lines. schema: the columns that are read, in canonical types."""
+    """One file of JSON lines.
+
+    Args:
+        schema: The columns that are read, in canonical types.
+    """
 
     def __init__(self, file: Bytes, schema: pa.Schema, options: JsonOptions, block_bytes: int) -> None:
         self.schema, self._options = schema, options

@@ -36,8 +36,11 @@ Shift = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class OldCalendar:
-    """Which values of a file are by the old calendar: dates and times, times of 96 bits; zone: of the session that
-    wrote it."""
+    """Which values of a file are by the old calendar: dates and times, times of 96 bits.
+
+    Attributes:
+        zone: Of the session that wrote it.
+    """
 
     dates: bool
     int96: bool
@@ -171,7 +174,11 @@ def shifts_of(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
 
 
 def shifted(column: pa.ChunkedArray, shifts: Sequence[Shift | None]) -> pa.ChunkedArray:
-    """A column as today's calendar has it. shifts: of its parts."""
+    """A column as today's calendar has it.
+
+    Args:
+        shifts: Of its parts.
+    """
 
     def leaf(array: pa.Array, rest: Iterator[Shift | None]) -> pa.Array:
         shift = next(rest)

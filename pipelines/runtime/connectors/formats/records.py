@@ -19,7 +19,11 @@ _AFTER_QUOTE = "text stands behind a closing quote"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of some bytes, without the end of its line. reason: why it is none, if it is none."""
+    """One record of some bytes, without the end of its line.
+
+    Attributes:
+        reason: Why it is none, if it is none.
+    """
 
     start: int
     end: int

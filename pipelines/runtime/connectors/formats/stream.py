@@ -31,7 +31,11 @@ Bounds = Callable[[bytes, bool], int]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines of a file. first: the number of the first of them, from 1."""
+    """Whole lines of a file.
+
+    Attributes:
+        first: The number of the first of them, from 1.
+    """
 
     data: bytes
     first: int

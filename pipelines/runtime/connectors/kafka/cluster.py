@@ -21,7 +21,12 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """id: of this topic alone. partitions: those that have a leader."""
+    """A topic as the brokers know it now.
+
+    Attributes:
+        id: Of this topic alone.
+        partitions: Those that have a leader.
+    """
 
     id: str
     partitions: tuple[int, ...]
@@ -50,7 +55,11 @@ class Cluster:
         self._has_failed = False
 
     def described(self, names: Sequence[str] | None = None) -> dict[str, Topic]:
-        """Topics by their names. names: None: those of the source."""
+        """Topics by their names.
+
+        Args:
+            names: None: those of the source.
+        """
         from confluent_kafka import TopicCollection
 
         is_pattern = names is None and self._pattern is not None

@@ -26,8 +26,13 @@ Headers = list[tuple[str, str | bytes | None]]
 
 @dataclass(frozen=True, order=True, slots=True)
 class Sent:
-    """A row that is in the topic. row: from 0; count: how many its checkpoint has. Earlier releases, which had a
-    checkpoint in one transaction, wrote neither: row 0 of 1."""
+    """A row that is in the topic.
+
+    Attributes:
+        row: From 0.
+        count: How many its checkpoint has. Earlier releases, which had a checkpoint in one transaction, wrote neither:
+            row 0 of 1.
+    """
 
     checkpoint: int
     row: int

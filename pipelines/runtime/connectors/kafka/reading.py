@@ -35,8 +35,12 @@ _UTC = pa.timestamp("us", "UTC")
 
 
 def consumer(client: Client, group: str, level: str = "read_committed") -> Consumer:
-    """A consumer that joins no group and reads what is committed. group: by which brokers know it. level: the isolation
-    level, if it is to read more."""
+    """A consumer that joins no group and reads what is committed.
+
+    Args:
+        group: By which brokers know it.
+        level: The isolation level, if it is to read more.
+    """
     from confluent_kafka import Consumer
 
     return client.opened(

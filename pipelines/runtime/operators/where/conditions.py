@@ -200,8 +200,11 @@ def rescaled(operand: Expression, scale: int) -> Expression:
 
 
 def as_double(operand: Expression, single: bool, text: str) -> Expression:
-    """A number as a double. single: the widest of the others is a float of 32 bits, which need not hold a whole
-    number."""
+    """A number as a double.
+
+    Args:
+        single: The widest of the others is a float of 32 bits, which need not hold a whole number.
+    """
     kind = operand.type.kind
     if single and kind == INTEGER and not (operand.literal and abs(operand.value) <= _EXACT_IN_FLOAT):
         raise Refused(f"{text}: {operand.text} may not fit a float; write CAST(... AS double)")

@@ -91,7 +91,11 @@ class Expression:
 
 
 def literal(kind: Type, value: Any, text: str) -> Expression:
-    """A constant. value: as its type is held."""
+    """A constant.
+
+    Args:
+        value: As its type is held.
+    """
     series = pl.Series([value], dtype=HELD[kind.kind])
     return Expression(kind, lambda _: series, text, literal=True, value=value)
 

@@ -57,7 +57,11 @@ def _outside(numbers: pl.Series, bits: int) -> pl.Series:
 
 
 def calculated(sign: str, left: Expression, right: Expression, text: str, result: Type | None = None) -> Expression:
-    """Two numbers with +, -, *, /, % or DIV between them. result: its type, where that is known."""
+    """Two numbers with +, -, *, /, % or DIV between them.
+
+    Args:
+        result: Its type, where that is known.
+    """
     kinds = {left.type.kind, right.type.kind}
     if not kinds <= set(NUMBERS):
         wrong = left if left.type.kind not in NUMBERS else right
@@ -187,7 +191,12 @@ class _Cast:
 
 
 def cast(value: Expression, name: str, tries: bool, text: str) -> Expression:
-    """CAST, or TRY_CAST. name: of the type, as it stands in the SQL. tries: null instead of a failure."""
+    """CAST, or TRY_CAST.
+
+    Args:
+        name: Of the type, as it stands in the SQL.
+        tries: Null instead of a failure.
+    """
     to = BOOLEAN if name == "boolean" else INTEGER if name in BITS else name
     kind = Type(to, BITS.get(name, 0))
     if value.type.kind == to and to in (DOUBLE, STRING, BOOLEAN, DATE, TIMESTAMP):

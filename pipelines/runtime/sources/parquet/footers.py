@@ -19,8 +19,11 @@ _MOST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The least and the greatest value of a column in microseconds since 1970 UTC; nulls: whether it has, or may have,
-    some."""
+    """The least and the greatest value of a column in microseconds since 1970 UTC.
+
+    Attributes:
+        nulls: Whether it has, or may have, some.
+    """
 
     least: int
     greatest: int
