@@ -98,7 +98,8 @@ class Backend(Protocol):
         """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last
         counts.
 
-        Deleting a key that is not there is no error. Empty values are values. puts may be a `SortedRun`.
+        Deleting a key that is not there is no error. Empty values are values. puts may be a `SortedRun`; then deletes
+        ascend strictly as well.
         """
         ...
 

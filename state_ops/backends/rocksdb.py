@@ -69,7 +69,8 @@ class RocksDBBackend:
         self._threshold = int(shard_mb * (1 << 20))
         self._unchecked = 0
         self._in_memtables = False  # whether this epoch's changes, or some of them, went there
-        self._held: SortedRun | None = None  # the epoch's only changes, if nothing follows
+        # The epoch's only changes, if nothing follows: puts, and deletes in their order.
+        self._held: tuple[SortedRun, Sequence[bytes]] | None = None
         self._clipped = False
         try:
             self._db, self._starts = _open(self.path, self._options)
@@ -108,9 +109,9 @@ class RocksDBBackend:
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         self._release()
-        large = len(puts) >= _FILE_ENTRIES * len(self._shards)
-        if isinstance(puts, SortedRun) and large and not deletes and not self._in_memtables:
-            self._held = puts
+        large = len(puts) + len(deletes) >= _FILE_ENTRIES * len(self._shards)
+        if isinstance(puts, SortedRun) and large and not self._in_memtables:
+            self._held = puts, deletes
             self.written = True
         else:
             self._put(puts, deletes)
@@ -120,7 +121,7 @@ class RocksDBBackend:
         two."""
         if self._held is not None:
             held, self._held = self._held, None
-            self._put(held, ())
+            self._put(*held)
 
     def _put(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -147,15 +148,19 @@ class RocksDBBackend:
             raise _failed(self.path, "write", error) from error
         self.written = True
 
-    def _ingest(self, run: SortedRun) -> None:
+    def _ingest(self, run: SortedRun, deletes: Sequence[bytes]) -> None:
         """Write the file of each shard here and hand it over: half of what the way through a memtable costs."""
         path = str(self.path / _FILE)
-        for index, part in enumerate(slices(run.ascending, self._starts)):
-            if part.start == part.stop:
+        parts = zip(slices(run.ascending, self._starts), slices(deletes, self._starts), strict=True)
+        for index, (part, gone) in enumerate(parts):
+            if part.start == part.stop and gone.start == gone.stop:
                 continue
             file = SstFileWriter(self._options(index, len(self._shards)))
             file.open(path)
-            deque(map(file.__setitem__, run.ascending[part], run.values[part]), maxlen=0)
+            if gone.start == gone.stop:
+                deque(map(file.__setitem__, run.ascending[part], run.values[part]), maxlen=0)
+            else:
+                _fill(file, run[part], deletes[gone])
             file.finish()
             self._shards[index].ingest_external_file([path], self._handed_over)
 
@@ -196,7 +201,7 @@ class RocksDBBackend:
 
     def approximate_entries(self) -> int:
         # Counts a key once for each sorted run that has it, the held one too; at most about twice as many as there are.
-        held = 0 if self._held is None else len(self._held)
+        held = 0 if self._held is None else len(self._held[0])
         return held + sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
@@ -235,7 +240,7 @@ class RocksDBBackend:
         exist)."""
         try:
             if self._held is not None:
-                self._ingest(self._held)
+                self._ingest(*self._held)
                 self._held = None
             self._flush()
             if not self._clipped:  # files look larger than what is left of them, and whoever rescales waits
@@ -335,6 +340,22 @@ class RocksDBBackend:
         options = memory.options(self._budget, number, self._files, self._compression)
         options.set_level_zero_file_num_compaction_trigger(compaction.trigger(index))
         return options
+
+
+def _fill(file: SstFileWriter, puts: SortedRun, deletes: Sequence[bytes]) -> None:
+    """Write puts and deletes, both in key order, in the key order of all; a key that is in both is put."""
+    put, delete = file.__setitem__, file.__delitem__
+    ascending = iter([*deletes, BEYOND])
+    gone = next(ascending)
+    for key, value in puts:
+        while gone <= key:
+            if gone < key:
+                delete(gone)
+            gone = next(ascending)
+        put(key, value)
+    while gone != BEYOND:
+        delete(gone)
+        gone = next(ascending)
 
 
 def _open(path: Path, options: Callable[[int, int], Options]) -> tuple[Rdict, list[bytes]]:

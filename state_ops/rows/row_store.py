@@ -20,12 +20,13 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.arrow import frames
-from state_ops.arrow.columns import contiguous, fixed_values, is_variable, items, variable_values
+from state_ops.arrow.columns import contiguous
 from state_ops.backends.base import Backend, SortedRun
+from state_ops.rows import key_order
 from state_ops.rows.hash_table import CollisionError, HashedTable
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.descriptors import GROUP
-from state_ops.schema.key_codec import decode_keys, encode_keys, group_prefix
+from state_ops.schema.key_codec import decode_keys, group_prefix
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
@@ -238,8 +239,7 @@ class Rows:
 
     def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """As `get`, from the backend."""
-        columns, order = self._in_key_order(keys)
-        encoded = self._encoded(columns, keys, order)
+        order, encoded = key_order.encoded(self._arrays(keys), _groups(keys), self._state_id)
         starts = range(0, max(1, len(encoded)), _GET_KEYS)
         parts = [rows_of(self._schema, self._backend.multi_get(encoded[at : at + _GET_KEYS])) for at in starts]
         back = np.empty(len(order), np.int64)
@@ -253,13 +253,7 @@ class Rows:
         puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]],
     ) -> None:
         """puts: of ascending keys and their values, what the backend is given."""
-        columns, order = self._in_key_order(rows)
-        keys = self._encoded(columns, rows, order)
-        if any(
-            is_variable(type) for type in self._keys.types
-        ):  # in order but for what begins alike: that is fast to sort
-            exactly = sorted(range(len(keys)), key=keys.__getitem__)
-            order, keys = order[exactly], [keys[index] for index in exactly]
+        order, keys = key_order.ascending(self._arrays(rows), _groups(rows), self._state_id)
         parts = self._entries(rows, present, order, keys)
         for written, values, gone in [_joined(parts)] if puts is SortedRun else parts:
             self._backend.write(puts(written, values), gone)
@@ -297,21 +291,9 @@ class Rows:
     def _hashes(self, keys: pl.DataFrame) -> np.ndarray:
         return xxhash64(self._arrays(keys))
 
-    def _in_key_order(self, keys: pl.DataFrame) -> tuple[list[pa.Array], np.ndarray]:
-        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it if there is a
-        text."""
-        arrays = self._arrays(keys)
-        words = [word for array in arrays for word in _words(array)]
-        if any(is_variable(array.type) for array in arrays):
-            words = words[:2]
-        order = np.argsort(words.pop())
-        for word in [*reversed(words), keys[GROUP].to_numpy()]:  # two bytes are sorted stably by radix
-            order = order[np.argsort(word[order], kind="stable")]
-        return arrays, order
 
-    def _encoded(self, columns: Sequence[pa.Array], keys: pl.DataFrame, order: np.ndarray) -> list[bytes]:
-        groups = keys[GROUP].to_numpy().astype(np.uint16)[order]
-        return encode_keys([column.take(pa.array(order)) for column in columns], groups, self._state_id)
+def _groups(keys: pl.DataFrame) -> np.ndarray:
+    return keys[GROUP].to_numpy().astype(np.uint16)
 
 
 def _pairs(keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -334,22 +316,3 @@ def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.Dat
 def defaults(schema: StateSchema, number: int) -> pa.Table:
     """That many rows with the fields' defaults."""
     return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)
-
-
-def _words(array: pa.Array) -> list[np.ndarray]:
-    """Numbers whose order is the order of the values, as far as their first 16 bytes tell."""
-    if not is_variable(array.type):
-        values = fixed_values(array)
-        return [values.view("<i8")[1::2], values.view("<u8")[::2]] if values.dtype.itemsize == 16 else [values]
-    data, starts, lengths = variable_values(array)
-    padded = np.concatenate([data, np.zeros(16, np.uint8)])
-    words = []
-    for offset in (0, 8):
-        word = items(padded, 8)[np.minimum(starts + offset, len(data))].view(">u8").astype(np.uint64)
-        # What follows a shorter text in the buffer is not its own.
-        bytes_left = np.clip(lengths - offset, 0, 8).astype(np.uint64)
-        mask = np.where(
-            bytes_left == 0, np.uint64(0), ~np.uint64(0) << (np.uint64(8) * (np.uint64(8) - np.maximum(bytes_left, 1)))
-        )
-        words.append(word & mask)
-    return words

@@ -125,6 +125,22 @@ def test_a_run_overwrites_what_the_epoch_wrote_before_it(tmp_path):
     assert subtask.entries(tmp_path / "restored") == {b"a": b"old", b"b": b"new", b"c": b"new"}
 
 
+@pytest.mark.parametrize("shard_mb", [64, SMALL])
+def test_a_run_with_deletes_is_one_file_of_each_shard_in_which_the_last_word_counts(tmp_path, shard_mb):
+    subtask, expected = Subtask(tmp_path, shard_mb), {}
+    for number in range(12):
+        changed = some(2000 if number == 0 else 300, seed=number)
+        pick = random.Random(number)
+        gone = {*pick.sample(sorted(expected), min(200, len(expected))), *pick.sample(sorted(changed), 20)}
+        gone |= {key + b"-absent" for key in pick.sample(sorted(changed), 20)} | {b"9", b"0"}
+        expected = {key: value for key, value in expected.items() if key not in gone} | changed
+        taken = subtask.epoch((run_of(changed), sorted(gone)))
+        if number < 6 and shard_mb == 64:
+            assert [file.new for file in taken.files if rocksdb.is_table(file.name)].count(True) == 1
+    subtask.epoch((SortedRun([], []), sorted(expected)[::2]))
+    assert subtask.entries(tmp_path / "restored") == {key: expected[key] for key in sorted(expected)[1::2]}
+
+
 class Uncounted(SortedRun):
     """A run of which parts may be asked for, but not its entries one by one."""
 
