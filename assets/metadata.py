@@ -294,7 +294,8 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict
         origins = {name: [name] for name in stage.key}
         if stage.window is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
-        origins |= {name: list(dict.fromkeys(agg.columns)) for name, agg in operator.aggregates}
+        for name, agg in operator.aggregates:
+            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs if read in agg.names)]))
     return {name: read for name, read in origins.items() if name in columns and read}
 
 

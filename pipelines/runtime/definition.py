@@ -345,7 +345,7 @@ class Stage:
         operator = self.aggregation or self.window
         if operator is None or self.late is not None or not isinstance(self.input, Source):
             return None
-        columns = {*self.key, *self.order_by, *(column for _, agg in operator.aggregates for column in agg.columns)}
+        columns = {*self.key, *self.order_by, *(name for _, agg in operator.aggregates for name in agg.names)}
         return frozenset(columns | {column for column in (self.on, self.input.event_time) if column is not None})
 
     @property

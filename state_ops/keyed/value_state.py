@@ -243,6 +243,12 @@ def check_foldable(
     for name, agg in aggregates.items():
         if name not in nullable:
             raise no_field(name, nullable, where)
+        if agg.where is not None:
+            raise StageError(
+                f"{method}: {name}={agg}, but a fold takes the rows of its frame, all of them.",
+                where=where,
+                next=f"Filter the frame, and call {method} with what is left.",
+            )
         for column in agg.columns:
             if column not in frame.columns:
                 raise StageError(

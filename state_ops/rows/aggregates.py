@@ -7,6 +7,9 @@
 and booleans are int64 and sums of decimals decimal128(38, scale); one that does not fit is refused, never wrapped.
 Means are float64. A NaN counts in min and max only where there is nothing else.
 
+`where="price < 10000"` makes an aggregate one of the rows of which that is true, as SQL's FILTER does. Whoever
+aggregates evaluates it, row by row: `Agg.filtered` is the aggregate of the column that comes of it.
+
 `first` and `last` have two meanings. In `aggregate` and `window` they have an order (`ordered`): they are the value of
 the row where the order columns are smallest or largest among all rows that ever came, so that slicing cannot change
 them; rows with a null in the value or in an order column are left out, and of rows that tie the smallest value is first
@@ -16,6 +19,7 @@ count in the order in which they come, and `last` takes the last row's value eve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -24,6 +28,9 @@ import pyarrow as pa
 
 from state_ops.errors import PipelineError
 
+_NAMES = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
+_TAKEN = "__weir_taken_"
+
 
 @dataclass(frozen=True, slots=True)
 class Agg:
@@ -31,13 +38,26 @@ class Agg:
 
     Attributes:
         kind: "count", "sum", "mean", "min", "max", "first" or "last".
-        column: The column that is aggregated; None: rows are counted.
+        column: The column that is aggregated; None: rows are counted. Of a count, it is null in rows that do not count.
         order_by: The columns that decide which row is first or last; empty where rows come in order.
+        where: Which rows count, in Spark SQL; None: all.
     """
 
     kind: str
     column: str | None = None
     order_by: tuple[str, ...] = ()
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
+            raise PipelineError(
+                f"{self.kind}(where={self.where!r}) has no condition.", next='Say e.g. where="price < 10000".'
+            )
+
+    def __str__(self) -> str:
+        """As its author wrote it."""
+        column = [] if self.column is None else [repr(self.column)]
+        return f"{self.kind}({', '.join([*column, *([] if self.where is None else [f'where={self.where!r}'])])})"
 
     def ordered(self, order_by: tuple[str, ...]) -> Agg:
         """This aggregate, by these columns if it is one that needs an order."""
@@ -47,6 +67,17 @@ class Agg:
     def columns(self) -> tuple[str, ...]:
         """The input columns that it reads."""
         return (*(() if self.column is None else (self.column,)), *self.order_by)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The input columns that it and its condition read, and the other words of the condition: which of them are
+        columns, the schema tells."""
+        words = _NAMES.findall(self.where or "")
+        return frozenset([*self.columns, *(quoted.replace("``", "`") or word for quoted, word in words)])
+
+    def filtered(self, name: str) -> Agg:
+        """The same of a column that is null in the rows which do not count; of a count, true in the others."""
+        return self if self.where is None else replace(self, column=_TAKEN + name, where=None)
 
     def check(self, name: str, schema: pa.Schema, where: str) -> None:
         """PipelineError unless the columns exist and can be aggregated so."""
@@ -98,7 +129,8 @@ class Agg:
         """From the rows themselves, whose schema is given. Sums of integers are 128 bits wide: what does not fit into
         state is seen when it is stored, instead of wrapping around in silence."""
         if self.kind == "count":
-            return [pl.len().cast(pl.Int64).alias(name)]
+            number = pl.len() if self.column is None else pl.col(self.column).count()
+            return [number.cast(pl.Int64).alias(name)]
         assert self.column is not None
         column = pl.col(self.column)
         if self.kind == "sum":
@@ -193,29 +225,29 @@ def rank_of(name: str) -> str:
     return f"__weir_rank_{name}"
 
 
-def count() -> Agg:
-    return Agg("count")
+def count(*, where: str | None = None) -> Agg:
+    return Agg("count", where=where)
 
 
-def sum(column: str) -> Agg:
-    return Agg("sum", column)
+def sum(column: str, *, where: str | None = None) -> Agg:
+    return Agg("sum", column, where=where)
 
 
-def mean(column: str) -> Agg:
-    return Agg("mean", column)
+def mean(column: str, *, where: str | None = None) -> Agg:
+    return Agg("mean", column, where=where)
 
 
-def min(column: str) -> Agg:
-    return Agg("min", column)
+def min(column: str, *, where: str | None = None) -> Agg:
+    return Agg("min", column, where=where)
 
 
-def max(column: str) -> Agg:
-    return Agg("max", column)
+def max(column: str, *, where: str | None = None) -> Agg:
+    return Agg("max", column, where=where)
 
 
-def first(column: str) -> Agg:
-    return Agg("first", column)
+def first(column: str, *, where: str | None = None) -> Agg:
+    return Agg("first", column, where=where)
 
 
-def last(column: str) -> Agg:
-    return Agg("last", column)
+def last(column: str, *, where: str | None = None) -> Agg:
+    return Agg("last", column, where=where)

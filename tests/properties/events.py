@@ -101,7 +101,11 @@ AGGREGATES = """
     avg(f) AS mean,
     min(s) AS low_text, max(d) AS high_decimal, bool_or(b) AS some, min(ts) AS since,
     (list(f ORDER BY {by}, f) FILTER (f IS NOT NULL))[1] AS opened,
-    (list(f ORDER BY {down}, f DESC) FILTER (f IS NOT NULL))[1] AS closed
+    (list(f ORDER BY {down}, f DESC) FILTER (f IS NOT NULL))[1] AS closed,
+    count(*) FILTER (i > 0) AS positive,
+    coalesce(sum(d) FILTER (b AND s <> 'a'), 0)::DECIMAL(38, 2) AS of_some,
+    avg(f) FILTER (b) AS mean_of_some,
+    (list(f ORDER BY {down}, f DESC) FILTER (f IS NOT NULL AND (NOT b OR s IS NULL)))[1] AS newest_of_some
 """
 
 

@@ -25,7 +25,8 @@ EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 WANTED = {
     "n": agg.count(), "total": agg.sum("i"), "exact": agg.sum("d"), "mean": agg.mean("f"), "low_text": agg.min("s"),
     "high_decimal": agg.max("d"), "some": agg.max("b"), "since": agg.min("ts"), "opened": agg.first("f"),
-    "closed": agg.last("f"),
+    "closed": agg.last("f"), "positive": agg.count(where="i > 0"), "of_some": agg.sum("d", where="b AND s <> 'a'"),
+    "mean_of_some": agg.mean("f", where="b"), "newest_of_some": agg.last("f", where="NOT b OR `s` IS NULL"),
 }  # fmt: skip
 MINUTES = st.integers(1, 200).map(lambda minutes: f"{minutes}m")
 quick = settings(

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Aggregation, Stage
 from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refuse_clash, state_of
+from pipelines.runtime.operators.filtered_rows import FilteredRows
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
@@ -40,19 +41,19 @@ class AggregationOperator:
         epoch: CheckpointId,
         residence: Residence,
     ) -> None:
-        self._stage, self._aggregates, self._shapes = stage, aggregation.aggregates, shapes
+        self._stage, self._shapes = stage, shapes
         self._rows = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
         self._epoch, self._where = epoch, f"aggregate {stage.uid}"
         self._by = [GROUP, *stage.key]
-        columns = [*self._by, *(column for _, agg in self._aggregates for column in agg.columns)]
-        self._columns = list(dict.fromkeys(columns))
+        self._filtered = FilteredRows(aggregation.aggregates, self._by, self._where)
+        self._aggregates = self._filtered.aggregates
         self._partials = key_aggregation.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         self._spill = Spill(residence.target, residence.groups)
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        self._partials.add(frames.from_arrow(rows.select(self._columns)))
+        self._partials.add(self._filtered.frame(rows))
         if self._partials.full:
             self._spill.add(self._partials.take())
         return iter(())

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Stage
+from pipelines.runtime.operators.filtered_rows import check_condition
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.ttl import stamped
@@ -182,6 +183,7 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
     fields = []
     for name, agg in aggregates:
         agg.check(name, rows, where)
+        check_condition(name, agg, rows, where)
         fields += agg.parts(name, rows)
     names = [field[0] for field in fields]
     if twice := [field for field in names if names.count(field) > 1]:

@@ -370,13 +370,23 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
     return f"the key, by event time in {meaning['on']}" if meaning.get("on") else "the key, by the time of arrival"
 
 
-def _aggregate_shown(name: str, kind: str, column: str | None, order_by: Sequence[str] = ()) -> str:
+def _aggregate_shown(
+    name: str, kind: str, column: str | None, order_by: Sequence[str] = (), where: str | None = None
+) -> str:
     by = f" by {', '.join(order_by)}" if order_by else ""
-    return f"{name} = {kind}({column or ''}{by})"
+    condition = f" where {where}" if where else ""
+    return f"{name} = {kind}({column or ''}{by}){condition}"
 
 
 def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
-    return [[name, agg.kind, agg.column, *([list(agg.order_by)] if agg.order_by else [])] for name, agg in aggregates]
+    return [[name, agg.kind, agg.column, *_rules(agg)] for name, agg in aggregates]
+
+
+def _rules(agg: Agg) -> list[Any]:
+    """What an aggregate goes by beside its column, as far as it says so: its order, then its condition."""
+    if agg.where is not None:
+        return [list(agg.order_by), agg.where]
+    return [list(agg.order_by)] if agg.order_by else []
 
 
 # -- all stages and sources

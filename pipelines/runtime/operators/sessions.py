@@ -32,6 +32,7 @@ from pipelines.runtime.operators.base import (
     state_of,
 )
 from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
+from pipelines.runtime.operators.filtered_rows import FilteredRows
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, scan_values
@@ -58,10 +59,9 @@ class SessionOperator(EventTimeOperator):
     ) -> None:
         super().__init__("window", stage, shapes, backend, progress, groups)
         self._window = window
-        self._aggregates = with_bounds(window)
         self._by = [GROUP, *stage.key]
-        columns = [*self._by, *(column for _, agg in window.aggregates for column in agg.columns)]
-        self._columns = list(dict.fromkeys(columns))
+        self._filtered = FilteredRows(window.aggregates, self._by, self._where)
+        self._aggregates = with_bounds(self._filtered.aggregates)
         self._types = dict(_opened(frames.from_arrow(shapes.state.arrow.empty_table())).schema)
         self._fresh: list[pl.DataFrame] = []  # sessions of this epoch's rows, not in state yet
         self._waiting: list[pa.Table] = []
@@ -122,7 +122,7 @@ class SessionOperator(EventTimeOperator):
     def _bounded(self, rows: pa.Table) -> pl.DataFrame:
         """What is aggregated of rows, each with the bounds that it would have as a session of its own."""
         times = event_times(rows, self._window.on, self._where)
-        frame = frames.from_arrow(rows.select(self._columns))
+        frame = self._filtered.frame(rows)
         return frame.with_columns(pl.Series(_FROM, times), pl.Series(_TO, times + self._window.gap))
 
     def _sessions_of(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -196,9 +196,9 @@ class SessionOperator(EventTimeOperator):
 _NONE = np.iinfo(np.int64).min
 
 
-def with_bounds(window: SessionWindow) -> tuple[tuple[str, Agg], ...]:
+def with_bounds(aggregates: tuple[tuple[str, Agg], ...]) -> tuple[tuple[str, Agg], ...]:
     """A session's bounds are aggregates too: of each row's own bounds."""
-    return ((START, Agg("min", _FROM)), (END, Agg("max", _TO)), *window.aggregates)
+    return ((START, Agg("min", _FROM)), (END, Agg("max", _TO)), *aggregates)
 
 
 def _groups(keys: pl.DataFrame) -> np.ndarray:
@@ -242,7 +242,7 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     refuse_clash(stage, {START, END, SESSIONS}, "what a session window adds")
     check_event_time(rows, window.on, where)
     bounds = [pa.field(_FROM, pa.int64()), pa.field(_TO, pa.int64())]
-    fields = state_of(with_bounds(window), pa.schema([*rows, *bounds]), where).fields
+    fields = state_of(with_bounds(window.aggregates), pa.schema([*rows, *bounds]), where).fields
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")
     session = pa.struct([pa.field(field.name, field.type) for field in fields])
     state = StateSchema.build([(SESSIONS, pa.list_(session), True, None)])

@@ -28,6 +28,7 @@ from pipelines.runtime.operators.base import (
     state_of,
 )
 from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
+from pipelines.runtime.operators.filtered_rows import FilteredRows
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
@@ -55,11 +56,11 @@ class WindowOperator(EventTimeOperator):
     ) -> None:
         super().__init__("window", stage, shapes, backend, progress, groups)
         self._window = window
-        columns = [GROUP, *stage.key, *(column for _, agg in window.aggregates for column in agg.columns)]
-        self._columns = list(dict.fromkeys(columns))
+        self._filtered = FilteredRows(window.aggregates, [GROUP, *stage.key], self._where)
+        self._aggregates = self._filtered.aggregates
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
         self._rows = Rows(backend, shapes.state, pa.schema([(_WINDOW, pa.int64()), *shapes.keys]), WINDOW_STATE)
-        self._partials = key_aggregation.Partials(window.aggregates, by, self._where, _PARTIAL_ROWS)
+        self._partials = key_aggregation.Partials(self._aggregates, by, self._where, _PARTIAL_ROWS)
         self._types = frames.from_arrow(_columns(shapes.keys, shapes.state).empty_table()).schema
         self._stored_ends: set[int] | None = None  # of the windows that state has rows of; None: not looked up
         self._closing: list[pl.DataFrame] = []  # rows of windows that this barrier closes
@@ -69,7 +70,7 @@ class WindowOperator(EventTimeOperator):
         times = event_times(rows, window.on, self._where)
         last = _floor(times, window) + window.size
         first = _floor(times - window.size, window) + window.every + window.size
-        frame = frames.from_arrow(rows.select(self._columns))
+        frame = self._filtered.frame(rows)
         frame = frame.with_columns(
             pl.Series(_FIRST, first), pl.Series(_NUMBER, ((last - first) // window.every + 1).astype(np.int32))
         )
@@ -139,7 +140,7 @@ class WindowOperator(EventTimeOperator):
                 self._merge(_spread(some, self._window.every), closing)
 
     def _merge(self, fresh: pl.DataFrame, closing: int | None) -> None:
-        by, aggregates = [GROUP, _WINDOW, *self._stage.key], self._window.aggregates
+        by, aggregates = [GROUP, _WINDOW, *self._stage.key], self._aggregates
         if self._progress.before is not None:
             fresh = fresh.filter(pl.col(_WINDOW) > self._progress.before)
         if self._window.every < self._window.size:
@@ -212,8 +213,8 @@ class WindowOperator(EventTimeOperator):
             rows = pl.concat([rows, fresh.drop(GROUP)], how="vertical_relaxed") if keys else fresh.drop(GROUP)
             by = [END, *self._stage.key]
             if keys or window.every < window.size:
-                rows = key_aggregation.recombined(window.aggregates, rows, by, self._where)
-            fields = key_aggregation.fitted(window.aggregates, rows, self._types, self._where)
+                rows = key_aggregation.recombined(self._aggregates, rows, by, self._where)
+            fields = key_aggregation.fitted(self._aggregates, rows, self._types, self._where)
             rows = pl.concat([rows.select(by), fields], how="horizontal")
         return self._closed(window, _with_start(window, rows))
 

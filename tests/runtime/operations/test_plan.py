@@ -353,6 +353,10 @@ CHANGES = {
         ((R, "its aggregates were total = sum(amount), are total = max(amount)"),),
         (accounts(), hourly(), sums(total=agg.max("amount"))),
     ),
+    "a condition of an aggregate": Change(
+        ((R, "total = sum(amount), are total = sum(amount) where amount > 1"),),
+        (accounts(), hourly(), sums(total=agg.sum("amount", where="amount > 1"))),
+    ),
     "a stage more": Change(
         ((C, "it is new: it starts with empty state"), (C, "nothing is in it yet: it gets more's rows")),
         others(accounts(), accounts(uid="more", sink=delta.append("more"))),

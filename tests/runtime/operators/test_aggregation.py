@@ -293,6 +293,11 @@ SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.flo
         (lambda: totals(t=agg.sum("w")), "no column 'w'"),
         (lambda: totals(t=agg.sum("at")), "that column is timestamp"),
         (lambda: totals(t=agg.max("l")), "'t' is time64"),
+        (lambda: totals(n=agg.count(where=" ")), "has no condition"),
+        (lambda: totals(n=agg.count(where="w > 1")), "n = count.where='w > 1'., but .* no column"),
+        (lambda: totals(n=agg.count(where="rand() < 0.5")), "rand"),
+        (lambda: totals(n=agg.count(where="at + v")), "at [+] v"),
+        (lambda: totals(n=agg.sum("v", where="CASE WHEN v > 1 THEN TRUE END")), "sum.'v', where='CASE"),
     ],
 )
 def test_an_aggregate_that_does_not_fit_is_refused_before_the_first_row(broken, message):
@@ -300,8 +305,29 @@ def test_an_aggregate_that_does_not_fit_is_refused_before_the_first_row(broken, 
         shapes(broken(), SCHEMA)
 
 
+def test_a_row_counts_where_the_condition_is_true_and_what_it_fails_over_declines_the_epoch():
+    conditions = {
+        "n": agg.count(where="v > 1"),
+        "total": agg.sum("v", where="10 / v > 2 OR v IS NULL"),
+        "newest": agg.last("v", where="at < TIMESTAMP '2024-05-01 12:03:00'"),
+        "always": agg.count(where="1 = 1"),
+    }
+    run = testing.run(totals(order_by=["at"], **conditions), batch_rows=2)
+    assert run.epoch(rows(("a", 0, 1), ("a", 1, 2), ("a", 2, None), ("a", 4, 9))).rows() == [("a", 2, 3, 2, 4, 1)]
+    assert run.epoch(rows(("b", 0, None))).rows() == [("b", 0, 0, None, 1, 2)]
+    with pytest.raises(
+        InputError, match=r"total = sum\('v', where='10 / v > 2 OR v IS NULL'\) fails over a row: .*ZERO"
+    ):
+        run.epoch(rows(("a", 2, 0)))
+    upper = testing.run(totals(n=agg.count(where="upper(k) = 'A'")))
+    with pytest.raises(InputError, match="met a row that it cannot tell of"):
+        upper.epoch(rows(("ß", 0, 1)))
+
+
 def test_slicing_does_not_matter():
-    extremes = totals(n=agg.count(), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"])
+    extremes = totals(
+        n=agg.count(where="v < 5"), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"]
+    )
     given = rows(*((key, i * 13 % 17, None if i % 5 == 0 else i * 7 % 11) for i in range(60) for key in "abc"))
     testing.assert_slicing_does_not_matter(extremes, given, trials=6)
     testing.assert_slicing_does_not_matter(Pipeline("one", (extremes,)), given, trials=3)
