@@ -1,0 +1,3 @@
+-- Bids as they are.
+SELECT auction, bidder, price, date_time, extra
+FROM bid
