@@ -42,6 +42,8 @@ class Lease:
 
     Attributes:
         last_id: The highest checkpoint id this coordinator has begun; a successor starts above it.
+        early_id: The highest id of an epoch that any coordinator has begun whose rows go to sinks before its commit; 0:
+            none; None: an older release wrote it.
         born: Tells the process from a later one of the same pid.
         pids: Among which processes that pid counts (`pid_namespace`).
         stopped: It ended by itself; outcome says how: "stopped" or "drained" as it was asked to, "interrupted" by a
@@ -59,6 +61,7 @@ class Lease:
     stopped: bool = False
     outcome: str | None = None
     pids: str = ""  # as older releases wrote it
+    early_id: int | None = None
 
     @property
     def process(self) -> tuple[str, int, str]:
@@ -166,7 +169,13 @@ class Heartbeat:
     """
 
     def __init__(
-        self, storage: Storage, generation: Generation, last_id: CheckpointId, seconds: float, run_id: str | None
+        self,
+        storage: Storage,
+        generation: Generation,
+        last_id: CheckpointId,
+        seconds: float,
+        run_id: str | None,
+        early_id: int = 0,
     ) -> None:
         self._storage, self._seconds = storage, seconds
         self._lease = Lease(
@@ -179,6 +188,7 @@ class Heartbeat:
             heartbeat_seconds=seconds,
             run_id=run_id,
             pids=pid_namespace(),
+            early_id=early_id,
         )
         self.outcome = "ended"
         self._lock = threading.Lock()
@@ -205,9 +215,10 @@ class Heartbeat:
         if generation != self._lease.generation:
             self._write(generation=generation)
 
-    def begin(self, epoch: CheckpointId) -> None:
-        """Write down that this id is taken, before anything is staged under it."""
-        self._write(last_id=epoch)
+    def begin(self, id: CheckpointId, *, early: bool = False) -> None:
+        """Write down that this id is taken, before anything is staged under it. early: sinks may get rows under it
+        before it is committed."""
+        self._write(last_id=id, **({"early_id": id} if early else {}))
 
     def _beat(self) -> None:
         while not self._done.wait(self._seconds):

@@ -415,6 +415,32 @@ def test_a_sink_that_may_have_rows_of_an_epoch_that_failed_gets_none_at_most_onc
     assert damage(bank) == []
 
 
+def test_a_sink_whose_very_first_epoch_failed_gets_none_at_most_once(bank, monkeypatch):
+    """No checkpoint tells that it may have rows; the lease does, also that of a run that was refused."""
+    more = delivering(bank, "at_least_once")
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "commit", cut_off)
+        with pytest.raises(WeirError):
+            more.epochs(1)
+    for _ in range(2):
+        with pytest.raises(DamageError, match="et it deliver at least once until"):
+            bank.epochs()
+    assert amounts(bank) == {1: 1} and bank.ids() == []
+    more.epochs(2)
+    given = amounts(bank)
+    bank.epochs(3)
+    assert amounts(bank) == {**given, 3: 1} == {1: 2, 2: 1, 3: 1}
+    assert damage(bank) == []
+
+
+def test_an_epoch_that_failed_at_most_once_holds_no_later_one(bank):
+    lose(bank, 1)
+    delivering(bank, "at_least_once").epochs(2)
+    lose(bank, 3)
+    bank.epochs(4)
+    assert amounts(bank) == {2: 1, 4: 1}
+
+
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_another_delivery_says_what_to_do_where_rows_were_lost(table, monkeypatch, delivery):
     table.epochs(1)

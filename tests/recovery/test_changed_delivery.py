@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.runtime.ownership.publish import deliver
-from pipelines.runtime.restore import rewind
+from pipelines.runtime.restore import recovery, rewind
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.checkpoint import PROMOTION
@@ -46,6 +46,7 @@ def test_rows_of_an_epoch_that_failed_stay_when_delivery_changes(ahead, delivery
     with pytest.raises(DamageError, match="deliver at least once until it has got rows"):
         delivering(ahead, delivery).epochs(3)
     ahead.epochs(3)
+    (ahead.site.storage / LEASE).unlink()  # which says what was begun at least once: the table's log says it too
     changed = delivering(ahead, delivery)
     changed.epochs(4)
     changed.epochs(5)
@@ -67,6 +68,43 @@ def test_a_take_over_leaves_what_a_process_taken_for_dead_may_still_deliver(bank
     theirs.write_bytes(staged.read_bytes())
     bank.epochs(2)
     assert theirs.exists() == (delivery == "at_least_once")
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+def test_who_was_taken_for_dead_breaks_no_table_whose_delivery_has_changed(tmp_path, monkeypatch, delivery):
+    """It began an epoch and proved that the pipeline was its own, at least once; its successor delivers otherwise, and
+    has swept what was left when the rows come."""
+    plain = Bank.at(tmp_path / "site", **RETAINED)
+    small_bank = Bank(replace(plain.site, pipeline=replace(plain.site.pipeline, delivery="at_least_once")))
+    small_bank.epochs(1)
+    head = small_bank.registry.head()
+    with maintenance.owning(small_bank.site.pipeline, small_bank.site.settings, epochs=False) as owner:
+        zombie = owner
+        zombie.heartbeat.begin(CheckpointId(2), early=True)
+    ours, theirs = epoch_dir(Generation(1), head.id), epoch_dir(zombie.context.generation, CheckpointId(2))
+    staged = [file for file in small_bank.registry.files(head) if file.in_table]
+    late_files = [replace(file, path=file.path.replace(ours, theirs)) for file in staged]
+    for file, late in zip(staged, late_files, strict=True):
+        (small_bank.site.storage / late.path).parent.mkdir(exist_ok=True)
+        (small_bank.site.storage / late.path).write_bytes((small_bank.site.storage / file.path).read_bytes())
+    sweep = recovery.remove_leftovers
+
+    def swept(context) -> None:
+        sweep(context)
+        link = head.sinks["booked"].updated(id=CheckpointId(2), before=head.id)
+        late = replace(head, id=CheckpointId(2), sinks={"booked": link})
+        deliver(zombie.context, late, late_files)
+
+    monkeypatch.setattr(zombie.context.registry, "prove", lambda _: None)
+    monkeypatch.setattr(recovery, "remove_leftovers", swept)
+    with pytest.raises(DamageError, match=r"is not where the registry says|et it deliver at least once until"):
+        delivering(small_bank, delivery).epochs(2)
+    is_late = delivery == "exactly_once"  # at most once it was refused before
+    assert amounts(small_bank) == ({1: 2} if is_late else {1: 1}), "the table can be read"
+    monkeypatch.undo()
+    small_bank.epochs(3)
+    delivering(small_bank, delivery).epochs(4)
+    assert amounts(small_bank) == {1: 2 if is_late else 1, 2: 1, 3: 1, 4: 1} and damage(small_bank) == []
 
 
 def test_no_row_is_taken_for_one_of_an_epoch_that_nobody_knows_any_more(ahead):
@@ -117,8 +155,8 @@ def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatc
             link = head.sinks["booked"].updated(id=head.id + 1, before=head.id)
             deliver(zombie.context, replace(head, id=head.id + 1, sinks={"booked": link}), bank.registry.files(head))
 
-    def begun(self, id):
-        begin(self, id)
+    def begun(self, id, **options):
+        begin(self, id, **options)
         done.append("begun")
         if until == "its successor begins an epoch":
             deliver_late()

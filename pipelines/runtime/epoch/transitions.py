@@ -92,7 +92,12 @@ class Transitions:
         afterwards = {Step.PUBLISH: self._publish, Step.FINISH: self._finish}
         for epoch in list(self._epochs.epochs):
             if readiness.may_begin(self._epochs, epoch, Step.NOTE_ID):
-                self._begin(epoch, Step.NOTE_ID, partial(self._heartbeat.begin, epoch.pending.id), self._noted)
+                self._begin(
+                    epoch,
+                    Step.NOTE_ID,
+                    partial(self._heartbeat.begin, epoch.pending.id, early=self._context.pipeline.early),
+                    self._noted,
+                )
             for stage in self._epochs.stages:
                 for step, begin_stage in for_stage.items():
                     if readiness.may_begin(self._epochs, epoch, step, stage):

@@ -35,6 +35,8 @@ class RunContext:
         watcher: What this process knows of running restores.
         sinks: As this process reaches them.
         early: What they got of epochs before their commits.
+        early_id: The highest id of an epoch that any run of the pipeline has begun whose rows go to sinks before its
+            commit, as it was when this one began; 0: none.
         held: There may be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
         requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint.
         claiming: Held while the run renews its claim, which changes `generation`.
@@ -57,6 +59,7 @@ class RunContext:
     held: bool = False
     requested_before: Mapping[str, int] = field(default_factory=dict)
     early: dict[CheckpointId, list[Publication]] = field(default_factory=dict)
+    early_id: int = 0
     claiming: Lock = field(default_factory=Lock)
     sinks: Sinks = field(init=False)
 

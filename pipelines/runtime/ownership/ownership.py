@@ -23,7 +23,7 @@ from pipelines.runtime.ownership.fencing import raise_if_fenced
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import INPUT, TABLES, Checkpoint, is_abandoned
+from state_ops.checkpoints.checkpoint import INPUT, POSITIONS, TABLES, Checkpoint, is_abandoned
 from state_ops.checkpoints.coordinator import next_id
 from state_ops.checkpoints.reader_holds import HeldCommits
 from state_ops.checkpoints.registry import BRANCH
@@ -93,10 +93,11 @@ def claimed(
         restore_progress.clear(storage)
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
-        with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
+        early_id = _early_id(predecessor, head)
+        with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id, early_id) as heartbeat:
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.title}")
             context = RunContext(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
-            context.requested_before = dict(head.totals) if head else {}
+            context.requested_before, context.early_id = dict(head.totals) if head else {}, early_id
             try:
                 yield Ownership(context, heartbeat, head, last_id, predecessor)
             except Exception as error:
@@ -106,6 +107,17 @@ def claimed(
                 context.sinks.close()
                 for reader in sources.values():
                     reader.close()
+
+
+def _early_id(predecessor: lease.Lease | None, head: Checkpoint | None) -> int:
+    """The highest id of an epoch that was begun and whose rows go to sinks before its commit; 0: none is known of."""
+    if predecessor is None:
+        return 0
+    if predecessor.early_id is not None:
+        return predecessor.early_id
+    if head is None or head.kind == POSITIONS or not any(link.delivered for link in head.sinks.values()):
+        return 0
+    return predecessor.last_id
 
 
 def remove_leftovers(context: RunContext) -> int:
@@ -143,7 +155,8 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
 
     None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of
     them. Nor what a table's log mentions: such an epoch was delivered before its commit, which failed, while the
-    pipeline delivered at least once."""
+    pipeline delivered at least once. What was begun then stays anyway: a process that was taken for dead may deliver
+    it yet."""
     paths: list[str] = []
     for sink in context.pipeline.sinks:
         base = context.pipeline.staging(sink)
@@ -152,7 +165,8 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
         published, perhaps_published = context.sinks.marker(sink.name, head, None) or 0, list[str]()
         for name in context.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
-            if parsed is not None and parsed[0] < context.generation and is_abandoned(head, *parsed):
+            is_early = parsed is not None and parsed[1] <= context.early_id
+            if parsed is not None and not is_early and parsed[0] < context.generation and is_abandoned(head, *parsed):
                 files = context.storage.list(f"{base}/{name}", unfinished=True)
                 staged = [file.path for file in files if is_staged_rows(file.path)]
                 (paths if parsed[1] > published else perhaps_published).extend(staged)

@@ -92,8 +92,8 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
     for sink in context.pipeline.sinks if epochs else ():
         context.sinks.renew(sink.name, head)
         context.sinks.check_chain(sink.name, head)
-        context.sinks.check_delivered(sink.name, head, owner.last_id)
     if epochs:
+        context.sinks.check_delivered(head, context.early_id)
         newest = context.sinks.newest((sink.name for sink in context.pipeline.sinks), head)
         owner = replace(owner, last_id=max(owner.last_id, newest))
     if epochs and head is not None:

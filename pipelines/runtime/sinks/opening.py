@@ -24,7 +24,7 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
 from pipelines.runtime.sinks.predicates import check_condition
-from state_ops.checkpoints.checkpoint import POSITIONS, TABLES, Checkpoint
+from state_ops.checkpoints.checkpoint import TABLES, Checkpoint
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.ids import CheckpointId
@@ -160,27 +160,23 @@ class Sinks:
             f"{_OTHER_DELIVERY}docs/playbooks/sink-altered.md",
         )
 
-    def check_delivered(self, name: str, head: Checkpoint | None, last_id: int) -> None:
-        """Whether a sink without a marker may have rows of an epoch that failed after it was delivered at least once,
-        and that are now to be delivered at most once.
+    def check_delivered(self, head: Checkpoint | None, early_id: int) -> None:
+        """Whether sinks may have, or get yet, rows of an epoch that failed at least once, and that are now to be
+        delivered at most once.
 
         Args:
-            last_id: The highest id ever begun.
+            early_id: The highest id of an epoch that was begun at least once; 0: none.
 
         Raises:
-            DamageError: It may. Once positions are committed before rows, none of those are read again.
+            DamageError: They may. Once positions are committed before rows, none of those are read again.
         """
-        sink, at_most_once = self._pipeline.sink(name), self._pipeline.at_most_once
-        if head is None or sink is None or not at_most_once or self._pipeline.is_table(sink) or sink.exactly_once:
-            return
-        link = head.sinks.get(name)
-        if head.kind != POSITIONS and last_id > head.id and link is not None and link.delivered:
+        if self._pipeline.at_most_once and self._pipeline.sinks and early_id > (head.id if head is not None else 0):
             raise DamageError(
-                f"The sink {name} may have rows of epoch {last_id}, which failed while the pipeline delivered at least "
-                "once. At most once would read them again, and deliver them a second time.",
-                where=f"sink {name}",
-                next="Nothing was published. Let it deliver at least once until the sink has got rows of a later epoch "
-                "and the run has come to its end, then change: docs/how-to/delivery.md",
+                f"Sinks may have rows of epoch {early_id}, which failed while the pipeline delivered at least once. At "
+                "most once would read them again, and deliver them a second time.",
+                where=f"pipeline {self._pipeline.title}",
+                next="Nothing was published. Let it deliver at least once until the sinks have got rows of a later "
+                "epoch and the run has come to its end, then change: docs/how-to/delivery.md",
             )
 
     def diverged(self, name: str, head: Checkpoint | None) -> str | None:
