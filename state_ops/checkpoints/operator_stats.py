@@ -32,6 +32,7 @@ class OperatorStats(Recorded):
         cache: As `CacheFigures` has it; None without a cache. `cache_totals`: of all epochs so far.
         exchange: How its rows reached its subtasks: "direct", "files", "cut" or "rows"
             (docs/adr/0071-blocks-of-columns.md); None: without Spark, or there were none.
+        delivery: How often the pipeline's sinks got rows then, as its definition says; None: an earlier release.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
     """
 
@@ -69,6 +70,7 @@ class OperatorStats(Recorded):
     cache_totals: dict[str, int] | None = None
     gates: list[dict[str, Any]] = field(default_factory=list)
     exchange: str | None = None
+    delivery: str | None = None
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations.plan import plan
+from pipelines.runtime.operators.compatibility import Finding, Verdict
 from pipelines.runtime.ownership.publish import deliver
 from pipelines.runtime.restore import recovery, rewind
 from pipelines.runtime.run import maintenance
@@ -53,6 +56,32 @@ def test_rows_of_an_epoch_that_failed_stay_when_delivery_changes(ahead, delivery
     assert amounts(changed) == {1: 1, 2: 2, 3: 1, 4: 1, 5: 1}
     assert changed.state()["k0"] == (5, 15)
     assert damage(changed) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "what"),
+    [
+        ("exactly_once", "delivery was at least once, is exactly once: sinks get each row once from now on; what came"),
+        ("at_most_once", "delivery was at least once, is at most once: an epoch that fails is lost from now on"),
+    ],
+)
+def test_a_plan_says_from_what_to_what_delivery_changes_and_when_a_run_is_refused(ahead, now, what):
+    def of_delivery(bank: Bank) -> list[Finding]:  # noqa: F811
+        planned = plan(bank.site.pipeline, bank.site.settings, executor=InMemoryExecutor())
+        return [finding for finding in planned.findings if finding.aspect == "delivery"]
+
+    changed = delivering(ahead, now)
+    change, *refused = of_delivery(changed)
+    assert change.what.startswith(what) and change.verdict is Verdict.COMPATIBLE
+    assert refused and {finding.verdict for finding in refused} == {Verdict.REFUSED}
+    with pytest.raises(DamageError) as stopped:
+        changed.epochs(3)
+    assert stopped.value.what in {finding.what for finding in refused}
+    assert of_delivery(ahead) == []
+    ahead.epochs(3)
+    assert len(of_delivery(changed)) == 1, "a run goes on"
+    changed.epochs(4)
+    assert of_delivery(changed) == [] and of_delivery(ahead)[0].what.startswith(f"delivery was {now.replace('_', ' ')}")
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

@@ -496,6 +496,7 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         ms={phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
         cache=cache,
         cache_totals=_added(before.cache_totals, cache),
+        delivery=context.pipeline.delivery,
         exchange=next((ack.exchange for ack in acks if ack.exchange is not None), None),
     )
 

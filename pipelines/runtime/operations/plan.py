@@ -27,7 +27,9 @@ from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.operators import MAIN, Shapes, open_windows
 from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
+from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sinks.opening import Sinks, kind_in
 from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
 from state_ops.arrow.frames import canonical_schema, schema_from_json
@@ -36,6 +38,7 @@ from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, stats_of, to_micros
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import lease
 from state_ops.errors import PipelineError, WeirError
 from state_ops.keyed.scan import scan_state
 from state_ops.keyed.timers import are_set
@@ -205,6 +208,7 @@ class PlanBuilder:
             self._refuse("pipeline", self._pipeline.name, "parallelism", error)
         if self._head is not None:
             self.findings += structure(self._pipeline, self._head)
+            self._look_at_delivery(self._head)
         self._look_at_sources()
         with self._sinks:
             for stage in self._pipeline.stages:
@@ -227,6 +231,25 @@ class PlanBuilder:
 
     def _refuse(self, kind: str, name: str, aspect: str, error: WeirError) -> None:
         self._report(kind, name, aspect, Verdict.REFUSED, error.what, error.next)
+
+    def _look_at_delivery(self, head: Checkpoint) -> None:
+        """Whether sinks are where another delivery needs them, if the newest checkpoint is published and no run is at
+        work, which might change that."""
+        changed = any(finding.aspect == "delivery" for finding in self.findings)
+        holder, newest = lease.read(self._storage), self._registry.head()
+        is_at_rest = lease.alive(holder) is False and not unpublished(self._registry)
+        if not changed or not is_at_rest or newest is None or newest.id != head.id:
+            return
+        with self._sinks:
+            for sink in self._pipeline.sinks:
+                try:
+                    self._sinks.check_chain(sink.name, head)
+                except WeirError as error:
+                    self._refuse("table" if self._pipeline.is_table(sink) else "sink", sink.name, "delivery", error)
+            try:
+                self._sinks.check_delivered(head, early_id_of(holder, head))
+            except WeirError as error:
+                self._refuse("pipeline", self._pipeline.name, "delivery", error)
 
     # -- columns
 

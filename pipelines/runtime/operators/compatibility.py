@@ -14,12 +14,21 @@ from typing import Any
 
 from pipelines.runtime.connectors.formats.hive import partitions_of
 from pipelines.runtime.connectors.source import ADD, changed_kind
-from pipelines.runtime.definition import Pipeline, SessionWindow, Source, Stage, source_of
+from pipelines.runtime.definition import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    Pipeline,
+    SessionWindow,
+    Source,
+    Stage,
+    source_of,
+)
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.timer_use import uses_timers
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
 from state_ops.arrow.types import type_name
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.durations import shown
 from state_ops.keyed import ttl
@@ -392,10 +401,24 @@ def _rules(agg: Agg) -> list[Any]:
 # -- all stages and sources
 
 
+_DELIVERS = {
+    EXACTLY_ONCE: "sinks get each row once from now on",
+    AT_LEAST_ONCE: "sinks get rows before their epoch is committed, and once more if it fails",
+    AT_MOST_ONCE: "an epoch that fails is lost from now on, in state and sinks",
+}
+"""By what a pipeline delivers, what follows from a change to it."""
+_DELIVERED = {
+    AT_LEAST_ONCE: ("; what came twice stays", "A run is refused while a sink has rows of an epoch that failed: "),
+    AT_MOST_ONCE: ("; what was lost stays lost", "A run is refused while a sink lacks rows that were lost: "),
+}
+"""By what it delivered before, what stays of that, and when the change is refused."""
+
+
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
-    """Stages and sources that came and went since a checkpoint, and rows that wait for a stage which would not find
-    them."""
-    return [*_waiting(pipeline, head), *_stages(pipeline, head), *_sources(pipeline, head)]
+    """Stages and sources that came and went since a checkpoint, rows that wait for a stage which would not find them,
+    and another delivery."""
+    about = (_delivery, _waiting, _stages, _sources)
+    return [finding for of in about for finding in of(pipeline, head)]
 
 
 def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
@@ -482,6 +505,20 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             + f"If its files hold nothing that this state has seen: Pipeline(..., added=({name!r},)). Else give the "
             "stages new uids: they then start with empty state.",
         )
+
+
+def _delivery(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    was = next((stats.delivery for stats in head.operators.values() if stats.delivery is not None), None)
+    if was is None and head.kind == POSITIONS:  # of an earlier release
+        was = AT_MOST_ONCE
+    elif was is None and any(link.delivered for link in head.sinks.values()):
+        was = AT_LEAST_ONCE
+    if was is None or was == pipeline.delivery:
+        return
+    stays, refused = _DELIVERED.get(was, ("", ""))
+    what = f"delivery was {was.replace('_', ' ')}, is {pipeline.delivery.replace('_', ' ')}: "
+    what += _DELIVERS[pipeline.delivery] + stays
+    yield Finding("pipeline", pipeline.name, "delivery", Verdict.COMPATIBLE, what, f"{refused}docs/how-to/delivery.md")
 
 
 def _declared(source: Source, head: Checkpoint) -> Iterator[Finding]:

@@ -93,11 +93,12 @@ def claimed(
         restore_progress.clear(storage)
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
-        early_id = _early_id(predecessor, head)
+        early_id = early_id_of(predecessor, head)
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id, early_id) as heartbeat:
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.title}")
             context = RunContext(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
-            context.requested_before, context.early_id = dict(head.totals) if head else {}, early_id
+            context.requested_before = dict(head.totals) if head else {}
+            context.early_id = early_id
             try:
                 yield Ownership(context, heartbeat, head, last_id, predecessor)
             except Exception as error:
@@ -109,7 +110,7 @@ def claimed(
                     reader.close()
 
 
-def _early_id(predecessor: lease.Lease | None, head: Checkpoint | None) -> int:
+def early_id_of(predecessor: lease.Lease | None, head: Checkpoint | None) -> int:
     """The highest id of an epoch that was begun and whose rows go to sinks before its commit; 0: none is known of."""
     if predecessor is None:
         return 0
