@@ -41,3 +41,11 @@ def test_other_columns_are_no_content(tmp_path, content):
     pq.write_table(content, tmp_path / "content.parquet")
     assert "columns are" in compare(tmp_path / "truth.parquet", tmp_path / "content.parquet").problem
     assert "there is no" in compare(tmp_path / "truth.parquet", tmp_path / "none.parquet").problem
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_row_that_one_side_alone_has_differs_without_any_float(tmp_path, swap):
+    truth, content = (TRUTH.drop(["x"]), TRUTH.drop(["x"]).slice(1))[:: -1 if swap else 1]
+    pq.write_table(truth, tmp_path / "truth.parquet")
+    pq.write_table(content, tmp_path / "content.parquet")
+    assert compare(tmp_path / "truth.parquet", tmp_path / "content.parquet").differing == 1
