@@ -60,13 +60,13 @@ class Partials:
             return
         self._reduce()
         if have_gathered(self._parts, self._limit, 1):
-            self._parts = [combined(self._aggregates, self._parts, self._by, self._where)]
+            self._parts = [self.combined(self._parts)]
             self.full = have_gathered(self._parts, self._limit, 2)  # else combining would soon be all that is done
 
     def take(self) -> pl.DataFrame:
         """A row a key, in any order; then begin anew."""
         self._reduce()
-        taken = combined(self._aggregates, self._parts, self._by, self._where)
+        taken = self.combined(self._parts)
         self._parts, self.full = [], False
         return taken
 
@@ -74,7 +74,15 @@ class Partials:
         if self._waiting:
             rows = pl.concat(self._waiting)
             self._waiting, self._waiting_bytes = [], 0
-            self._parts.append(partials(self._aggregates, rows, self._by, self._where))
+            self._parts.append(self.partials(rows))
+
+    def partials(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Of rows of a batch."""
+        return partials(self._aggregates, rows, self._by, self._where)
+
+    def combined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Those of many batches as those of all their rows."""
+        return combined(self._aggregates, parts, self._by, self._where)
 
 
 def parts(gathered: pl.DataFrame) -> Iterator[pl.DataFrame]:

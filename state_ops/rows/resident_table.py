@@ -22,6 +22,7 @@ import xxhash
 
 from state_ops.rows.hash_table import HashedTable
 
+SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
 _FORMAT = 1
 _HASH = "__weir_hash"
 _WORTH = (

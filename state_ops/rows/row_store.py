@@ -24,7 +24,7 @@ from state_ops.arrow.columns import contiguous
 from state_ops.backends.base import Backend, SortedRun
 from state_ops.rows import key_order
 from state_ops.rows.hash_table import CollisionError, HashedTable
-from state_ops.rows.resident_table import Residence
+from state_ops.rows.resident_table import SCAN_PER_GET, Residence
 from state_ops.schema.descriptors import GROUP
 from state_ops.schema.key_codec import decode_keys, group_prefix
 from state_ops.schema.key_groups import xxhash64
@@ -34,7 +34,6 @@ from state_ops.schema.state_schema import StateSchema
 _PRESENT = "__weir_present"
 _PENDING_BYTES = 32 << 20
 _WRITE_BYTES, _GET_KEYS = 16 << 20, 50_000  # at a time: as entries, rows take several times as much
-_SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
 
 
 @dataclass(slots=True)
@@ -211,7 +210,7 @@ class Rows:
         """Whether reading everything costs about as much as these gets. It is tried once an epoch."""
         if self._residence is None or not self._residence.most_bytes or self._scan_tried or self._pending is None:
             return False
-        if asked * _SCAN_PER_GET < self._backend.approximate_entries():
+        if asked * SCAN_PER_GET < self._backend.approximate_entries():
             return False
         self._scan_tried = True
         return True

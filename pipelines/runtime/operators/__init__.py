@@ -22,7 +22,8 @@ from pipelines.runtime.operators.deduplication import (
 )
 from pipelines.runtime.operators.event_time import shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
-from pipelines.runtime.operators.sessions import SessionOperator, no_sessions, open_sessions, session_shapes
+from pipelines.runtime.operators.session_store import no_sessions
+from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
 from pipelines.runtime.operators.windows import WindowOperator, no_windows, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
 from state_ops.backends.base import Backend
@@ -131,7 +132,7 @@ def build(
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
     if isinstance(stage.window, SessionWindow):
-        return SessionOperator(stage, stage.window, fixed, backend, progress, groups)
+        return SessionOperator(stage, stage.window, fixed, backend, progress, groups, residence)
     if stage.aggregation is not None:
         return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint, residence)
     if stage.deduplication is not None:

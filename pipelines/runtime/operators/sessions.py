@@ -3,9 +3,11 @@
 A session is [first event, last event + gap). A row alone is the session [its event, + gap), and sessions that overlap
 are one; so intervals are merged here, never rows.
 
-State has one value row per key: the list of its open sessions, a struct of bounds and aggregates each. An index of keys
-by the end of their first session says what a watermark closes, so that a barrier reads what the epoch touched and what
-closes, and nothing that is merely open.
+Batches are reduced to the sessions that their rows make among themselves. At the barrier these are merged with the open
+sessions of their keys; what the watermark closes is handed out, and only what stays open goes to state
+(`session_store`). An index of keys by the end of their first session says what else a watermark closes, so that a
+barrier reads what the epoch touched and what closes, and nothing that is merely open; where all open sessions are
+resident, these are asked instead.
 
 Lateness is judged at the barrier, since a row that would be a closed session by itself may yet be part of an open one,
 whichever came first: rows whose own interval had ended before the epoch wait for it, and are late if the session that
@@ -14,7 +16,7 @@ before.)"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -33,37 +35,55 @@ from pipelines.runtime.operators.base import (
 )
 from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
 from pipelines.runtime.operators.filtered_rows import FilteredRows
+from pipelines.runtime.operators.session_store import (
+    HASH,
+    SESSIONS,
+    OpenSessions,
+    among,
+    hashed,
+    hashes,
+    no_sessions,
+    opened,
+    repeats,
+    sorted_by_key,
+)
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, scan_values
-from state_ops.rows import key_aggregation, time_index
+from state_ops.keyed.keyed_state import GROUP, scan_values
+from state_ops.rows import key_aggregation
 from state_ops.rows.aggregates import Agg
-from state_ops.rows.row_store import rows_of
-from state_ops.schema.key_codec import encode_keys
-from state_ops.schema.row_codec import encode_rows
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.state_schema import StateSchema
 from state_ops.snapshots.stage_upload import REST
 
-SESSIONS = "sessions"
 # Bounds of a row's own session; the input may have columns named like the output's. A session's number; a row's.
 _FROM, _TO, _SESSION, _ROW = "__weir_from", "__weir_to", "__weir_session", "__weir_row"
 _PARTIAL_ROWS = 500_000
 _FIRE_KEYS = 50_000
+_LAST = np.iinfo(np.int64).max  # later than every end
 
 
 class SessionOperator(EventTimeOperator):
     """State: per key the list of its open sessions, apart from each other, and an index of keys by their first end."""
 
     def __init__(
-        self, stage: Stage, window: SessionWindow, shapes: Shapes, backend: Backend, progress: Progress, groups: range
+        self,
+        stage: Stage,
+        window: SessionWindow,
+        shapes: Shapes,
+        backend: Backend,
+        progress: Progress,
+        groups: range,
+        residence: Residence | None = None,
     ) -> None:
         super().__init__("window", stage, shapes, backend, progress, groups)
         self._window = window
         self._by = [GROUP, *stage.key]
         self._filtered = FilteredRows(window.aggregates, self._by, self._where)
-        self._aggregates = with_bounds(self._filtered.aggregates)
-        self._types = dict(_opened(frames.from_arrow(shapes.state.arrow.empty_table())).schema)
-        self._fresh: list[pl.DataFrame] = []  # sessions of this epoch's rows, not in state yet
+        self._aggregates = self._filtered.aggregates
+        self._open = OpenSessions(backend, shapes.state, shapes.keys, groups, residence)
+        self._sessions = _Sessions(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         self._waiting: list[pa.Table] = []
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -73,127 +93,155 @@ class SessionOperator(EventTimeOperator):
             if over.any():
                 self._waiting.append(rows.filter(pa.array(over)))
                 self.rows_deferred += int(over.sum())
-                rows = rows.filter(pa.array(~over))
+                rows, times = rows.filter(pa.array(~over)), times[~over]
         if rows.num_rows:
-            self._fresh.append(self._sessions_of(self._bounded(rows)))
-            if key_aggregation.have_gathered(self._fresh, _PARTIAL_ROWS, 1):
-                self._fresh = [self._joined(self._fresh)]
-                if key_aggregation.have_gathered(
-                    self._fresh, _PARTIAL_ROWS, 2
-                ):  # else joining would soon be all that is done
-                    self._fold()
+            self._sessions.add(self._bounded(rows, times))
+            if self._sessions.full:
+                self._store(self._sessions.take())
         return iter(())
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        if self._fresh:
-            self._fold()
+        if len(self._sessions):
+            self._store(self._sessions.take())
+        self._open.barrier()
         if self._waiting:  # which of them are late, the epoch's other rows may decide
             yield REST, pa.concat_tables(self._waiting)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        fresh = self._sessions.take() if len(self._sessions) else self._open.empty
         if self._waiting:
-            yield from self._judge(pa.concat_tables(self._waiting))
-        if self._fresh:
-            self._fold()
-        now = self._progress.now
-        if now is not None or self._progress.drain:
-            upto = None if self._progress.drain else now
-            for due in time_index.due(self._backend, self._groups, upto, _FIRE_KEYS):
-                yield MAIN, self._close(due, upto)
+            rows, self._waiting = pa.concat_tables(self._waiting), []
+            alone = self._bounded(rows, event_times(rows, self._window.on, self._where))
+            late = self._ended(alone, fresh)
+            if not late.all():
+                sessions = self._sessions.partials(alone.filter(pl.Series(~late)))
+                fresh = self._sessions.combined([fresh, sessions] if len(fresh) else [sessions])
+            yield from self._late(rows, late)
+        for closed in self._merged(fresh, _LAST if self._progress.drain else self._progress.now):
+            if len(closed):
+                yield MAIN, self._closed(self._window, closed)
+        self._open.barrier()
 
-    def _judge(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """Tell the rows that are late from those that are part of a session which had not ended."""
-        alone = self._bounded(rows)
-        keys = alone.select(self._by).unique()
-        others = [self._stored(keys)[0], *(fresh.join(keys, on=self._by, how="semi") for fresh in self._fresh)]
-        bounds_of_others = [
-            other.select(*self._by, pl.col(START).alias(_FROM), pl.col(END).alias(_TO)) for other in others
-        ]
-        numbers = pl.int_range(len(alone), dtype=pl.Int64, eager=True).alias(_ROW)
-        bounds = alone.select(*self._by, _FROM, _TO).with_columns(numbers)
-        both = _numbered(pl.concat([bounds, *bounds_of_others], how="diagonal"), self._by, _FROM, _TO)
-        ended = both.filter(pl.col(_TO).max().over(_SESSION) <= self._progress.before)[_ROW].drop_nulls()
-        late = np.zeros(rows.num_rows, bool)
-        late[ended.to_numpy()] = True
-        if not late.all():
-            self._fresh.append(self._sessions_of(alone.filter(pl.Series(~late))))
-        yield from self._late(rows, late)
-
-    def _bounded(self, rows: pa.Table) -> pl.DataFrame:
-        """What is aggregated of rows, each with the bounds that it would have as a session of its own."""
-        times = event_times(rows, self._window.on, self._where)
+    def _bounded(self, rows: pa.Table, times: np.ndarray) -> pl.DataFrame:
+        """What is aggregated of rows, each with the hash of its key and the bounds that it would have as a session of
+        its own."""
         frame = self._filtered.frame(rows)
-        return frame.with_columns(pl.Series(_FROM, times), pl.Series(_TO, times + self._window.gap))
+        keys = [pl.col(name).cast(self._open.types[name]) for name in self._by]
+        frame = frame.with_columns(*keys, pl.Series(_FROM, times), pl.Series(_TO, times + self._window.gap))
+        return hashed(frame, xxhash64([rows.column(name) for name in self._stage.key]))
 
-    def _sessions_of(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The sessions that rows make among themselves."""
-        numbered = _numbered(rows, self._by, _FROM, _TO)
-        return key_aggregation.partials(self._aggregates, numbered, [*self._by, _SESSION], self._where).drop(_SESSION)
+    def _ended(self, alone: pl.DataFrame, fresh: pl.DataFrame) -> np.ndarray:
+        """Which rows are late: the session that they end up in, together with all other rows of the epoch, had ended.
 
-    def _joined(self, sessions: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Sessions, of which those that overlap have become one."""
-        numbered = _numbered(pl.concat(sessions), self._by, START, END)
-        return key_aggregation.recombined(self._aggregates, numbered, [*self._by, _SESSION], self._where).drop(_SESSION)
+        Args:
+            alone: The rows, each as a session of its own.
+            fresh: The sessions of the epoch's other rows.
 
-    def _fold(self) -> None:
-        """Merge what has gathered into state."""
-        fresh = self._joined(self._fresh)
-        self._fresh = []
-        keys = fresh.select(self._by).unique().sort(self._by)
-        old, encoded = self._stored(keys)
-        fields = [field for name, agg in self._aggregates for field in agg.fields(name)]
-        old = old.select([*self._by, *[pl.col(field).cast(fresh.schema[field]) for field in fields]])
-        merged = self._joined([old, fresh.select(old.columns)])
-        stored = key_aggregation.fitted(self._aggregates, merged, self._types, self._where)
-        self._store(
-            keys,
-            encoded,
-            pl.concat([merged.select(self._by), stored], how="horizontal"),
-            _first_ends(old, keys, self._by),
-        )
+        Returns:
+            bool[n], by row of `alone`.
+        """
+        keys = sorted_by_key(alone.select(HASH, *self._by), self._by)
+        keys = keys.filter(~repeats(keys, self._by))
+        table = self._open.table(len(keys))
+        others = [
+            sessions.filter(among(hashes(sessions), hashes(keys))).select(
+                HASH, *self._by, pl.col(START).alias(_FROM), pl.col(END).alias(_TO)
+            )
+            for sessions in (self._open.of(keys) if table is None else table, fresh)
+        ]
+        rows = alone.select(HASH, *self._by, _FROM, _TO, pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW))
+        rows, first = _spans(pl.concat([rows, *others], how="diagonal"), self._by, _FROM, _TO)
+        ends = np.maximum.reduceat(rows[_TO].to_numpy(), first)
+        ended = np.repeat(ends <= self._progress.before, np.diff(first, append=len(rows)))
+        late = np.zeros(len(alone), bool)
+        late[rows[_ROW].filter(pl.Series(ended)).drop_nulls().to_numpy()] = True
+        return late
 
-    def _close(self, due: list[bytes], upto: int | None) -> pa.Table:
-        """Hand out the sessions of these keys that end by now, and keep the others."""
-        groups, owners = time_index.owners(due, self._shapes.keys)
-        keys = frames.from_arrow(owners).with_columns(pl.Series(GROUP, groups.astype(np.int32))).select(self._by)
-        keys = keys.sort(self._by)
-        sessions, encoded = self._stored(keys)
-        over = pl.lit(True) if upto is None else pl.col(END) <= upto
-        self._store(keys, encoded, sessions.filter(~over), _first_ends(sessions, keys, self._by))
-        return self._closed(self._window, sessions.filter(over))
+    # -- into state
 
-    # -- state
+    def _store(self, fresh: pl.DataFrame) -> None:
+        """Merge sessions into those that are open; none of them closes."""
+        for _ in self._merged(fresh, None):
+            pass
 
-    def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, list[bytes]]:
-        """The open sessions of distinct keys, and the keys encoded."""
-        columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
-        encoded = encode_keys(columns, _groups(keys), VALUE_STATE)
-        rows, _ = rows_of(self._shapes.state, self._backend.multi_get(encoded))
-        return _opened(pl.concat([keys, rows], how="horizontal")), encoded
+    def _merged(self, fresh: pl.DataFrame, upto: int | None) -> Iterator[pl.DataFrame]:
+        """Merge sessions into those that are open; yields those that end by then, which are open no more."""
+        if not len(fresh) and upto is None:
+            return
+        table = self._open.table(len(fresh))
+        if table is not None:
+            yield from self._fold(table, fresh, upto).iter_slices(_FIRE_KEYS)
+            return
+        parts = list(key_aggregation.parts(fresh)) if len(fresh) else []
+        for part in parts:
+            keys = part.select(HASH, *self._by).filter(~repeats(part, self._by))
+            # What a later part hangs together with must not be gone by then.
+            yield self._fold(self._open.of(keys), part, upto if len(parts) == 1 else None)
+        if upto is not None:
+            for stored in self._open.due(None if upto == _LAST else upto, _FIRE_KEYS):
+                yield self._fold(stored, self._open.empty, upto)
 
-    def _store(self, keys: pl.DataFrame, encoded: list[bytes], sessions: pl.DataFrame, before: np.ndarray) -> None:
-        """Make `sessions` what is open of these keys, sorted. before: the first end of each, as the index has it; -1:
-        none."""
-        lists = sessions.sort([*self._by, START]).group_by(self._by, maintain_order=True)
-        rows = lists.agg(pl.struct([pl.col(field) for field in self._types]).alias(SESSIONS))
-        rows = keys.join(rows, on=self._by, how="left", maintain_order="left")
-        kept = rows[SESSIONS].is_not_null().to_numpy()
-        table = frames.arrow(rows.filter(kept).select(SESSIONS)).cast(self._shapes.state.arrow)
-        puts = list(
-            zip([encoded[row] for row in np.flatnonzero(kept)], encode_rows(self._shapes.state, table), strict=True)
-        )
-        now = _first_ends(sessions, keys, self._by)
-        moved, gone = (now != before) & (now != _NONE), (now != before) & (before != _NONE)
-        puts += [(entry, b"") for entry in self._entries(keys.filter(moved), now[moved])]
-        deletes = [encoded[row] for row in np.flatnonzero(~kept)]
-        self._backend.write(puts, deletes + self._entries(keys.filter(gone), before[gone]))
+    def _fold(self, stored: pl.DataFrame, fresh: pl.DataFrame, upto: int | None) -> pl.DataFrame:
+        """Merge sessions into those that are stored of their keys; returns those that end by then, which go.
 
-    def _entries(self, keys: pl.DataFrame, ends: np.ndarray) -> list[bytes]:
-        columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
-        return time_index.entries(ends, columns, _groups(keys))
+        Args:
+            stored: All open sessions of the keys of `fresh`, and of any others.
+        """
+        stored_too, touched = among(hashes(fresh), hashes(stored)), among(hashes(stored), hashes(fresh))
+        parts = [fresh.filter(~stored_too)]
+        if stored_too.any():
+            fields = [field for name, agg in self._aggregates for field in agg.fields(name)]
+            old = stored.filter(touched).with_columns([pl.col(field).cast(fresh.schema[field]) for field in fields])
+            parts.append(self._sessions.combined([old, fresh.filter(stored_too)]))
+        merged = pl.concat(parts)
+        values = key_aggregation.fitted(self._aggregates, merged, self._open.types, self._where)
+        rest = np.flatnonzero(~touched)
+        everything = pl.concat([stored, merged.select(HASH, *self._by, START, END).hstack(values)])
+        rows = np.concatenate([rest, np.arange(len(stored), len(everything))])
+        keys = hashes(everything)[rows]
+        order = np.argsort(keys, kind="stable")  # which merges what is in order already
+        rows, keys = rows[order], keys[order]
+        over = everything[END].to_numpy()[rows] <= (-_LAST if upto is None else upto)
+        changed = np.unique(np.concatenate([hashes(fresh), keys[over]]))
+        self._open.replace(stored, everything[rows[~over]], changed)
+        closed: pl.DataFrame = everything[rows[over]]
+        return closed
 
 
-_NONE = np.iinfo(np.int64).min
+class _Sessions(key_aggregation.Partials):
+    """The sessions that the rows of many batches make among themselves, sorted by key and start."""
+
+    def partials(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return self._reduced(rows, _FROM, _TO, key_aggregation.partials)
+
+    def combined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        if len(parts) == 1:
+            return parts[0]
+        return self._reduced(pl.concat(parts), START, END, key_aggregation.recombined)
+
+    def _reduced(self, rows: pl.DataFrame, start: str, end: str, reduce: Callable[..., pl.DataFrame]) -> pl.DataFrame:
+        rows, first = _spans(rows, self._by, start, end)
+        numbers = np.repeat(np.arange(len(first)), np.diff(first, append=len(rows)))
+        numbered = rows.with_columns(pl.Series(_SESSION, numbers).set_sorted())
+        fields = reduce(self._aggregates, numbered, [_SESSION], self._where).sort(_SESSION).drop(_SESSION)
+        bounds = [
+            pl.Series(START, rows[start].to_numpy()[first]),
+            pl.Series(END, np.maximum.reduceat(rows[end].to_numpy(), first)),
+        ]
+        return rows.select(HASH, *self._by)[first].hstack([*bounds, *fields.get_columns()])
+
+
+def _spans(rows: pl.DataFrame, key: Sequence[str], start: str, end: str) -> tuple[pl.DataFrame, np.ndarray]:
+    """Rows by key and start, and int64[m], where each session of them begins: rows that overlap are one session, and
+    those that hang together by others."""
+    rows = sorted_by_key(rows, key, start)
+    alike = repeats(rows, key)
+    starts, reached = rows[start].to_numpy(), rows[end].to_numpy()
+    if (alike[1:] & (reached[1:] < reached[:-1])).any():
+        reached = rows.select(pl.col(end).cum_max().over(pl.Series(np.cumsum(~alike)))).to_series().to_numpy()
+    begins = ~alike
+    begins[1:] |= starts[1:] >= reached[:-1]
+    return rows, np.flatnonzero(begins)
 
 
 def with_bounds(aggregates: tuple[tuple[str, Agg], ...]) -> tuple[tuple[str, Agg], ...]:
@@ -201,39 +249,10 @@ def with_bounds(aggregates: tuple[tuple[str, Agg], ...]) -> tuple[tuple[str, Agg
     return ((START, Agg("min", _FROM)), (END, Agg("max", _TO)), *aggregates)
 
 
-def _groups(keys: pl.DataFrame) -> np.ndarray:
-    return keys[GROUP].to_numpy().astype(np.uint16)
-
-
-def _numbered(sessions: pl.DataFrame, by: Sequence[str], start: str, end: str) -> pl.DataFrame:
-    """Sessions sorted by key and start, with a number that those share which overlap, or hang together by others."""
-    ordered = sessions.sort([*by, start]).with_columns(pl.struct(by).rle_id().alias(_SESSION))
-    reached = ordered.select(pl.col(end).cum_max().over(_SESSION).shift(1)).to_series()
-    begins = ordered[_SESSION].diff().fill_null(1).cast(pl.Boolean) | (ordered[start] >= reached).fill_null(True)
-    return ordered.with_columns(begins.cast(pl.UInt32).cum_sum().alias(_SESSION))
-
-
-def _opened(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row for each session of the lists."""
-    return rows.filter(pl.col(SESSIONS).is_not_null()).explode(SESSIONS).unnest(SESSIONS)
-
-
-def _first_ends(sessions: pl.DataFrame, keys: pl.DataFrame, by: Sequence[str]) -> np.ndarray:
-    """int64[n], the end of the first session of each key; `_NONE` without one."""
-    ends = sessions.group_by(by).agg(pl.col(END).min())
-    return keys.join(ends, on=list(by), how="left", maintain_order="left")[END].fill_null(_NONE).to_numpy()
-
-
 def open_sessions(keys: pa.Schema, state: StateSchema, backend: Backend, groups: range) -> Iterator[pl.DataFrame]:
     """The sessions that are still open in some key groups."""
     for table in scan_values(backend, state, keys, groups):
-        yield _opened(frames.from_arrow(table))
-
-
-def no_sessions(keys: pa.Schema, state: StateSchema) -> pl.DataFrame:
-    """The columns of sessions."""
-    columns = pa.schema([(field.name, field.type) for field in [*keys, *state.arrow]])
-    return _opened(frames.from_arrow(columns.empty_table()))
+        yield opened(frames.from_arrow(table))
 
 
 def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: pa.Schema) -> Shapes:

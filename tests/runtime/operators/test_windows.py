@@ -186,10 +186,11 @@ def test_a_window_may_drop_rows_without_key():
 def test_sessions_that_wait_for_the_barrier_are_bounded(monkeypatch, rows, size):
     folds, merged = [], sessions.SessionOperator._fold
 
-    def watched(operator: sessions.SessionOperator) -> None:
-        folds.append((sum(map(len, operator._fresh)), sum(part.estimated_size() for part in operator._fresh)))
-        merged(operator)
+    def watched(operator, stored: pl.DataFrame, fresh: pl.DataFrame, upto: int | None) -> pl.DataFrame:
+        folds.append((len(fresh), fresh.estimated_size()))
+        return merged(operator, stored, fresh, upto)
 
+    monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 1)
     monkeypatch.setattr(sessions, "_PARTIAL_ROWS", rows)
     monkeypatch.setattr(key_aggregation, "PARTIAL_BYTES", size)
     monkeypatch.setattr(sessions.SessionOperator, "_fold", watched)
