@@ -12,6 +12,10 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 # Dozens of Python processes start here; where this is set, each compiles all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Tests' files lie in memory where there is plenty: their databases would wait for a disk, which proves nothing there.
+MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
+  if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
+
 .PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-state bench-windows bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
@@ -30,7 +34,7 @@ demo-kafka: $(STAMP) ## Run the clickstream pipeline on a Kafka broker of its ow
 	@$(PY) -m infra.demo_kafka
 
 test: $(STAMP) ## Run the tests, of those that take long a sample (12 minutes on two cores)
-	@$(PY) -m pytest tests -m "not s3 and not long" -n 4 --pin-workers --dist loadfile --no-loadscope-reorder
+	@$(MEMORY) $(PY) -m pytest tests -m "not s3 and not long" -n 4 --pin-workers --dist loadfile --no-loadscope-reorder
 
 test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks (20 minutes)
 	@$(PY) -m pytest tests -m long -n 4 --dist loadfile --no-loadscope-reorder

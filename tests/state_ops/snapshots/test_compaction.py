@@ -339,7 +339,7 @@ def test_an_epoch_that_clips_merges_nothing_although_merges_are_due(subtask, mon
     monkeypatch.undo()
     low, high = (10).to_bytes(2, "big"), (41).to_bytes(2, "big")
     clipped = subtask.changed(lambda backend: backend.keep_only(low, high))
-    assert uploaded(clipped) < bytes_of(clipped) / 20
+    assert uploaded(clipped) < bytes_of(clipped) / 10
     left = {key: value for key, value in state.items() if low <= key < high}
     assert subtask.scan() == sorted(left.items())
     key = min(left)
