@@ -136,6 +136,8 @@ def _mounts(root: Path, shared: Path, java: Path) -> Iterator[str]:
             yield f"mkdir {place} && mount --rbind {entry} {place}"
     if PROJECT.parts[1] in _PROGRAMS:
         yield f"mount -t tmpfs none {root}{PROJECT.parent}"
+    if shared.resolve().is_relative_to("/dev/shm"):
+        yield f"mount -t tmpfs none {root}/dev/shm"
     yield f"mkdir -p {root}/tmp/spark"
     for source, target in (
         (sys.prefix, "/weir-python"),

@@ -30,7 +30,7 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
 from state_ops.storage.transfers import together
 
-_ANY = pa.table({"any": [None]})  # a row, for a condition that names no column
+_ANY = pa.table([pa.nulls(1)], ["any"])  # a row, for a condition that names no column
 
 
 @dataclass(frozen=True, slots=True)
