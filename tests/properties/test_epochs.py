@@ -24,6 +24,7 @@ from pipelines import testing
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from tests.tools.reading import state_at, table_at
+from tests.tools.sampling import rounds
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 LATENESS = timedelta(minutes=20)
@@ -191,9 +192,10 @@ def check_tables(frames: dict[str, pl.DataFrame], replay: Replay, place: str) ->
 # -- on the keyed tasks
 
 
+@rounds(3)
 @given(SIZES, SEEDS, st.integers(1, 5), st.sampled_from([1, 2, 5, 1000]), st.booleans())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-def test_every_checkpoint_is_a_replay_of_its_slices(sizes, seed, parallelism, batch_rows, drained_twice):
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+def test_every_checkpoint_is_a_replay_of_its_slices(round_, sizes, seed, parallelism, batch_rows, drained_twice):
     cut = readings(sizes, seed)
     running = testing.run_pipeline(pipeline, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     replay = Replay()

@@ -27,6 +27,7 @@ from state_ops.keyed.ttl import Forgotten, Ttl
 from state_ops.schema.descriptors import collections_of
 from state_ops.schema.key_groups import key_groups
 from state_ops.schema.state_schema import TOUCHED, StateSchema
+from tests.tools.sampling import rounds
 
 GROUPS, LIFE = 4, 10
 KEYS = pa.schema([("k", pa.string())])
@@ -275,9 +276,10 @@ ALWAYS_ONE = LIVES.map(lambda life: [life] * 6)
 EACH_ANOTHER = st.lists(st.sampled_from([None, Ttl(LIFE), Ttl(2), Ttl(2 * LIFE, on_read=True)]), min_size=6, max_size=6)
 
 
+@rounds(3)
 @given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40), st.sampled_from([0, list_state._MANY]))
-@settings(max_examples=120)
-def test_any_sequence_gives_what_lists_and_dicts_give(epochs, lives, most, many):
+@settings(max_examples=40)
+def test_any_sequence_gives_what_lists_and_dicts_give(round_, epochs, lives, most, many):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(list_state, "_MANY", many)
         _compared(MemoryBackend(), epochs, lives, most)

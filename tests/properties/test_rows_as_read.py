@@ -18,6 +18,7 @@ from state_ops.errors import StageError
 from state_ops.schema.python_rows import RowReader, as_stored, columns, tuples
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import Field
+from tests.tools.sampling import rounds
 
 ZONES = [None, UTC, ZoneInfo("UTC"), ZoneInfo("Europe/Berlin"), timezone(timedelta(hours=5, minutes=30))]
 
@@ -173,9 +174,10 @@ def both(type: pa.DataType, value: Any, nullable: bool) -> tuple[str, str]:
     return shown(lambda: reader.read((value,), lambda: "it")), by_arrow
 
 
-@settings(max_examples=400)
+@rounds(4)
+@settings(max_examples=100)
 @given(st.data(), TYPES, st.booleans())
-def test_a_value_is_read_as_arrow_reads_it(data: st.DataObject, type: pa.DataType, nullable: bool) -> None:
+def test_a_value_is_read_as_arrow_reads_it(round_: int, data: st.DataObject, type: pa.DataType, nullable: bool) -> None:
     value = data.draw(of_type(type))
     in_python, by_arrow = both(type, value, nullable)
     assert in_python == by_arrow

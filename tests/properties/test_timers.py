@@ -15,6 +15,7 @@ from state_ops.keyed.keyed_state import scan_values
 from state_ops.keyed.timers import scan_timers
 from state_ops.schema.descriptors import EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY
 from tests.runtime.driven import Driven
+from tests.tools.sampling import rounds
 
 ROWS = pa.schema([("k", pa.int64()), ("do", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 
@@ -130,10 +131,11 @@ EPOCHS = st.lists(
 )
 
 
+@rounds(3)
 @given(EPOCHS, st.integers(1, 3), st.sampled_from([1, 3, 1 << 20]))
 @example([([(1, "set", 3), (1, "set", 9), (1, "set", 5)], 15, 0, False)], 1, 2)
-@settings(max_examples=60)
-def test_timers_fire_once_and_in_order(epochs, parallelism, piece):
+@settings(max_examples=20)
+def test_timers_fire_once_and_in_order(round_, epochs, parallelism, piece):
     old, function._FIRE_ROWS = function._FIRE_ROWS, piece
     try:
         _compared(epochs, parallelism)

@@ -22,6 +22,11 @@ def sampled(cases: Iterable[Any], keep: int | Callable[[Any], bool] = 1) -> list
     return [case if stays(at, case) else _long(case) for at, case in enumerate(cases)]
 
 
+def rounds(number: int) -> pytest.MarkDecorator:
+    """Rounds of a property test, with other examples each: `make test` plays one, `make test-long` the others."""
+    return pytest.mark.parametrize("round_", sampled(range(number)))
+
+
 def _long(case: Any) -> Any:
     if isinstance(case, type(pytest.param())):
         return case._replace(marks=[*case.marks, pytest.mark.long])
