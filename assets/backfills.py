@@ -183,10 +183,10 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_promote", out=dg.Out(dg.Nothing))
     def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
         try:
-            plan = backfills.plan(pipeline, settings, config.branch)
+            plan = promotion.with_rows(backfills.plan(pipeline, settings, config.branch), pipeline, settings)
             context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
             for table in plan.tables:
-                context.log.info(f"table {table.table}: {table.rows_removed} rows go, {table.rows_added} come")
+                context.log.info(f"table {table.table}: {table.in_words}")
             for obstacle in plan.obstacles:
                 context.log.warning(f"obstacle: {obstacle}")
             if config.dry_run:

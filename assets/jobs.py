@@ -33,6 +33,7 @@ from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.stopping import ask_to_stop, end
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
+from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, DamageError, WeirError
 
 
@@ -283,9 +284,10 @@ def _rewound(
     gone = ", ".join(map(str, plan.abandoned))
     yield f"from checkpoint {plan.head.id} back to {plan.to.id}; abandoned: {gone}"
     for source in plan.sources:
-        yield f"source {source.source}: {len(source.again)} files are read again"
+        files = len(source.again)
+        yield f"source {source.source}: {counted(files, 'file')} {agrees(files, 'is', 'are')} read again"
     for table in plan.tables:
-        yield f"table {table.table}: {table.rows} rows go"
+        yield f"table {table.table}: {table.in_words}"
     for obstacle in plan.obstacles:
         yield f"obstacle: {obstacle}"
     if config.dry_run:

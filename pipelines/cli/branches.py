@@ -235,7 +235,7 @@ def promote(
     branch's code. `weir rewind` to the checkpoint before takes it back.
     """
     definition, settings = find(pipeline)
-    plan = backfills.plan(definition, settings, branch)
+    plan = promotion.with_rows(backfills.plan(definition, settings, branch), definition, settings)
     accepted = plan.obstacles if force else ()
     if not proceeds(
         lambda: _show_plan(pipeline, plan),
@@ -267,12 +267,9 @@ def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
         ("source", name, f"{counted(count, 'file')} to be read by the branch first" if count else "caught up")
         for name, count in plan.behind.items()
     ]
-    tables = [
-        ("table", table.table, f"{table.rows_removed:,} rows go, {table.rows_added:,} rows of the branch come")
-        for table in plan.tables
-    ]
+    tables = [("table", table.table, table.in_words) for table in plan.tables]
     sinks = [
-        ("sink", sink.name, f"rows since the fork go, {sink.brings.rows_added:,} rows of the branch come")
+        ("sink", sink.name, f"rows since the fork go, {sink.brings.comes_in_words}")
         for sink in plan.elsewhere
         if sink.brings is not None
     ]

@@ -163,7 +163,7 @@ def _show_rewind(plan: RewindPlan) -> None:
             table.table,
             (
                 f"version {table.version}, then {'empty' if table.then is None else f'as of version {table.then}'}: "
-                f"{table.rows:,} rows go"
+                f"{table.in_words}"
             ),
         )
         for table in plan.tables

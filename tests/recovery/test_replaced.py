@@ -12,8 +12,10 @@ from deltalake import DeltaTable, write_deltalake
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
 from pipelines.runtime.operations import branch_diff, forks, promotion
 from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.sinks import replace_partitions
+from pipelines.runtime.sinks.restore_version import RowsBack
 from state_ops.errors import WeirError
 from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
@@ -115,6 +117,13 @@ def test_a_rewind_and_a_zombie(bank):
     rows = {row.id: row for row in bank.registry.checkpoints()}
     with maintenance.owning(pipeline, bank.site.settings, epochs=False) as owner:
         zombie = owner.context
+    path = str(bank.site.storage / "tables" / "parts")
+    (parts,) = rewind.plan(pipeline, bank.site.settings, 2).tables
+    now, then = (pl.from_arrow(DeltaTable(path, version).to_pyarrow_table()) for version in (None, parts.then))
+    gone, come = (
+        len(one.join(other, on=one.columns, how="anti", nulls_equal=True)) for one, other in ((now, then), (then, now))
+    )
+    assert parts.becomes == RowsBack(0, gone, come) and gone > 20
     maintenance.rewind(pipeline, bank.site.settings, 2)
     assert amounts(bank) == expected(1, 2)
     with pytest.raises(WeirError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -15,8 +16,10 @@ from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.sinks import upsert
+from pipelines.runtime.sinks.restore_version import RowsBack
 from state_ops.errors import InputError, PipelineError, WeirError
 from tests.recovery import small
+from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
 
@@ -38,7 +41,7 @@ pipeline = Pipeline("small", (keyed,), max_parallelism=8)
 @pytest.fixture
 def bank(tmp_path) -> Bank:
     plain = Bank.at(tmp_path, **RETAINED)
-    return Bank(replace(plain.site, pipeline=pipeline))
+    return Bank(replace(plain.site, pipeline=pipeline, module=__name__))
 
 
 def table(bank: Bank, name: str = "totals") -> dict[str, int]:
@@ -103,12 +106,28 @@ def test_a_crash_in_the_middle_of_a_publish_leaves_nothing(bank, monkeypatch):
     assert len(stored - named) <= 1, "what the try that was cut off wrote is gone; what 4 has replaced is there"
 
 
-def test_a_rewind_takes_the_table_back_and_a_zombie_changes_nothing(bank):
+def difference(now: dict[str, int], then: dict[str, int]) -> RowsBack:
+    """What becomes of the rows that are there now, if those of then are to be there again."""
+    changed = [key for key in now if key in then and now[key] != then[key]]
+    return RowsBack(len(changed), len(now.keys() - then.keys()), len(then.keys() - now.keys()))
+
+
+def test_a_rewind_takes_the_table_back_and_a_zombie_changes_nothing(bank, weir):
     bank.epochs(1, 2, 3, 4)
     rows = {row.id: row for row in bank.registry.checkpoints()}
     with maintenance.owning(pipeline, bank.site.settings, epochs=False) as owner:
         zombie = owner.context
-    assert rewind.plan(pipeline, bank.site.settings, 2).obstacles == ()
+    for to in (3, 2):
+        decided = rewind.plan(pipeline, bank.site.settings, to)
+        assert decided.obstacles == ()
+        assert decided.tables[0].becomes == difference(expected(1, 2, 3, 4), expected(*range(1, to + 1)))
+    shown = weir(bank.site, "rewind", "small", "--to", "2", "--dry-run").out
+    active = Path(DeltaTable(str(bank.site.storage / "tables/totals")).file_uris()[0].removeprefix("file://"))
+    aside = active.rename(active.with_suffix(".aside"))
+    (lost,) = rewind.plan(pipeline, bank.site.settings, 2).tables
+    assert lost.becomes is None and lost.in_words.endswith("come back"), "who has lost a file is told what the log says"
+    aside.rename(active)
+    assert "as of version 2: 8 rows change back, 4 rows go" in " ".join(shown.split())
     maintenance.rewind(pipeline, bank.site.settings, 2)
     assert table(bank) == expected(1, 2)
     with pytest.raises(WeirError):
@@ -139,8 +158,9 @@ def test_a_promotion_makes_the_branchs_changes(bank, at):
     bank.epochs(1, 2, 3, 4)
     settings = bank.site.settings
     forks.fork(pipeline, settings, "fix", at)
-    decided = promotion.plan(pipeline, settings, "fix")
-    assert decided.obstacles == ()
+    decided = promotion.with_rows(promotion.plan(pipeline, settings, "fix"), pipeline, settings)
+    assert decided.obstacles == () and decided.tables[0].back is not None
+    assert decided.tables[0].back.becomes == difference(expected(1, 2, 3, 4), expected(*range(1, at + 1)))
     promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor())
     assert table(bank) == expected(1, 2, 3, 4)
     bank.epochs(5)

@@ -40,6 +40,7 @@ from pipelines.runtime.ownership.ownership import Ownership, claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.restore import rows_back
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.rewind import given, has_table, hindrances, marker_moves
 from pipelines.runtime.run import run as runtime
@@ -66,6 +67,7 @@ from state_ops.checkpoints.registry import BRANCH, Pin
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.coordination import gate_hold, lease, requests, suspension
 from state_ops.coordination.requests import STOP, Request
+from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import BusyError, DamageError, WeirError
@@ -100,6 +102,19 @@ class TablePromotion:
         if self.ranged is not None:
             return self.ranged[0]
         return self.back.rows if self.back is not None else 0
+
+    @property
+    def in_words(self) -> str:
+        """What becomes of its rows, for people."""
+        goes = f"{counted(self.rows_removed, 'row')} {agrees(self.rows_removed, 'goes', 'go')}"
+        if self.ranged is None and self.back is not None:
+            goes = self.back.in_words
+        return f"{goes}, {self.comes_in_words}"
+
+    @property
+    def comes_in_words(self) -> str:
+        """Which rows of the branch come, for people."""
+        return f"{counted(self.rows_added, 'row')} of the branch {agrees(self.rows_added, 'comes', 'come')}"
 
     @property
     def rows_added(self) -> int:
@@ -203,6 +218,7 @@ class PromotionPlan:
             "tables": {
                 table.table: {
                     "rows_removed": table.rows_removed,
+                    **(table.back.facts if table.back is not None else {}),
                     "rows_added": table.rows_added,
                     "files_added": len(table.comes),
                     "unknown_commits": [list(entry) for entry in table.back.unknown] if table.back else [],
@@ -270,6 +286,18 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     return PromotionPlan(
         name, head, base, tip, waiting, tables, tuple(obstacles), only, taken_back, elsewhere=tuple(elsewhere)
     )
+
+
+def with_rows(decided: PromotionPlan, pipeline: Pipeline, settings: Settings) -> PromotionPlan:
+    """The plan with what becomes of tables' rows, for who is shown it."""
+    storage, _ = open_storage(pipeline, settings)
+
+    def looked_at(back: TableRewind | None) -> TableRewind | None:
+        return back and rows_back.looked_at(pipeline, storage, back, settings.work_dir)
+
+    if decided.only is not None:  # it says that already
+        return decided
+    return replace(decided, tables=tuple(replace(table, back=looked_at(table.back)) for table in decided.tables))
 
 
 def _elsewhere(

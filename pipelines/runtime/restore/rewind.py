@@ -25,6 +25,7 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.derived_checkpoint import begin, commit, publish, unchanged
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.restore import rows_back
 from pipelines.runtime.sinks import restore_version
 from pipelines.runtime.sinks.opening import kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
@@ -126,6 +127,7 @@ class RewindPlan:
                     "version": table.version,
                     "as_of_version": table.then,
                     "rows_removed": table.rows,
+                    **table.facts,
                     "files_removed": len(table.goes),
                     "files_restored": len(table.comes),
                     "unknown_commits": [list(entry) for entry in table.unknown],
@@ -142,13 +144,15 @@ class RewindPlan:
 
 
 def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
-    """What a rewind to checkpoint `to` would do, by reading alone. Raises WeirError when there is no such
-    checkpoint."""
+    """What a rewind to checkpoint `to` would do, by reading alone, with what becomes of tables' rows. Raises WeirError
+    when there is no such checkpoint."""
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
     target = whole(pipeline, registry, to)
     assert head is not None, "there is a checkpoint, so there is a newest one"
-    return planned(pipeline, settings, storage, registry, head, target)
+    decided = planned(pipeline, settings, storage, registry, head, target)
+    tables = [rows_back.looked_at(pipeline, storage, table, settings.work_dir) for table in decided.tables]
+    return replace(decided, tables=tuple(tables))
 
 
 def planned(

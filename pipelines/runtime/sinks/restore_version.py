@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from pipelines.runtime.sinks.table_commit import (
 )
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
+from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import DamageError, plainly
@@ -77,6 +78,29 @@ class Promoted:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsBack:
+    """What becomes of a table's rows that is taken back.
+
+    Attributes:
+        changed: Rows whose keys stay and that are again what they were; 0: a table without keys does not tell.
+        gone: Rows that are there no more.
+        come: Rows that are there again.
+    """
+
+    changed: int
+    gone: int
+    come: int
+
+    def __str__(self) -> str:
+        ways = [
+            (self.changed, agrees(self.changed, "changes back", "change back")),
+            (self.gone, agrees(self.gone, "goes", "go")),
+            (self.come, agrees(self.come, "comes back", "come back")),
+        ]
+        return ", ".join(f"{counted(number, 'row')} {verb}" for number, verb in ways if number) or "no row changes"
+
+
+@dataclass(frozen=True, slots=True)
 class TableRewind:
     """What a rewind does to one table.
 
@@ -87,6 +111,7 @@ class TableRewind:
         unknown: Commits of others that lie between, as version and operation.
         vacuumed: Files that would have to come back, and are not there.
         promoted: What was promoted into it in between and would be taken back, oldest first.
+        becomes: What that does to its rows; None: nobody has looked, or there are too many.
     """
 
     table: str
@@ -97,11 +122,27 @@ class TableRewind:
     unknown: tuple[tuple[int, str], ...]
     vacuumed: tuple[str, ...]
     promoted: tuple[Promoted, ...] = ()
+    becomes: RowsBack | None = None
 
     @property
     def rows(self) -> int:
         """How many rows there are fewer afterwards."""
         return sum(file.rows for file in self.goes) - sum(file.rows for file in self.comes)
+
+    @property
+    def in_words(self) -> str:
+        """What becomes of its rows, for people."""
+        if self.becomes is not None:
+            return str(self.becomes)
+        gone, come = (counted(sum(file.rows for file in files), "row") for files in (self.goes, self.comes))
+        return f"files with {gone} go, older ones with {come} come back"
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The same for programs; empty where nobody has looked."""
+        if self.becomes is None:
+            return {}
+        return {f"rows_{name}": number for name, number in asdict(self.becomes).items()}
 
 
 def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
