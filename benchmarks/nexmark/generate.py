@@ -33,6 +33,7 @@ SIDE_INPUT_KEYS = 10_000
 
 _TIME = pa.timestamp("us", tz="UTC")
 _START_MS = 1_767_225_480_000  # 2025-12-31 23:58 UTC: a day ends soon, also for a few events
+_GRAIN_MS = 3  # no two times are ten seconds apart, which some engines take for one session and others for two
 _BLOCK = 50_000
 _PERSONS, _AUCTIONS, _BIDS = 1, 3, 46
 _ALL = _PERSONS + _AUCTIONS + _BIDS
@@ -116,7 +117,7 @@ def _block(options: Options, channels: pa.Array, block: int) -> Iterator[tuple[s
     seq = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
     due = _due_ms(seq, options)
     late = (rng.random(len(seq)) < _DELAYED) * rng.random(len(seq)) * options.out_of_order
-    at = due - (late * 1_000).astype(np.int64)
+    at = (due - (late * 1_000).astype(np.int64)) // _GRAIN_MS * _GRAIN_MS
     place = seq % _ALL
     person, auction = place < _PERSONS, (place >= _PERSONS) & (place < _PERSONS + _AUCTIONS)
     bid = ~person & ~auction

@@ -15,12 +15,11 @@ import argparse
 import importlib
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.harness import cpu_seconds
+from benchmarks.nexmark.clock import Clock, Took
 from benchmarks.nexmark.content import hand_out
 from benchmarks.nexmark.truth import QUERIES, names
 from configs.settings import Settings
@@ -47,21 +46,19 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What running a query took.
+    """How a query has run.
 
     Attributes:
         rows: Of its final content.
         epochs: Of this run.
         late: Rows that came too late for a window that had closed. The content lacks them.
-        seconds: Wall time until all is published, without the writing of the content.
-        cpu: Processor seconds of all processes in that time.
+        took: Until all was published, without the writing of the content.
     """
 
     rows: int
     epochs: int
     late: int
-    seconds: float
-    cpu: float
+    took: Took
 
 
 def available() -> list[str]:
@@ -84,15 +81,15 @@ def run_query(
     """
     module = importlib.import_module(f"{_PACKAGE}.{query}")
     settings = _settings(module, source, work, options)
-    began, used = time.perf_counter(), cpu_seconds()
-    epochs = late = 0
+    clock, epochs, late = Clock(), 0, 0
     for report in run(module.pipeline, settings, RunOptions(until_caught_up=True, drain=True), executor):
+        clock.epoch()
         epochs += 1
         late += sum(operator.rows_late for operator in report.checkpoint.operators.values())
-    seconds, cpu = time.perf_counter() - began, cpu_seconds() - used
+    took = clock.took()
     table = work / "storage" / query / "tables" / query
     rows = hand_out(query, table, out / f"{query}.parquet", getattr(module, "columns", {}))
-    return Measured(rows, epochs, late, seconds, cpu)
+    return Measured(rows, epochs, late, took)
 
 
 def _settings(module: ModuleType, source: Path, work: Path, options: Options) -> Settings:
@@ -141,8 +138,8 @@ def main() -> None:
 def _line(query: str, measured: Measured) -> str:
     late = f", {measured.late} ROWS CAME TOO LATE AND ARE NOT IN IT" if measured.late else ""
     return (
-        f"{query}: {measured.rows} rows in {measured.epochs} epochs, {measured.seconds:.1f} s,"
-        f" {measured.cpu:.1f} s of processors{late}"
+        f"{query}: {measured.rows} rows in {measured.epochs} epochs, {measured.took.seconds:.1f} s,"
+        f" {measured.took.cpu:.1f} s of processors{late}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import random
@@ -29,6 +30,14 @@ def needs_spark(query: str) -> bool:
 
 ON_SPARK = [query for query in available() if needs_spark(query)]
 IN_PROCESS = [query for query in available() if not needs_spark(query)]
+
+
+@pytest.mark.parametrize("query", available())
+def test_a_query_is_short_and_imports_what_authors_import(query):
+    text = (PROJECT / "benchmarks" / "nexmark" / "queries" / f"{query}.py").read_text()
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [getattr(node, "module", None) for node in imports] == ["pipelines.api"]
+    assert len(text.splitlines()) <= 40
 
 
 class House:
