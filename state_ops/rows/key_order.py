@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from state_ops.arrow.columns import fixed_values, is_variable, items, variable_values
+from state_ops.backends.base import SortedRun
 from state_ops.schema.key_codec import encode_keys
 
 
@@ -38,6 +40,21 @@ def ascending(columns: Sequence[pa.Array], groups: np.ndarray, state_id: int) ->
         exactly = sorted(range(len(keys)), key=keys.__getitem__)
         order, keys = order[exactly], [keys[index] for index in exactly]
     return order, keys
+
+
+def merged(first: SortedRun, second: SortedRun) -> SortedRun:
+    """Two runs that have no key in common as one. It is fast where long parts of one lie between keys of the other."""
+    if not len(second):
+        return first
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    at, other = 0, 0
+    while at < len(first) or other < len(second):
+        end = bisect_left(first.ascending, second.ascending[other], at) if other < len(second) else len(first)
+        keys += first.ascending[at:end]
+        values += first.values[at:end]
+        at, other, first, second = other, end, second, first
+    return SortedRun(keys, values)
 
 
 def _words(array: pa.Array) -> list[np.ndarray]:

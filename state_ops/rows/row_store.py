@@ -31,7 +31,7 @@ from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
 
-_PRESENT = "__weir_present"
+PRESENT = "__weir_present"
 _PENDING_BYTES = 32 << 20
 _WRITE_BYTES, _GET_KEYS = 16 << 20, 50_000  # at a time: as entries, rows take several times as much
 
@@ -87,7 +87,7 @@ class Rows:
         self._resident: HashedTable | None = None
         self._begun = False
         self._pending: HashedTable | None = HashedTable.empty(
-            self._empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
+            self._empty.with_columns(pl.lit(True).alias(PRESENT)), self._names
         )
         self._asked: _Asked | None = None
         self._touched = 0
@@ -103,10 +103,10 @@ class Rows:
         except CollisionError:
             self._go_without_tables()
             stored, here = self._stored(asked.typed)
-            whole, at = stored.with_columns(pl.Series(_PRESENT, here)), np.arange(len(stored))
+            whole, at = stored.with_columns(pl.Series(PRESENT, here)), np.arange(len(stored))
         back = np.empty(len(at), np.int64)
         back[asked.order] = at
-        return whole.select(self._fields)[back], whole[_PRESENT].to_numpy()[back]
+        return whole.select(self._fields)[back], whole[PRESENT].to_numpy()[back]
 
     def put(self, keys: pl.DataFrame, rows: pl.DataFrame, present: np.ndarray) -> None:
         """Set the rows of these keys; where `present` is false, forget them."""
@@ -117,7 +117,7 @@ class Rows:
             self._write(pl.concat([self._typed(keys), rows.select(self._fields)], how="horizontal"), present, _pairs)
             return
         asked = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)
-        fields = rows.select(*self._fields, pl.lit(pl.Series(_PRESENT, present)))[asked.order]
+        fields = rows.select(*self._fields, pl.lit(pl.Series(PRESENT, present)))[asked.order]
         try:
             newer = HashedTable.sorted(asked.hashes, pl.concat([asked.typed, fields], how="horizontal"), self._names)
             self._pending = self._pending.merged(newer)
@@ -136,11 +136,11 @@ class Rows:
         if self._pending is None or not len(self._pending):
             return
         pending, self._pending = self._pending, HashedTable.empty(self._pending.rows, self._names)
-        present = pending.rows[_PRESENT].to_numpy()
+        present = pending.rows[PRESENT].to_numpy()
         self._write(pending.rows, present, puts)
         self._touched += len(pending)
         if self._resident is not None and self._residence is not None:
-            newer = HashedTable(pending.hashes, pending.rows.drop(_PRESENT), self._names)
+            newer = HashedTable(pending.hashes, pending.rows.drop(PRESENT), self._names)
             places = self._asked.places(pending.hashes, self._resident) if self._asked is not None else None
             try:
                 self._resident = self._resident.merged(newer, present, places)
@@ -187,7 +187,7 @@ class Rows:
                 places = table.find(hashes, keys)
                 asked.table, asked.at = table, places
             hit = places >= 0
-            here = pl.col(_PRESENT) if table is self._pending else pl.lit(True).alias(_PRESENT)
+            here = pl.col(PRESENT) if table is self._pending else pl.lit(True).alias(PRESENT)
             part = table.rows.select(*self._fields, here)[places[hit]]
             parts.append(part)
             at[missing[hit]] = size + np.arange(len(part))
@@ -198,12 +198,12 @@ class Rows:
                 return self._lookup(asked)
         if len(missing) and self._resident is None:
             stored, present = self._stored(keys[missing])
-            parts.append(stored.with_columns(pl.Series(_PRESENT, present)))
+            parts.append(stored.with_columns(pl.Series(PRESENT, present)))
             at[missing] = size + np.arange(len(missing))
             size += len(missing)
-        whole = pl.concat([*parts, self._default.with_columns(pl.lit(False).alias(_PRESENT))])
+        whole = pl.concat([*parts, self._default.with_columns(pl.lit(False).alias(PRESENT))])
         at[at < 0] = size
-        at[~whole[_PRESENT].to_numpy()[at]] = size  # what was deleted in this epoch has the defaults too
+        at[~whole[PRESENT].to_numpy()[at]] = size  # what was deleted in this epoch has the defaults too
         return whole, at
 
     def _worth_a_scan(self, asked: int) -> bool:
@@ -254,8 +254,20 @@ class Rows:
         """puts: of ascending keys and their values, what the backend is given."""
         order, keys = key_order.ascending(self._arrays(rows), _groups(rows), self._state_id)
         parts = self._entries(rows, present, order, keys)
-        for written, values, gone in [_joined(parts)] if puts is SortedRun else parts:
+        beside, stale = self._beside(rows.filter(present))
+        if puts is SortedRun:
+            written, values, gone = _joined(parts)
+            gone = sorted(gone + stale) if stale else gone
+            self._backend.write(key_order.merged(SortedRun(written, values), beside), gone)
+            return
+        for written, values, gone in parts:
             self._backend.write(puts(written, values), gone)
+        if len(beside) or stale:
+            self._backend.write(beside, stale)
+
+    def _beside(self, rows: pl.DataFrame) -> tuple[SortedRun, list[bytes]]:  # noqa: ARG002
+        """What else is written with rows: puts, and deletes in their order."""
+        return SortedRun([], []), []
 
     def _entries(
         self, rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes]
@@ -279,7 +291,7 @@ class Rows:
         """Two keys have one hash: from here on everything goes to the backend at once."""
         pending, self._pending, self._resident = self._pending, None, None
         if pending is not None and len(pending):
-            self._write(pending.rows, pending.rows[_PRESENT].to_numpy(), _pairs)
+            self._write(pending.rows, pending.rows[PRESENT].to_numpy(), _pairs)
 
     def _typed(self, keys: pl.DataFrame) -> pl.DataFrame:
         return keys.select([pl.col(name).cast(kind) for name, kind in self._types.items()])

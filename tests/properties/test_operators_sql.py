@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from pipelines import testing
 from pipelines.api import agg, aggregate, deduplicate, delta, files, window
 from pipelines.runtime.operators import aggregation, deduplication, sessions, windows
-from state_ops.rows import key_aggregation
+from state_ops.rows import key_aggregation, row_store
+from state_ops.rows.resident_table import Residence
 from tests.properties.events import CUTS, SCHEMA, aggregates, database, events, watermarks
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
@@ -52,6 +53,9 @@ def cramped(few: bool) -> ExitStack:
         stack.enter_context(mock.patch.object(windows, "_FIRE_ROWS", 2))
         stack.enter_context(mock.patch.object(sessions, "_FIRE_KEYS", 2))
         stack.enter_context(mock.patch.object(deduplication, "_SWEPT", 128))
+        stack.enter_context(mock.patch.object(row_store, "_PENDING_BYTES", 1))
+        stack.enter_context(mock.patch.object(Residence, "load", lambda *_: None))
+        stack.enter_context(mock.patch.object(row_store.Rows, "_worth_a_scan", lambda *_: False))
     return stack
 
 

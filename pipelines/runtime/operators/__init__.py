@@ -136,7 +136,7 @@ def build(
     if stage.aggregation is not None:
         return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint, residence)
     if stage.deduplication is not None:
-        return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
+        return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups, residence)
     return FunctionOperator(
         stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence, forgotten=forgotten
     )

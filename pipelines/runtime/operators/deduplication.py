@@ -1,8 +1,9 @@
 """Deduplication: the first row of each key, handed out as it comes.
 
 State has one value row per key: when it was first seen, and when it is forgotten. With a time to live, an index of keys
-by that moment says what is over, so that a barrier reads what it forgets and nothing else. It forgets a bounded number
-an epoch; what is over but not yet swept away is never consulted, so the bound changes no result.
+by that moment says what is over, so that a barrier reads what it forgets and nothing else (`expiring_rows`). Where the
+index is read, an epoch forgets a bounded number; what is over but not yet swept away is never consulted, so the bound
+changes no result.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.rows import time_index
-from state_ops.rows.row_store import rows_of
-from state_ops.schema.key_codec import encode_keys
-from state_ops.schema.row_codec import encode_rows
+from state_ops.rows.expiring_rows import ExpiringRows
+from state_ops.rows.resident_table import Residence
 from state_ops.schema.state_schema import StateSchema
 
 SEEN, EXPIRES = "first_seen", "expires"
@@ -55,12 +55,15 @@ class DeduplicationOperator(EventTimeOperator):
         epoch: Epoch,
         progress: Progress,
         groups: range,
+        residence: Residence,
     ) -> None:
         super().__init__("deduplicate", stage, shapes, backend, progress, groups)
         self._rule, self._now = deduplication, to_micros(epoch.now)
         # Before: what this epoch takes for expired. After: what the next one will, so that it may be swept away.
         by_event = deduplication.on is not None
         self._before, self._after = (progress.before, progress.now) if by_event else (self._now, self._now)
+        self._rows = ExpiringRows(backend, shapes.state, shapes.keys, VALUE_STATE, residence, EXPIRES)
+        self._added = 0
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         times = self._times(rows)
@@ -71,32 +74,29 @@ class DeduplicationOperator(EventTimeOperator):
             rows, times = rows.filter(pa.array(~late)), times[~late]
         if not rows.num_rows:
             return
-        first = frames.from_arrow(rows.select(self._stage.key)).select(pl.struct(pl.all()).is_first_distinct())
-        kept = np.flatnonzero(first.to_series().to_numpy())
-        groups = rows.column(GROUP).to_numpy().astype(np.uint16)[kept]
-        keys = rows.select(self._stage.key).take(kept).cast(self._shapes.keys)
-        encoded = encode_keys(keys.columns, groups, VALUE_STATE)
-        old, seen = rows_of(self._shapes.state, self._backend.multi_get(encoded))
-        expires = old[EXPIRES].dt.epoch("us").fill_null(_NEVER).to_numpy()
-        expired = seen & (expires <= (_ALWAYS if self._before is None else self._before))
+        keys = frames.from_arrow(rows.select([GROUP, *self._stage.key]))
+        firsts = np.flatnonzero(keys.select(pl.struct(self._stage.key).is_first_distinct()).to_series().to_numpy())
+        keys, times = keys[firsts], times[firsts]
+        old, seen = self._rows.get(keys)
+        over = pl.lit(False) if self._before is None else pl.col(EXPIRES).dt.epoch("us") <= self._before
+        expired = old.with_columns(over.fill_null(False).alias(EXPIRES))[EXPIRES].to_numpy()
         new = np.flatnonzero(~seen | expired)
         if not len(new):
             return
-        self._remember(keys, groups, encoded, times[kept], new, expires, expired)
-        yield MAIN, self._shaped(rows.take(kept[new]), MAIN)
+        before = pl.concat([keys, old], how="horizontal").filter(seen & expired)
+        self._added += len(new)
+        self._rows.replace(keys[new], self._remembered(times[new]), before)
+        yield MAIN, self._shaped(rows.take(firsts[new]), MAIN)
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        return iter(())  # nothing is swept: the epoch's other rows look at what is over afterwards
+        self._rows.barrier()  # nothing is swept: the epoch's other rows look at what is over afterwards
+        return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._after is not None:  # also without a time to live now: keys of before have an end
-            each = max(1, _SWEPT // len(self._groups))  # of each group, so that none waits for the others
-            due = [
-                entry for group in self._groups for entry in time_index.first(self._backend, group, self._after, each)
-            ]
-            if due:
-                groups, keys = time_index.owners(due, self._shapes.keys)
-                self._backend.write([], due + encode_keys(keys.columns, groups, VALUE_STATE))
+            number = max(_SWEPT, 2 * self._added)  # more than come, else state would grow as long as rows do
+            self._rows.forget(self._after, max(1, number // len(self._groups)))
+        self._rows.barrier()
         return iter(())
 
     def _times(self, rows: pa.Table) -> np.ndarray:
@@ -104,28 +104,11 @@ class DeduplicationOperator(EventTimeOperator):
             return np.full(rows.num_rows, self._now, np.int64)
         return event_times(rows, self._rule.on, self._where)
 
-    def _remember(
-        self,
-        keys: pa.Table,
-        groups: np.ndarray,
-        encoded: list[bytes],
-        times: np.ndarray,
-        new: np.ndarray,
-        expires: np.ndarray,
-        expired: np.ndarray,
-    ) -> None:
-        """Store the rows `new` of these keys. Entries of those that had expired are replaced."""
-        moment = self._shapes.state.arrow.field(SEEN).type
-        ttl = self._rule.ttl
-        ends = pa.nulls(len(new), moment) if ttl is None else pa.array(times[new] + ttl).cast(moment)
-        table = pa.table([pa.array(times[new]).cast(moment), ends], schema=self._shapes.state.arrow)
-        puts = list(zip([encoded[row] for row in new], encode_rows(self._shapes.state, table), strict=True))
-        gone = np.flatnonzero(expired)
-        deletes = time_index.entries(expires[gone], keys.take(gone).columns, groups[gone])
-        if ttl is not None:
-            index = time_index.entries(times[new] + ttl, keys.take(new).columns, groups[new])
-            puts += [(entry, b"") for entry in index]
-        self._backend.write(puts, deletes)
+    def _remembered(self, times: np.ndarray) -> pl.DataFrame:
+        """The rows of keys that are seen first at these moments."""
+        ttl, moment = self._rule.ttl, pl.Datetime("us", "UTC")
+        ends = pl.lit(None, moment) if ttl is None else pl.Series(times + ttl).cast(moment)
+        return pl.DataFrame({SEEN: pl.Series(times).cast(moment)}).with_columns(ends.alias(EXPIRES))
 
 
 def remembered(rows: pa.Table, before: int | None) -> pa.Table:
@@ -163,9 +146,6 @@ def index_changes(
         return time_index.entries(ends.drop_nulls().to_numpy(), columns, ending[GROUP].to_numpy().astype(np.uint16))
 
     return [(entry, b"") for entry in entries(after)], entries(before)
-
-
-_ALWAYS, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def deduplication_shapes(stage: Stage, rule: Deduplication, rows: pa.Schema, keys: pa.Schema) -> Shapes:

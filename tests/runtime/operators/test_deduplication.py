@@ -11,6 +11,8 @@ from pipelines import testing
 from pipelines.api import deduplicate, delta, files
 from pipelines.runtime.operators import deduplication, shapes
 from state_ops.errors import InputError, PipelineError
+from state_ops.rows.expiring_rows import ExpiringRows
+from state_ops.rows.resident_table import Residence
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -57,7 +59,13 @@ def test_without_event_time_a_key_is_forgotten_by_processing_time():
     assert run.state["a"].first_seen == NOON + timedelta(minutes=60)
 
 
+def nothing_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Residence, "load", lambda *_: None)
+    monkeypatch.setattr(ExpiringRows, "_worth_a_scan", lambda *_: False)
+
+
 def test_forgetting_is_bounded_and_what_has_expired_is_not_consulted(monkeypatch):
+    nothing_is_resident(monkeypatch)
     monkeypatch.setattr(deduplication, "_SWEPT", 128)  # one of each group and epoch
     run = testing.run(deduplicate("unique", EVENTS, key="k", on="at", ttl="1h"))
     keys = [str(number) for number in range(1000)]
@@ -73,6 +81,17 @@ def test_forgetting_is_bounded_and_what_has_expired_is_not_consulted(monkeypatch
     for _ in range(20):
         run.epoch([])
     assert list(run.state) == ["y"]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_state_does_not_grow_as_long_as_keys_come_no_faster_than_they_expire(monkeypatch, resident):
+    if not resident:
+        nothing_is_resident(monkeypatch)
+    monkeypatch.setattr(deduplication, "_SWEPT", 128)
+    run = testing.run(deduplicate("unique", EVENTS, key="k", on="at", ttl="1h"))
+    for hour in range(5):
+        assert len(run.epoch([at(60 * hour, f"{hour} {number}") for number in range(1000)])) == 1000
+    assert len(run.state) < 1100
 
 
 @pytest.mark.parametrize(
