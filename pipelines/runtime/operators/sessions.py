@@ -202,7 +202,8 @@ class SessionOperator(EventTimeOperator):
         order = np.argsort(keys, kind="stable")  # which merges what is in order already
         rows, keys = rows[order], keys[order]
         over = everything[END].to_numpy()[rows] <= (-_LAST if upto is None else upto)
-        changed = np.unique(np.concatenate([hashes(fresh), keys[over]]))
+        changed = np.sort(np.concatenate([hashes(fresh), keys[over]]), kind="stable")
+        changed = changed[np.append(True, changed[1:] != changed[:-1])[: len(changed)]]
         self._open.replace(stored, everything[rows[~over]], changed)
         closed: pl.DataFrame = everything[rows[over]]
         return closed
@@ -237,8 +238,15 @@ def _spans(rows: pl.DataFrame, key: Sequence[str], start: str, end: str) -> tupl
     rows = sorted_by_key(rows, key, start)
     alike = repeats(rows, key)
     starts, reached = rows[start].to_numpy(), rows[end].to_numpy()
-    if (alike[1:] & (reached[1:] < reached[:-1])).any():
-        reached = rows.select(pl.col(end).cum_max().over(pl.Series(np.cumsum(~alike)))).to_series().to_numpy()
+    shorter = alike[1:] & (reached[1:] < reached[:-1])
+    if shorter.any():  # of these keys, what counts is how far all so far reach
+        number = np.cumsum(~alike)
+        some = np.isin(number, number[1:][shorter])
+        furthest = pl.DataFrame({end: reached[some], _SESSION: number[some]}).select(
+            pl.col(end).cum_max().over(_SESSION)
+        )
+        reached = reached.copy()
+        reached[some] = furthest[end].to_numpy()
     begins = ~alike
     begins[1:] |= starts[1:] >= reached[:-1]
     return rows, np.flatnonzero(begins)
