@@ -17,6 +17,7 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, source_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
+from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.gates import evaluation, quarantine
 from pipelines.runtime.gates.evaluation import Verdict
@@ -303,6 +304,7 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
         raw = upstream.outputs[MAIN] if upstream else None
     if raw is None:
         return None
+    direct_read.check_where(stage, raw, context.settings.spark.conf)
     schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
     fixed = shapes_of(stage, schema, raw)
     _check_backend(context, stage)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from pipelines.runtime.execution.external_sort import in_order
 from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import WHOLE, Share, position
 from state_ops.arrow import frames
+from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.sweep import SORTING
@@ -88,6 +90,30 @@ def spark_alone(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> st
     except where.Refused as error:
         return str(error)
     return None
+
+
+def check_where(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> None:
+    """Refuse a where that names a column which is not there, before Spark is asked. The arguments are `spark_alone`'s.
+
+    Raises:
+        PipelineError: The nearest names are in it.
+    """
+    if stage.where is None or stage.transform is not None or any(name.startswith(_HOW_SPARK_JUDGES) for name in conf):
+        return
+    try:
+        where.compiled(stage.where, schema)
+    except where.NoColumn as error:
+        name = error.args[0]
+        near = get_close_matches(name, schema.names) or [of for of in schema.names if of.lower() == name.lower()]
+        raise PipelineError(
+            f"The where of {stage.uid} names {name!r}, which is no column of its input.",
+            where=f"stage {stage.uid}, where={stage.where!r}",
+            next=f"Did you mean {' or '.join(near)}? Capitals count."
+            if near
+            else f"It has: {', '.join(schema.names)}.",
+        ) from error
+    except where.Refused:  # Spark says what it is
+        return
 
 
 def kept(stage: Stage, rows: pa.Table) -> pa.Table:

@@ -318,6 +318,7 @@ class PlanBuilder:
             shapes = self.shapes.get(stage.input.uid)
             raw = shapes.outputs[MAIN] if shapes else None
         if raw is not None and stage.where is not None:
+            direct_read.check_where(stage, raw, self._settings.spark.conf)
             self.where[stage.uid] = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
         if raw is None or stage.transform is None:
             return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")

@@ -402,6 +402,9 @@ CHANGES = {
     "another backend": Change(
         ((R, "it was written by the backend 'rocksdb'"),), ALL, {"WEIR_STATE__BACKEND": "memory"}
     ),
+    "a where of no column": Change(
+        ((R, "The where of accounts names 'amuont', which is no column"),), others(accounts(where="amuont > 1"))
+    ),
     "another input": Change(((R, "has no column 'at'"),), (BOOKED, replace(hourly(), input=BOOKED), SUMS)),
 }
 

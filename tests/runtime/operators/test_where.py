@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from pipelines.runtime.operators.where import Fails, Refused, compiled
+from pipelines.runtime.operators.where import Fails, NoColumn, Refused, compiled
 from tests.tools.sampling import sampled
 
 _MAX, _MIN, _INT = (1 << 63) - 1, -(1 << 63), (1 << 31) - 1
@@ -220,7 +220,7 @@ def ours(rows: pa.Table, where: str) -> list[int] | str:
     try:
         return np.flatnonzero(compiled(where, rows.schema).mask(rows)).tolist()
     except (Refused, Fails) as error:
-        return type(error).__name__
+        return "Fails" if isinstance(error, Fails) else "Refused"
 
 
 def compare(frame, rows: pa.Table, results: dict[str, list[int] | str]) -> None:
@@ -254,6 +254,24 @@ def test_what_spark_may_understand_otherwise_is_refused_and_named(rows):
         compiled("v > 1 AND round(f) = 1", rows.schema)
     two = pa.schema([("k", pa.int64()), ("K", pa.int64())])
     assert compiled("k > 1 AND K > 1", two).columns == ("k", "K")
+
+
+@pytest.mark.parametrize("name", ["missing", "V", "`mixed name`", "`st.x`"])
+def test_a_name_that_is_no_column_is_told_from_what_spark_may_mean_by_it(frame, rows, name):
+    """Where it is said to be none, Spark says so too; where Spark knows it, it is not."""
+    for condition in ("{} > 1", "v > 1 AND coalesce({}, 1) = 1", "cast({} AS bigint) IN (1, 2)", "length({}) = 1"):
+        with pytest.raises(NoColumn):
+            compiled(condition.format(name), rows.schema)
+        with pytest.raises(PySparkException, match="UNRESOLVED_COLUMN"):
+            frame.where(condition.format(name)).schema  # noqa: B018 - Spark Connect looks at it only here
+    for condition in (
+        "exists(xs, x -> x > 1)", "exists(xs, missing -> abs(missing) > 1)", "extract(YEAR FROM ts) > 2000",
+        "trim(BOTH FROM s) = 'a'", "timestampadd(HOUR, 1, ts) > ts", "d < current_date", "current_user = 'a'",
+    ):  # fmt: skip
+        frame.where(condition).schema  # noqa: B018
+        with pytest.raises(Refused) as refused:
+            compiled(condition, rows.schema)
+        assert not isinstance(refused.value, NoColumn), condition
 
 
 class Chance:

@@ -24,10 +24,10 @@ import pyarrow as pa
 from polars.exceptions import PanicException, PolarsError
 
 from pipelines.runtime.operators.where import expressions
-from pipelines.runtime.operators.where.expressions import Fails, Refused
+from pipelines.runtime.operators.where.expressions import Fails, NoColumn, Refused
 from pipelines.runtime.operators.where.grammar import Parser
 
-__all__ = ["Fails", "Refused", "Where", "compiled"]
+__all__ = ["Fails", "NoColumn", "Refused", "Where", "compiled"]
 
 _TOO_DEEP = "it is nested too deep"
 

@@ -44,6 +44,17 @@ class Refused(Exception):
     """Spark might give something else here, or refuses it as well. The message names the expression."""
 
 
+class NoColumn(Refused):
+    """It names a column that is not there, which Spark refuses as well. The first argument is the name."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        super().__init__(name, names)
+
+    def __str__(self) -> str:
+        name, names = self.args
+        return f"{name} names no column; there are {', '.join(names)}, and capitals count"
+
+
 class Fails(Exception):
     """Spark fails over a row; the message has Spark's name of the error."""
 

@@ -22,6 +22,7 @@ from pipelines.runtime.operators.where.expressions import (
     STRING,
     TIMESTAMP,
     Expression,
+    NoColumn,
     Refused,
     Type,
     literal,
@@ -42,6 +43,8 @@ _TOKEN = re.compile(
 _KEYWORDS = frozenset(
     "and or not is in like between div escape case when then else end exists interval over".split()  # noqa: SIM905
 )
+_NO_COLUMN = re.compile(r"_metadata|current_\w+|localtimestamp|user|session_user|grouping__id", re.IGNORECASE)
+"""What Spark knows beside columns, and by no parentheses."""
 _ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 
 
@@ -95,6 +98,7 @@ class Parser:
         self._tokens, self._at = _tokens(sql), 0
         self.columns: list[tuple[str, ...]] = []
         self.everywhere: list[Expression] = []
+        self._in_unknown = 0  # functions around what is read
 
     def whole(self) -> Expression:
         """The condition, which is all of the SQL."""
@@ -274,18 +278,22 @@ class Parser:
         if self._operator("("):
             if word in ("cast", "try_cast"):
                 return self._cast(token.start, tries=word == "try_cast")
+            self._in_unknown += word not in values.KNOWN
             arguments = [] if self._operator(")") else [self._or()]
             while arguments and self._operator(","):
                 arguments.append(self._or())
             if arguments:
                 self._expect(")")
+            self._in_unknown -= word not in values.KNOWN
             return values.called(word, arguments, self._text_since(token.start))
         return self._column(token.value, token.start)
 
     def _column(self, name: str, start: int) -> Expression:
         """A column, or a field of one that is a struct."""
         if self._schema.names.count(name) != 1:
-            raise Refused(f"{name} names no column; there are {', '.join(self._schema.names)}, and capitals count")
+            if self._may_be_sparks(name):
+                raise Refused(f"{name} is not understood")
+            raise NoColumn(name, self._schema.names)
         path, kind = [name], self._schema.field(name).type
         while self._operator("."):
             token = self._next
@@ -299,6 +307,14 @@ class Parser:
             self.columns.append(tuple(path))
         at = str(self.columns.index(tuple(path)))
         return Expression(type_of(kind), lambda rows: rows[at], self._text_since(start))
+
+    def _may_be_sparks(self, name: str) -> bool:
+        """Whether a name that is no column may mean something to Spark where it stands: a unit, a function's keyword, a
+        parameter (`x -> ...`), a function without parentheses, or a column that Spark hides."""
+        ahead = self._tokens[self._at]
+        is_parameter = self._sql.startswith("->", ahead.start)
+        goes_on = ahead.kind == "name" and ahead.value.lower() not in _KEYWORDS | {"as"}
+        return is_parameter or goes_on or self._in_unknown > 0 or bool(_NO_COLUMN.fullmatch(name))
 
     def _number(self, sign: str, start: int) -> Expression:
         token = self._next

@@ -275,6 +275,8 @@ _FUNCTIONS = {
     "abs": NUMBERS,
 }
 """Functions of one argument, with the types that it may have."""
+KNOWN = frozenset((*_FUNCTIONS, *_PARTS, "coalesce", "nvl", "ifnull", "date"))
+"""All functions whose arguments are what they look like."""
 
 
 def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
