@@ -48,6 +48,7 @@ from pipelines.api.operators import aggregate, deduplicate, window
 from pipelines.api.systems import foreach, generator, postgres
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
+from pipelines.runtime.connectors.source import default_name
 from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
@@ -227,7 +228,8 @@ class delta:
         Args:
             path: The table's directory or URI, e.g. `{landing}/orders`. A {placeholder} is a param of the pipeline in
                 the configuration.
-            name: By which checkpoints record how far the source has been read; by default the last part of the path.
+            name: By which checkpoints record how far the source has been read; by default the last part of the path,
+                of a {placeholder} its name.
             event_time: The timestamp column that drives the watermark.
             changes: Rows that are updated and deleted come too, as in the table's change data feed, with the columns
                 `_change_type`, `_commit_version` and `_commit_timestamp`. Else a version that removes rows holds the
@@ -244,7 +246,7 @@ class delta:
             archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
         """
         return DeltaTableSource(
-            name=name or path.rstrip("/").rpartition("/")[2],
+            name=name or default_name(path),
             path=path,
             event_time=event_time,
             changes=changes,
@@ -331,8 +333,8 @@ class delta:
 
 
 def _table(table: str) -> dict[str, Any]:
-    """The name of a table, and where it is, if that is a path or a URI."""
-    return {"name": table.rstrip("/").rpartition("/")[2], "at": table} if "/" in table else {"name": table}
+    """The name of a table, and where it is, if that is a path or a URI, or a param with one."""
+    return {"name": default_name(table), "at": table} if "/" in table or "{" in table else {"name": table}
 
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:

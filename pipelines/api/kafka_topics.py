@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pipelines.runtime.connectors.kafka.sink import KafkaSink
 from pipelines.runtime.connectors.kafka.source import KafkaSource
+from pipelines.runtime.connectors.source import default_name
 from state_ops.durations import micros
 
 
@@ -78,7 +79,7 @@ class _Kafka:
         named = () if isinstance(topics, re.Pattern) else (topics,) if isinstance(topics, str) else tuple(topics)
         columns = pa.schema(list(schema.items())) if isinstance(schema, Mapping) else schema
         return KafkaSource(
-            name=name or next(iter(named), "kafka"),
+            name=name or default_name(next(iter(named), "kafka")),
             topics=named,
             pattern=pattern,
             servers=servers,
@@ -139,7 +140,7 @@ class _Kafka:
             transaction_timeout: After which brokers abort a transaction that nobody ends.
             connection: The name below `connections` of the configuration that has the client's options.
         """
-        title = name or topic
+        title = name or default_name(topic)
         return KafkaSink(
             name=title,
             topic=topic,

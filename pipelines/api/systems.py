@@ -9,6 +9,7 @@ from pipelines.runtime.connectors.foreach import ForeachSink, Function
 from pipelines.runtime.connectors.generator import FIRST, GeneratorSource
 from pipelines.runtime.connectors.postgres.sink import PostgresSink
 from pipelines.runtime.connectors.postgres.source import PostgresSource
+from pipelines.runtime.connectors.source import default_name
 from state_ops.durations import micros
 
 
@@ -113,7 +114,9 @@ class _Postgres:
             connection: The name below `connections` of the configuration that has libpq's options.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
-        return PostgresSink(name=name or table.replace(".", "_"), table=table, key=columns, connection=connection)
+        return PostgresSink(
+            name=name or default_name(table).replace(".", "_"), table=table, key=columns, connection=connection
+        )
 
 
 postgres = _Postgres()

@@ -30,6 +30,11 @@ EARLIEST, LATEST = "earliest", "latest"
 RUNNING, LOOKING = 30.0, 5.0  # `patience` of a process that runs the pipeline, and of one that only looks
 
 
+def default_name(place: str) -> str:
+    """What a source or sink is called by its place: the last part of a path, and a {placeholder} by its name."""
+    return place.rstrip("/").rpartition("/")[2].replace("{", "").replace("}", "")
+
+
 def no_position(position: object, like: str, where: str) -> ConfigurationError:
     """What is said to a position that is none of the source's.
 

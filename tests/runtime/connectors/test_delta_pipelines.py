@@ -3,6 +3,7 @@ come; branches."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, kafka, postgres, stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks, plan
 from pipelines.runtime.restore import rewind
@@ -50,6 +51,24 @@ def epochs(site: Site) -> list[Any]:
 def seen(site: Site) -> dict[Any, int]:
     newest = pl.from_pandas(site.table("seen")).sort("epoch").unique("id", keep="last")
     return dict(newest.select("id", "n").iter_rows())
+
+
+def test_tables_whose_places_are_params_are_called_by_the_params_names(tmp_path: Path):
+    up, (orders, out) = tmp_path / "orders.delta", ("{orders}", "{out}")
+    write_deltalake(str(up), pa.table({"id": ["a", "a", "b"]}))
+    stage = aggregate("seen", delta.table(orders), key="id", sink=delta.append(out), n=agg.count())
+    params = json.dumps({"orders": str(up), "out": str(tmp_path / "out.delta")})
+    site = Site(tmp_path, {}, Pipeline("places", (stage,), max_parallelism=4), __name__)
+    site = replace(site, options={**OPTIONS, "WEIR_PIPELINES__PLACES__PARAMS": params})
+    (report,) = epochs(site)
+    assert list(report.checkpoint.offsets) == ["orders"] and list(report.checkpoint.sinks) == ["out"]
+    rows = DeltaTable(str(tmp_path / "out.delta")).to_pyarrow_table()
+    assert dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True)) == {"a": 2, "b": 1}
+    topic = kafka("{topic}", servers="localhost:1", schema={"id": pa.string()})
+    assert (topic.name, topic.topics) == ("topic", ("{topic}",))
+    assert kafka.sink("{prefix}-sums", servers="localhost:1").name == "prefix-sums"
+    assert postgres.sink("{schema}.sums", key="id").name == "schema_sums"
+    assert delta.table("{lake}/orders-{region}").name == "orders-region"
 
 
 def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
