@@ -24,7 +24,6 @@ from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, scan_values
 from state_ops.rows import key_order, time_index
 from state_ops.rows.hash_table import HashedTable
 from state_ops.rows.resident_table import SCAN_PER_GET, Residence
-from state_ops.schema.key_codec import encode_keys
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
@@ -65,11 +64,13 @@ class OpenSessions:
         return self._table
 
     def of(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """The open sessions of keys, which are distinct, from the backend. keys: sorted, with their hashes."""
-        values = self._backend.multi_get(encode_keys(self._arrays(keys), keys[GROUP].to_numpy(), VALUE_STATE))
+        """The open sessions of keys, which are distinct and have their hashes, from the backend."""
+        order, names = key_order.encoded(self._arrays(keys), keys[GROUP].to_numpy(), VALUE_STATE)
+        values = self._backend.multi_get(names)
         present = np.fromiter((value is not None for value in values), bool, len(values))
         rows = frames.from_arrow(decode_rows(self._state, [value for value in values if value is not None]))
-        return opened(pl.concat([keys.filter(present), rows], how="horizontal")).select(self.empty.columns)
+        sessions = opened(pl.concat([keys[order[present]], rows], how="horizontal"))
+        return sorted_by_key(sessions.select(self.empty.columns), self._key, START)
 
     def due(self, upto: int | None, most: int) -> Iterator[pl.DataFrame]:
         """The open sessions of keys of which one ends by then; None: of all keys. At most so many keys at a time, whose
@@ -77,7 +78,7 @@ class OpenSessions:
         for entries in time_index.due(self._backend, self._groups, upto, most):
             groups, owners = time_index.owners(entries, self._keys)
             keys = frames.from_arrow(owners).with_columns(pl.Series(GROUP, groups))
-            yield self.of(sorted_by_key(hashed(keys, self._hashes(keys)), self._key))
+            yield self.of(hashed(keys, self._hashes(keys)))
 
     def replace(self, before: pl.DataFrame, after: pl.DataFrame, changed: np.ndarray) -> None:
         """Store what is open now.
