@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One JVM for all tests on Spark, and one broker for all tests of Kafka."""
+    """Two JVMs for all tests on Spark, and one broker for all tests of Kafka."""
     if config.getvalue("dist") != "loadfile":
         return None
     from tests.tools.scheduling import ServerScheduling

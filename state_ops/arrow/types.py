@@ -91,7 +91,7 @@ def _stored_zone(zone: str) -> str:
 
 
 def unknown_zone(type: pa.DataType) -> str | None:
-    """A time zone in a type, or in a part of it, that no library here knows; None if there is none."""
+    """The time zone of a type, or of a part of it, that no library here knows; None if all are known."""
     if pa.types.is_timestamp(type) and type.tz:
         try:
             pa.lib.string_to_tzinfo(type.tz)

@@ -203,7 +203,8 @@ class BackendOptions:
 class BackendFactory(Protocol):
     """What a backend's name stands for, on the coordinator and in every worker.
 
-    format: name of what its files are. State can be opened by every backend of the format that wrote it.
+    Attributes:
+        format: The name of its files' format. State can be opened by every backend of the format that wrote it.
     """
 
     @property

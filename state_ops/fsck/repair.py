@@ -82,10 +82,13 @@ def agreed(fresh: RepairPlan, shown: RepairPlan | None) -> RepairPlan:
 def carry_out(storage: Storage, registry: Registry, generation: Generation, plan: RepairPlan) -> int:
     """Drop rows, then delete files, as the owner of `generation`; returns how many files were deleted.
 
-    Raises FencedError, with the rest left, when a newer coordinator took over. Publishing is not done here.
+    Publishing is not done here.
 
     Args:
-        plan: Of a report that the owner made under this very generation: nobody else can commit since.
+        plan: Made of a report of the owner under this very generation, since when nobody else can have committed.
+
+    Raises:
+        FencedError: A newer coordinator took over. The rest is left as it is.
     """
     listings = {finding.path for finding in plan.drop if finding.kind is Kind.STRAY_LISTING}
     if plan.drop:

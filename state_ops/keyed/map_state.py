@@ -98,9 +98,15 @@ class MapState(CollectionState):
         return self._out(entries.select([*self._keys.names, *self._map_key, *self._types]))
 
     def fold(self, frame: Any, **arguments: Agg | str) -> Any:
-        """Merge aggregates of this frame's rows into their entries, in fields of the aggregates' names; returns key
-        columns, `<name>_key` and the new values, a row an entry. Beside aggregates only `<name>_key="column"` is
-        taken."""
+        """Merge aggregates of this frame's rows into their entries.
+
+        Args:
+            arguments: By field, the aggregate that is merged into it; and `<name>_key="column"`, where the keys of
+                entries are not in a column of that name.
+
+        Returns:
+            One row for each entry: the key columns, `<name>_key` and the new values.
+        """
         method = f"{self._name}.fold"
         aggregates = {name: agg for name, agg in arguments.items() if isinstance(agg, Agg)}
         columns = {name: column for name, column in arguments.items() if isinstance(column, str)}

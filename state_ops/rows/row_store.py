@@ -316,8 +316,10 @@ def _joined(parts: Iterator[tuple[list[bytes], list[bytes], list[bytes]]]) -> tu
 
 
 def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows of values, in their order, with the fields' defaults where there is none; and bool[n], where there is
-    one."""
+    """The rows of stored values, in the values' order; and bool[n], which says where there is a value.
+
+    Where there is none, the row has the fields' defaults.
+    """
     present = np.fromiter((value is not None for value in values), bool, len(values))
     stored = decode_rows(schema, [value for value in values if value is not None])
     at = np.where(present, np.cumsum(present) - 1, stored.num_rows)

@@ -20,8 +20,10 @@ from pathlib import Path
 
 @contextmanager
 def scratch(home: Path, prefix: str) -> Iterator[Path]:
-    """A new directory in `home`, gone after the `with` block. What killed processes left there under this prefix goes
-    before."""
+    """A new directory in `home`, which is removed after the `with` block.
+
+    What killed processes have left there under this prefix is removed first.
+    """
     home.mkdir(parents=True, exist_ok=True)
     for left in home.glob(f"{prefix}[0-9]*-*"):
         remove_left(left)

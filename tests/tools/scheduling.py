@@ -1,6 +1,7 @@
 """Which tests run in the same process: those of a file, and all files whose tests ask for the same server.
 
-A server starts once in each process that needs it. One JVM for all tests on Spark costs less than one in each of four.
+A server starts once in each process that needs it. Two JVMs for all tests on Spark, one for `tests/runtime` and one for
+the others, cost less than one in each of four processes, and leave neither process with more to do than the rest.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[2]
 _SERVERS = ("kafka", "spark")  # fixtures that start a JVM; of a file that asks for both, the first counts
-_ASKS = re.compile(rf"def \w+\([^)]*\b({'|'.join(_SERVERS)})\b")
+_NAMES = "|".join(_SERVERS)
+_ASKS = re.compile(rf"def \w+\([^)]*\b({_NAMES})\b|usefixtures\(\"({_NAMES})\"\)")
 
 
 @cache
 def scope_of(file: str) -> str:
     """The file itself, or what all files that ask for one server have in common."""
-    asked = set(_ASKS.findall((ROOT / file).read_text()))
-    return next((server for server in _SERVERS if server in asked), file)
+    asked = {name for names in _ASKS.findall((ROOT / file).read_text()) for name in names}
+    server = next((server for server in _SERVERS if server in asked), file)
+    return f"{server} of runtime" if server == "spark" and file.startswith("tests/runtime/") else server
 
 
 class ServerScheduling(LoadFileScheduling):

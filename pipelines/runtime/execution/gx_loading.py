@@ -23,8 +23,11 @@ def load() -> tuple[Any, Any]:
 
 
 def load_meanwhile() -> None:
-    """Start loading beside a Spark job. Not earlier: Great Expectations imports PySpark too, and two threads that
-    import PySpark at once find it half-made."""
+    """Start to load Great Expectations beside a Spark job.
+
+    It must not begin earlier: Great Expectations imports PySpark too, and of two threads that import PySpark at once
+    one gets a module that is half made.
+    """
     if not _loaded.cache_info().currsize:
         threading.Thread(target=load, name="weir-gates", daemon=True).start()
 

@@ -179,7 +179,7 @@ def refuse_clash(stage: Stage, taken: set[str], by: str) -> None:
 
 
 def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str) -> StateSchema:
-    """The state that holds aggregates of such rows. PipelineError if they do not fit, or cannot be stored."""
+    """The state that holds aggregates of such rows. Raises PipelineError if they do not fit or cannot be stored."""
     fields = []
     for name, agg in aggregates:
         agg.check(name, rows, where)

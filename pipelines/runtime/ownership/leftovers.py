@@ -30,8 +30,9 @@ def remove(context: RunContext, files: Sequence[StateFile]) -> None:
 
 
 def discard_slices(context: RunContext, slices: Mapping[str, Slice], again: Mapping[str, Slice] | None = None) -> None:
-    """Delete what was landed for slices that no checkpoint names. A failure is no news: the next take-over removes what
-    is left.
+    """Delete what was landed for slices that no checkpoint names.
+
+    A failure is not reported, because the next take-over removes what is left.
 
     Args:
         again: By source, the slices that are read instead. What they name stays.

@@ -60,8 +60,10 @@ class GuardedConnector:
 
 @contextmanager
 def asking(where: str) -> Iterator[None]:
-    """What is no error of Weir's becomes one that names the source: a network's or a disk's may pass, others are faults
-    of the connector."""
+    """Turn other errors than Weir's into one that names the source.
+
+    An error of the network or of a disk may pass; any other one is a fault of the connector.
+    """
     try:
         yield
     except WeirError:

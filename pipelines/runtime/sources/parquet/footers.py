@@ -103,8 +103,8 @@ def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str])
 
 
 def too_large(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> tuple[str, int] | None:
-    """The first of these columns with an unsigned number above what int64 holds, by the statistics, and the greatest
-    such number."""
+    """The first of these columns that has an unsigned number above what int64 holds, as the statistics say, and its
+    greatest number."""
     places = [(field.name, leaf) for field, leaves in _leaves(footer, stored) for leaf in leaves]
     for at, (name, leaf) in enumerate(places):
         if name in names and leaf.converted_type == "UINT_64":
