@@ -38,8 +38,10 @@ def prepare() -> Path:
     """Make the home, with the configuration that WEIR_DAGSTER_INSTANCE chooses: `infra/dagster.yaml` unless that says
     postgres.
 
-    Raises ConfigurationError for another choice, and for Postgres without its library or the variables that its file
-    names; TransientError where Postgres does not answer.
+    Raises:
+        ConfigurationError: For another choice, and for Postgres without its library or the variables that its file
+            names.
+        TransientError: Where Postgres does not answer.
     """
     chosen = os.environ.get("WEIR_DAGSTER_INSTANCE") or "sqlite"
     if chosen not in INSTANCES:

@@ -64,7 +64,8 @@ def prepare(days_dir: Path) -> list[Path]:
     Each holds the rows of one scheduled (local) day of departure as `SCHEMA`, sorted by scheduled, carrier, flight. A
     marker written last tells a finished directory from one whose making was killed; the latter is made again.
 
-    Raises ConfigurationError when the package with the data is not installed.
+    Raises:
+        ConfigurationError: The package with the data is not installed.
     """
     marker = days_dir / ".finished"
     if marker.exists() and marker.read_text() == _FORMAT:

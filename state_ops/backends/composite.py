@@ -38,7 +38,8 @@ def named(start: bytes, name: str) -> str:
 def parted(name: str) -> tuple[bytes | None, str]:
     """Where the database of a snapshot's file begins, and the name that its backend gave it. None: there is only one.
 
-    Raises DamageError for a name that Weir never gives.
+    Raises:
+        DamageError: For a name that Weir never gives.
     """
     start, mark, file_name = name.rpartition(MARK)
     if not mark:

@@ -72,7 +72,8 @@ def _installed(name: str) -> str | None:
 def misfit(recorded: str, configured: str) -> str | None:
     """Why state that the backend `recorded` wrote cannot be opened by the configured one; None if it can.
 
-    Raises ConfigurationError if there is no backend of the configured name.
+    Raises:
+        ConfigurationError: If there is no backend of the configured name.
     """
     now = named(configured)
     if recorded == configured:

@@ -90,7 +90,8 @@ def read(storage: Storage) -> Lease | None:
 def record(kind: type[Record], data: bytes) -> Record:
     """A row of facts from a JSON object, of which fields that this release does not know are left out.
 
-    Raises ValueError for what is no such object: a machine that lost its power may leave zeros, or half of one.
+    Raises:
+        ValueError: For what is no such object: a machine that lost its power may leave zeros, or half of one.
     """
     raw = json.loads(data)
     if not isinstance(raw, dict):

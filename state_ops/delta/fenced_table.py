@@ -412,7 +412,10 @@ class FencedTable(TableFiles):
     ) -> None:
         """Commit under our generation, after `check` has looked at the very version that the commit follows.
 
-        Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
+        Any other exception means: outcome unknown.
+
+        Raises:
+            FencedError: A higher generation owns the table.
         """
         version = self._appended(generation, adds, removes, check)
         self.cleanup_due = self.cleanup_due or log_cleanup.is_due(version.number)

@@ -147,13 +147,16 @@ def append(
 ) -> TableVersion:
     """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
 
-    Raises CommitFailedError when there is another entry. Any other exception means: outcome unknown.
+    Any other exception means: outcome unknown.
 
     Args:
         number: The transaction version.
         metadata: Texts for the table's history.
         as_logged: Paths are as another entry has them, and not as in storage.
         table: What the table is from now on, as of `with_columns`.
+
+    Raises:
+        CommitFailedError: There is another entry.
     """
     entry = _written(app_id, number, adds, removes, metadata or {}, as_logged, table)
     path = entry_path(version.path, version.number + 1)

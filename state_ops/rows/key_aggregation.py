@@ -167,7 +167,8 @@ def recombined(aggregates: Aggregates, parts: pl.DataFrame, by: Sequence[str], w
 def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where: str) -> pl.DataFrame:
     """The fields of the aggregates after partials, row by row, came to stored rows. The types are the stored ones.
 
-    Raises InputError for a sum that its field cannot hold.
+    Raises:
+        InputError: For a sum that its field cannot hold.
     """
     names = [field for name, agg in aggregates for field in agg.fields(name)]
     both = pl.concat(

@@ -86,11 +86,12 @@ def last_int64(key: bytes) -> int:
 def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray, state_id: int) -> list[bytes]:
     """One key per row.
 
-    Raises PipelineError for a null in a key column or a type that cannot be a key.
-
     Args:
         columns: The key's columns in order, n rows each.
         groups: uint16[n], from `key_groups`.
+
+    Raises:
+        PipelineError: For a null in a key column or a type that cannot be a key.
     """
     n = len(groups)
     arrays = [contiguous(column) for column in columns]
@@ -143,7 +144,9 @@ def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarra
 def decode_keys(keys: Sequence[bytes], types: Sequence[pa.DataType]) -> tuple[np.ndarray, list[pa.Array]]:
     """The key groups, uint16[n], and one array per key column of `keys`, whose columns have exactly these types.
 
-    Raises DamageError for a key that `encode_keys` cannot have written, PipelineError for a type that cannot be a key.
+    Raises:
+        DamageError: For a key that `encode_keys` cannot have written.
+        PipelineError: For a type that cannot be a key.
     """
     for position, type in enumerate(types):
         check_key_type(f"key column {position + 1}", type)

@@ -35,11 +35,12 @@ _Groups = TypeVar("_Groups", int, np.ndarray)
 def key_groups(columns: Sequence[pa.Array | pa.ChunkedArray], max_parallelism: int) -> np.ndarray:
     """uint16[n]: pmod(xxhash64(c1, c2, ...), max_parallelism) of n rows, as Spark computes it.
 
-    Raises PipelineError for another type.
-
     Args:
         columns: The key's columns in order, with the types of `check_key_type` (int and bigint hash differently, so
             cast to the declared type first). A null leaves the hash as it was, also as in Spark.
+
+    Raises:
+        PipelineError: For another type.
     """
     check_parallelism(1, max_parallelism)
     return np.mod(xxhash64(columns).view(np.int64), max_parallelism).astype(np.uint16)
@@ -64,7 +65,8 @@ def xxhash64(columns: Sequence[pa.Array | pa.ChunkedArray]) -> np.ndarray:
 def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
     """The key groups that a subtask owns: contiguous, and over all subtasks each group exactly once.
 
-    Raises ConfigurationError where the parallelism does not fit, or there is no such subtask.
+    Raises:
+        ConfigurationError: Where the parallelism does not fit, or there is no such subtask.
     """
     check_parallelism(parallelism, max_parallelism)
     if not 0 <= subtask < parallelism:

@@ -237,8 +237,9 @@ def _holds(declared: pa.DataType, given: pa.DataType) -> bool:
 def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
     """The rows of `values`, written with `schema` or with one of `schema.older`, as a table of `schema.arrow`.
 
-    Raises DamageError for any value that `encode_rows` of these schemas cannot have written: cut short, too long,
-    another format version, another schema, a null where none may be, text that is not UTF-8.
+    Raises:
+        DamageError: For any value that `encode_rows` of these schemas cannot have written: cut short, too long, another
+            format version, another schema, a null where none may be, text that is not UTF-8.
     """
     joined, starts, lengths = join(values)
     if len(joined) > _MAX_DECODED and len(values) > 1:

@@ -328,11 +328,12 @@ def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
 def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
     """A stage's schemas, those of all its tables among them.
 
-    Raises PipelineError where they do not fit.
-
     Args:
         seen: The columns that its function sees.
         read: Those before its transform.
+
+    Raises:
+        PipelineError: Where they do not fit.
     """
     if stage.quarantine is None:
         return shapes(stage, seen)

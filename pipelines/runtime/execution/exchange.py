@@ -170,10 +170,11 @@ def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int
 def opened(blocks: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of blocks, with their key group as the first column.
 
-    Raises where.Refused where a block is null.
-
     Args:
         columns: The others.
+
+    Raises:
+        where.Refused: Where a block is null.
     """
     schema = direct_read.with_group(columns)
     for batch in blocks:

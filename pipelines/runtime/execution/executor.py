@@ -135,10 +135,11 @@ class Executor(Protocol):
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
         """The columns that the stage's function sees, canonical, for an input of `schema`.
 
-        Raises PipelineError where the stage's where or transform does not fit them.
-
         Args:
             where: Whose schema that is.
+
+        Raises:
+            PipelineError: Where the stage's where or transform does not fit them.
         """
         ...
 

@@ -62,8 +62,10 @@ def delta_jars(cache_dir: Path) -> list[Path]:
 
     The first call downloads about 10 MB into `<cache_dir>/jars`; later ones only compare digests (milliseconds).
 
-    Raises TransientError when the jars cannot be downloaded, DamageError when what was downloaded is not what the lock
-    says, ConfigurationError when there is no Java or no PySpark to download with.
+    Raises:
+        TransientError: The jars cannot be downloaded.
+        DamageError: What was downloaded is not what the lock says.
+        ConfigurationError: There is no Java or no PySpark to download with.
     """
     return fetch(locked_jars("delta"), cache_dir)
 

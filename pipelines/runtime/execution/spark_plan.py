@@ -49,8 +49,11 @@ _checked: WeakValueDictionary[int, Stage] = WeakValueDictionary()
 def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
     """`rows` after the stage's transform and where.
 
-    Raises PipelineError when Spark cannot make sense of them or they depend on chance or the clock, StageError when the
-    transform raises. What the plan says is checked once for each stage, since it is the same in every epoch.
+    What the plan says is checked once for each stage, since it is the same in every epoch.
+
+    Raises:
+        PipelineError: Spark cannot make sense of them or they depend on chance or the clock.
+        StageError: The transform raises.
     """
     from pyspark.errors import AnalysisException, ParseException
 
@@ -117,10 +120,11 @@ def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:
 def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
     """The Arrow schema in which keyed tasks see these rows, types canonical.
 
-    Raises PipelineError for a column whose type Arrow does not have.
-
     Args:
         stage: Whose rows they are, for the message.
+
+    Raises:
+        PipelineError: For a column whose type Arrow does not have.
     """
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
@@ -143,10 +147,11 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
 def spark_schema(schema: pa.Schema, where: str) -> StructType:
     """A schema as Spark has it.
 
-    Raises PipelineError for a column whose type Spark does not have.
-
     Args:
         where: Whose it is.
+
+    Raises:
+        PipelineError: For a column whose type Spark does not have.
     """
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type

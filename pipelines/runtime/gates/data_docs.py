@@ -80,10 +80,12 @@ class Report:
 def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None = None) -> Report:
     """Make the pages; whoever runs the pipeline goes on.
 
-    Raises ConfigurationError for a directory that has something else in it, TransientError where it cannot be written.
-
     Args:
         directory: By default `<local.work_dir>/data_docs/<pipeline>`.
+
+    Raises:
+        ConfigurationError: For a directory that has something else in it.
+        TransientError: Where it cannot be written.
     """
     target = settings.work_dir / "data_docs" / pipeline.title if directory is None else Path(directory)
     target = target.expanduser().resolve()

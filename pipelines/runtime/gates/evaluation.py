@@ -257,11 +257,12 @@ _evaluating = threading.Lock()  # its context is one for all slots, and is not m
 def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
     """What expectations say of rows, without raising where one fails.
 
-    Raises PipelineError for one that cannot be evaluated.
-
     Args:
         name: Whose rows these are.
         where: The same, for messages.
+
+    Raises:
+        PipelineError: For one that cannot be evaluated.
     """
     gx, definition = load()
     asked = [(number, gate, expectation(f"{where}, gate {gate.title}", gate)) for number, gate in enumerate(gates)]

@@ -32,11 +32,13 @@ _LARGEST_BYTES = 256 << 20
 def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool) -> int:
     """Evaluate them; returns how many.
 
-    Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be
-    evaluated.
-
     Args:
         newest: Nothing was published after this checkpoint, so that tables are looked at too.
+
+    Raises:
+        DamageError: One of state fails.
+        GateError: One of a table does.
+        PipelineError: One cannot be evaluated.
     """
     asked = [expected for expected in pipeline.on_restore if expected.of == "state" or newest]
     failed: dict[str, list[str]] = {"state": [], "table": []}

@@ -122,7 +122,8 @@ def tables_of(connection: Connection, query: str) -> set[tuple[str, str]]:
     """The schema ("" if none is said) and name, in lower case, of each table that a query names, and of what it names
     itself in WITH.
 
-    Raises ConfigurationError unless it is one query that reads.
+    Raises:
+        ConfigurationError: Unless it is one query that reads.
     """
     import json
 

@@ -45,11 +45,12 @@ def write(
 ) -> int:
     """Write rows as JSON (an object a line), Parquet or Arrow (IPC file; a stream on stdout); returns how many.
 
-    Raises ConfigurationError for a column that the format has no type for, before anything is read.
-
     Args:
         output: A file, or `-`, or None for stdout, which Parquet cannot go to. The file appears when it is whole; one
             that is there is only replaced with `force`.
+
+    Raises:
+        ConfigurationError: For a column that the format has no type for, before anything is read.
     """
     check_output(format, output, force)
     if format is Format.PARQUET:

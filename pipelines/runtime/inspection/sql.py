@@ -67,8 +67,10 @@ def answered(
 ) -> Iterator[tuple[pa.Schema, Iterator[pa.Table]]]:
     """The columns and rows of a query's result, in tables of bounded size, for as long as the `with` block lasts.
 
-    Raises ConfigurationError for what is no single query, or names tables or columns that are not there: it lists those
-    that are."""
+    Raises:
+        ConfigurationError: For what is no single query, or names tables or columns that are not there: it lists those
+            that are.
+    """
     import duckdb
 
     with held(pipeline, settings, at, _PURPOSE) as (storage, registry, checkpoint), database() as connection:

@@ -34,11 +34,12 @@ At = int | str | None
 def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> list[dict[str, Any]]:
     """The state of one key in a checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
 
-    Raises ConfigurationError for a key that cannot be one.
-
     Args:
         key: One text per key column, cast to its type. A stage's function has at most one row, a window one for each of
             its windows that are open.
+
+    Raises:
+        ConfigurationError: For a key that cannot be one.
     """
     while True:
         try:

@@ -38,13 +38,15 @@ def owning(
     """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed
     first.
 
-    Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
-
     Args:
         executor: What runs stages, by default Spark, which the first epoch starts.
         epochs: Whether some may run; commands that only name, prune or end need no table to be where the newest
             checkpoint says, as after `weir cancel --delete` none is.
         claimed_by: Is told of the claim before anything is recovered, which may take long.
+
+    Raises:
+        BusyError: A coordinator is alive.
+        FencedError: A newer one took over.
     """
     with claimed(pipeline, settings, executor, run_id) as owner:
         if claimed_by is not None:

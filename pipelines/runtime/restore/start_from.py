@@ -79,10 +79,12 @@ def seed(
 ) -> Checkpoint:
     """Commit a copy of a checkpoint of another storage as the first one here, under the id `epoch`.
 
-    Raises DamageError for an object that is not what it was, PrunedError when the checkpoint is pruned meanwhile.
-
     Args:
         registry: Of that storage.
+
+    Raises:
+        DamageError: For an object that is not what it was.
+        PrunedError: The checkpoint is pruned meanwhile.
     """
     context = owner.context
     listing = registry.files(saved)

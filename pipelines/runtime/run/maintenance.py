@@ -157,11 +157,13 @@ def rewind(
     """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which
     the next run continues.
 
-    Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is missing or altered,
-    WeirError when there is no such checkpoint or there are other obstacles; nothing is changed then.
-
     Args:
         accepted: The obstacles of its plan that somebody was shown and does it in spite of.
+
+    Raises:
+        BusyError: A coordinator is alive.
+        DamageError: An object of that checkpoint is missing or altered.
+        WeirError: There is no such checkpoint or there are other obstacles; nothing is changed then.
     """
     with owning(pipeline, settings, epochs=False) as owner:
         context = owner.context

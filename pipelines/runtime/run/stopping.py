@@ -57,8 +57,10 @@ def end(
 def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request, waiting: Waiting = nullcontext) -> bool:
     """Have the living coordinator do what the stop request says. False if it ended by itself before it saw it.
 
-    Raises WeirError when it failed, died, was replaced or fell silent before it came to its barrier; the request is
-    withdrawn then."""
+    Raises:
+        WeirError: It failed, died, was replaced or fell silent before it came to its barrier; the request is withdrawn
+            then.
+    """
     storage, _ = open_storage(pipeline, settings)
     holder = lease.read(storage)
     if holder is None:

@@ -149,7 +149,8 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
     """What it takes to bring a table back to where checkpoint `to`, None for none, had been published; None: there is
     no table.
 
-    Raises DamageError when the table's log does not reach back so far.
+    Raises:
+        DamageError: The table's log does not reach back so far.
     """
     try:
         handle = fenced_table.open_table(storage, table_path(table))

@@ -187,7 +187,11 @@ class Cluster:
         return answers
 
     def check_compaction(self, topics: Iterable[str]) -> None:
-        """Raises PipelineError for a compacted topic: it does not give the same rows twice. Looks at a topic once."""
+        """Refuse compacted topics, which do not give the same rows twice. Each topic is looked at once.
+
+        Raises:
+            PipelineError: A topic is compacted.
+        """
         names = [name for name in topics if name not in self._is_checked]
         if not names:
             return
