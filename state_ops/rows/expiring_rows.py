@@ -14,9 +14,9 @@ import pyarrow as pa
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend, SortedRun
 from state_ops.rows import key_order, time_index
-from state_ops.rows.hash_table import CollisionError, HashedTable
+from state_ops.rows.hash_table import CollisionError
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.row_store import PRESENT, Rows
+from state_ops.rows.row_store import Rows
 from state_ops.schema.descriptors import GROUP
 from state_ops.schema.state_schema import StateSchema
 
@@ -42,7 +42,7 @@ class ExpiringRows(Rows):
         self._stale: list[bytes] = []  # entries of the index that are not to stay
 
     def replace(self, keys: pl.DataFrame, rows: pl.DataFrame, before: pl.DataFrame) -> None:
-        """Set the rows of these keys. before: what was stored under some of them, keys and fields."""
+        """Set the rows of these keys, of each key once an epoch. before: what is stored of them, keys and fields."""
         self._stale += self._index(before)
         self.put(keys, rows, np.ones(len(keys), bool))
 
@@ -53,32 +53,21 @@ class ExpiringRows(Rows):
             upto: In microseconds since 1970 UTC.
             most: How many of each key group at most where the index has to be read.
         """
+        self._begin()
+        over = self._moment <= upto
+        taken = self.take(over)
+        if taken is not None:
+            self._stale += self._index(taken[1])
+            return
+        if self._pending is not None:
+            self._take_pending(over)
         try:
-            if not self._forget_in_tables(self._moment <= upto):
-                self._forget_by_index(upto, most)
+            self._forget_by_index(upto, most)
         except CollisionError:
             self._go_without_tables()
             self._forget_by_index(upto, most)
 
     # -- how
-
-    def _forget_in_tables(self, over: pl.Expr) -> bool:
-        """Forget what is pending and over, and what is resident and over; whether that is all there is."""
-        self._begin()
-        if self._pending is None:
-            return False
-        stays = pl.col(PRESENT) & ~over.fill_null(False)
-        self._pending = HashedTable(self._pending.hashes, self._pending.rows.with_columns(stays), self._names)
-        if self._resident is None:
-            return False
-        at = self._resident.rows.select(over.fill_null(False).arg_true()).to_series().to_numpy()
-        hashes, rows = self._resident.hashes[at], self._resident.rows[at]
-        stored = self._pending.find(hashes, rows) < 0  # of the others there are newer rows
-        hashes, rows = hashes[stored], rows.filter(stored)
-        gone = HashedTable(hashes, rows.with_columns(pl.lit(False).alias(PRESENT)), self._names)
-        self._pending = self._pending.merged(gone, newer_at=np.full(len(gone), -1))
-        self._stale += self._index(rows)
-        return True
 
     def _forget_by_index(self, upto: int, most: int) -> None:
         due = [entry for group in self._groups for entry in time_index.first(self._backend, group, upto, most)]
@@ -97,9 +86,9 @@ class ExpiringRows(Rows):
         self.put(keys, self._default[np.zeros(len(keys), np.int64)], np.zeros(len(keys), bool))
 
     def _beside(self, rows: pl.DataFrame) -> tuple[SortedRun, list[bytes]]:
-        stale, self._stale = set(self._stale), []
+        stale, self._stale = dict.fromkeys(sorted(self._stale)), []
         index = self._index(rows)
-        return SortedRun(index, [b""] * len(index)), sorted(stale)
+        return SortedRun(index, [b""] * len(index)), list(stale)
 
     def _index(self, rows: pl.DataFrame) -> list[bytes]:
         """The entries of rows that are over some day, ascending."""

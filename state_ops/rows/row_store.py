@@ -128,6 +128,52 @@ class Rows:
             if self._pending.rows.estimated_size() > _PENDING_BYTES:
                 self.flush()
 
+    def all_resident(self, asked: int) -> bool:
+        """Whether all rows are in memory, or have come there since reading them costs about as much as so many gets."""
+        self._begin()
+        if self._resident is None and self._worth_a_scan(asked):
+            self._resident = self._scanned()
+        return self._resident is not None
+
+    def values(self, column: str) -> pl.Series | None:
+        """What all rows have in a column, those too that the epoch has forgotten; None where not all are resident."""
+        if self._pending is None or self._resident is None:
+            return None
+        parts = [table.rows.select(column).unique() for table in (self._pending, self._resident)]
+        return pl.concat(parts).to_series().unique()
+
+    def take(self, which: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame] | None:
+        """Forget the rows of which this is true.
+
+        Returns:
+            Those of them that the epoch has put, and those that are stored; None where not all rows are resident, and
+            then all is as it was.
+        """
+        if self._pending is None or self._resident is None:
+            return None
+        which = which.fill_null(False)
+        at = self._resident.rows.select(which.arg_true()).to_series().to_numpy()
+        hashes, stored = self._resident.hashes[at], self._resident.rows[at]
+        try:
+            unchanged = self._pending.find(hashes, stored) < 0  # of the others there are newer rows
+        except CollisionError:
+            self._go_without_tables()
+            return None
+        hashes, stored = hashes[unchanged], stored.filter(unchanged)
+        fresh = self._take_pending(which)
+        gone = HashedTable(hashes, stored.with_columns(pl.lit(False).alias(PRESENT)), self._names)
+        self._pending = self._pending.merged(gone, newer_at=np.full(len(gone), -1))
+        return fresh, stored
+
+    def _take_pending(self, which: pl.Expr) -> pl.DataFrame:
+        """Forget the rows that the epoch has put and of which this is true, and return them."""
+        assert self._pending is not None
+        which = pl.col(PRESENT) & which.fill_null(False)
+        fresh = self._pending.rows.filter(which).drop(PRESENT)
+        stays = self._pending.rows.with_columns(pl.col(PRESENT) & ~which)
+        self._pending = HashedTable(self._pending.hashes, stays, self._names)
+        return fresh
+
     def flush(self) -> None:
         """Write what is pending: after that the backend has everything."""
         self._flush(_pairs)

@@ -130,7 +130,7 @@ def build(
     """
     fixed = fixed.handed_out
     if isinstance(stage.window, Window):
-        return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
+        return WindowOperator(stage, stage.window, fixed, backend, progress, groups, residence)
     if isinstance(stage.window, SessionWindow):
         return SessionOperator(stage, stage.window, fixed, backend, progress, groups, residence)
     if stage.aggregation is not None:

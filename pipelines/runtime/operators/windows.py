@@ -4,7 +4,7 @@ Batches are reduced as they come, to a row for each key and run of windows that 
 handed out to the windows:
 
 - Rows of windows that the watermark closes now never go to state. They are joined with what state has of these windows,
-  which one scan of each key group reads, and handed out.
+  and handed out: where all open windows are resident, state is not read at all; else one scan of each key group is.
 - Rows of windows that stay open are merged into state once. Only windows that state has rows of are looked up there.
 """
 
@@ -33,6 +33,7 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
 from state_ops.rows import key_aggregation
+from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from state_ops.schema.key_codec import decode_int64, decode_keys, encode_int64, group_prefix
 from state_ops.schema.row_codec import decode_rows
@@ -52,14 +53,22 @@ class WindowOperator(EventTimeOperator):
     watermark closes are one range of the key group."""
 
     def __init__(
-        self, stage: Stage, window: Window, shapes: Shapes, backend: Backend, progress: Progress, groups: range
+        self,
+        stage: Stage,
+        window: Window,
+        shapes: Shapes,
+        backend: Backend,
+        progress: Progress,
+        groups: range,
+        residence: Residence | None = None,
     ) -> None:
         super().__init__("window", stage, shapes, backend, progress, groups)
         self._window = window
         self._filtered = FilteredRows(window.aggregates, [GROUP, *stage.key], self._where)
         self._aggregates = self._filtered.aggregates
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
-        self._rows = Rows(backend, shapes.state, pa.schema([(_WINDOW, pa.int64()), *shapes.keys]), WINDOW_STATE)
+        by_window = pa.schema([(_WINDOW, pa.int64()), *shapes.keys])
+        self._rows = Rows(backend, shapes.state, by_window, WINDOW_STATE, residence)
         self._partials = key_aggregation.Partials(self._aggregates, by, self._where, _PARTIAL_ROWS)
         self._types = frames.from_arrow(_columns(shapes.keys, shapes.state).empty_table()).schema
         self._stored_ends: set[int] | None = None  # of the windows that state has rows of; None: not looked up
@@ -96,7 +105,8 @@ class WindowOperator(EventTimeOperator):
             return
         upto = _LAST if progress.drain else progress.now
         assert upto is not None
-        self._rows.flush()  # what was merged before the barrier may close too
+        if not self._rows.all_resident(len(self._partials)):
+            self._rows.flush()  # what was merged before the barrier may close too
         if len(self._partials):
             self._fold(upto)
         yield from self._close(upto)
@@ -105,6 +115,10 @@ class WindowOperator(EventTimeOperator):
     def _close(self, upto: int) -> Iterator[tuple[str, pa.Table]]:
         """Hand out the windows that end by then: their rows in state, and those of this barrier."""
         fresh, self._closing = self._sorted_by_group(self._closing), []
+        resident = self._rows.take(pl.col(_WINDOW) <= upto)
+        if resident is not None:
+            yield from self._close_resident([rows for rows in resident if len(rows)], fresh)
+            return
         ends = np.searchsorted(fresh[GROUP].to_numpy(), np.asarray(self._groups), side="right").tolist()
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -120,6 +134,18 @@ class WindowOperator(EventTimeOperator):
                 keys, values, taken = [], [], upto_row
         if keys or taken < len(fresh):
             yield MAIN, self._fire(keys, values, fresh[taken:])
+
+    def _close_resident(self, taken: list[pl.DataFrame], fresh: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
+        """Hand out windows whose rows in state have been taken from it. fresh: their rows that state does not have."""
+        if taken:
+            rows = pl.concat(taken).rename({_WINDOW: END}).select(fresh.columns)
+            fresh = pl.concat([rows, fresh], how="vertical_relaxed").sort(GROUP)
+        groups = fresh[GROUP].to_numpy()
+        at = 0
+        while at < len(fresh):
+            end = int(np.searchsorted(groups, groups[min(at + _FIRE_ROWS, len(fresh)) - 1], side="right"))
+            yield MAIN, self._results(fresh[at:end].drop(GROUP), bool(taken))
+            at = end
 
     def _sorted_by_group(self, closing: list[pl.DataFrame]) -> pl.DataFrame:
         types = {GROUP: pl.Int32(), **self._types}
@@ -177,6 +203,9 @@ class WindowOperator(EventTimeOperator):
     def _looked_up(self) -> set[int] | None:
         """The ends of all windows that are open and that state has rows of: one look a window and key group, instead of
         one a key. None if there are too many."""
+        resident = self._rows.values(_WINDOW)
+        if resident is not None:
+            return set(resident.to_list())
         self._rows.flush()
         before = self._progress.before
         opened = b"" if before is None else encode_int64(before + 1)  # what has closed is slow to pass over
@@ -205,17 +234,21 @@ class WindowOperator(EventTimeOperator):
             values: In the same order.
             fresh: Their rows that state does not have.
         """
-        window = self._window
         rows = frames.from_arrow(_decoded(self._shapes.keys, self._shapes.state, keys, values))
         if keys:
             self._backend.write([], keys)
-        if len(fresh):
-            rows = pl.concat([rows, fresh.drop(GROUP)], how="vertical_relaxed") if keys else fresh.drop(GROUP)
-            by = [END, *self._stage.key]
-            if keys or window.every < window.size:
-                rows = key_aggregation.recombined(self._aggregates, rows, by, self._where)
-            fields = key_aggregation.fitted(self._aggregates, rows, self._types, self._where)
-            rows = pl.concat([rows.select(by), fields], how="horizontal")
+        if not len(fresh):
+            return self._closed(self._window, _with_start(self._window, rows))
+        rows = pl.concat([rows, fresh.drop(GROUP)], how="vertical_relaxed") if keys else fresh.drop(GROUP)
+        return self._results(rows, bool(keys))
+
+    def _results(self, rows: pl.DataFrame, from_state: bool) -> pa.Table:
+        """The output of rows of windows, of which a window and key may have several. from_state: some were stored."""
+        window, by = self._window, [END, *self._stage.key]
+        if from_state or window.every < window.size:
+            rows = key_aggregation.recombined(self._aggregates, rows, by, self._where)
+        fields = key_aggregation.fitted(self._aggregates, rows, self._types, self._where)
+        rows = pl.concat([rows.select(by), fields], how="horizontal")
         return self._closed(window, _with_start(window, rows))
 
 

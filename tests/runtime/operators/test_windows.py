@@ -17,6 +17,7 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.rows import key_aggregation, time_index
+from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -34,6 +35,11 @@ def bounds(frame: pl.DataFrame) -> list[tuple]:
         *([(m - NOON) / timedelta(minutes=1) for m in frame[c]] for c in ("window_start", "window_end")),
     ]
     return sorted(zip(*moments_, frame["n"], strict=True))
+
+
+def nothing_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Residence, "load", lambda *_: None)
+    monkeypatch.setattr(Rows, "_worth_a_scan", lambda *_: False)
 
 
 def counted(**arguments) -> Stage:
@@ -84,10 +90,15 @@ def test_what_has_gathered_goes_to_state_in_parts(monkeypatch, size):
     assert len(out) == 50 * hours and set(out["n"]) == {2}
 
 
+@pytest.mark.parametrize("resident", [False, True], ids=["stored", "resident"])
 @pytest.mark.parametrize(("every", "size"), [("10m", "10m"), ("10m", "25m")], ids=["tumbling", "hopping"])
 @pytest.mark.parametrize("limit", [1, 20, 500_000], ids=["through state", "mixed", "in memory"])
-def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_it(monkeypatch, every, size, limit):
+def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_it(
+    monkeypatch, every, size, limit, resident
+):
     """Compared with a group_by over all rows. Barriers close some of a key's windows and leave others open."""
+    if not resident:
+        nothing_is_resident(monkeypatch)
     monkeypatch.setattr(windows, "_PARTIAL_ROWS", limit)
     monkeypatch.setattr(windows, "_FIRE_ROWS", 7)
     monkeypatch.setattr(windows, "_ROWS_PER_LOOK", 0)
@@ -136,6 +147,7 @@ def replayed(rows: list[dict], every: str, size: str) -> pl.DataFrame:
 
 
 def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypatch):
+    nothing_is_resident(monkeypatch)
     monkeypatch.setattr(windows, "_ROWS_PER_LOOK", 0)
     asked: list[int] = []
     get = Rows.get

@@ -84,7 +84,10 @@ def test_what_is_over_is_forgotten_with_its_entries_and_nothing_else(modulus, ep
             target.mkdir()
             residence = Residence(source, target, most_bytes, range(GROUPS), fresh=number == 0)
             rows = ExpiringRows(backend, SCHEMA, KEYS, VALUE_STATE, residence, "over")
-            for batch in batches:
+            seen_before: set[Key] = set()
+            for given_ in batches:
+                batch = {key: end for key, end in given_.items() if key not in seen_before}
+                seen_before |= batch.keys()
                 ends = {key: None if end is None else NOON + timedelta(minutes=end) for key, end in batch.items()}
                 frame = frame_of(list(batch))
                 old, seen = rows.get(frame)

@@ -68,11 +68,16 @@ def stored(backend) -> dict[tuple[str, int], tuple[int, str | None]]:
     return {row[:2]: row[2:] for table in tables for row in pl.from_arrow(table).rows()}  # type: ignore[union-attr]
 
 
+def taken_rows(taken: tuple[pl.DataFrame, pl.DataFrame]) -> list[tuple]:
+    return [(row[1:3], row[3:]) for part in taken for row in part.rows()]
+
+
 keys = st.tuples(st.sampled_from(["", "a", "ab", "b\0", "żółw", "x" * 40]), st.integers(-2, 2))
 values = st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.none() | st.text(max_size=3))
 steps = st.lists(
     st.tuples(st.sampled_from(["put", "get and put"]), st.dictionaries(keys, values, max_size=8))
     | st.tuples(st.just("get"), st.lists(keys, unique=True, max_size=8))
+    | st.tuples(st.just("take"), st.integers(-(2**63), 2**63 - 1))
     | st.tuples(st.sampled_from(["flush", "barrier", "lose"]), st.none()),
     max_size=25,
 )
@@ -108,6 +113,11 @@ def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(
                 model.update(given_)
             elif what == "get":
                 assert got(rows, given_) == [model.get(key) for key in given_]
+            elif what == "take":
+                if (taken := rows.take(pl.col("n") <= given_)) is not None:
+                    over = {key: value for key, value in model.items() if value is not None and value[0] <= given_}
+                    assert sorted(taken_rows(taken)) == sorted(over.items())
+                    model.update(dict.fromkeys(over))
             elif what == "flush":
                 rows.flush()
                 assert stored(backend) == {key: value for key, value in model.items() if value is not None}
@@ -118,6 +128,24 @@ def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(
                 epoch += 1
                 rows = next_epoch(source)
         assert got(rows, sorted(model)) == [model[key] for key in sorted(model)]
+
+
+def test_what_is_taken_of_resident_rows_is_forgotten_and_comes_once(tmp_path):
+    backend = MemoryBackend()
+    rows = opened(backend, Residence(None, tmp_path, ROOMY, range(GROUPS), fresh=True))
+    assert rows.all_resident(0)
+    put(rows, {("a", 1): (1, "old"), ("b", 2): (2, "stays"), ("c", 3): (3, "old")})
+    rows.barrier()
+    put(rows, {("a", 1): (9, "new"), ("c", 3): (3, "new"), ("d", 4): (1, "new")})
+    taken = rows.take(pl.col("n") <= 3 - 1)
+    assert taken is not None
+    assert [sorted(part["word"]) for part in taken] == [["new"], ["stays"]]  # of this epoch, and of before
+    taken = rows.take(pl.col("n") <= 3)
+    assert taken is not None and taken_rows(taken) == [(("c", 3), (3, "new"))]
+    rows.barrier()
+    assert stored(backend) == {("a", 1): (9, "new")}
+    assert opened(backend).take(pl.col("n") <= 3) is None
+    backend.close()
 
 
 class Counting(MemoryBackend):
