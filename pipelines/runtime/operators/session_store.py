@@ -105,7 +105,8 @@ class OpenSessions:
 
     @property
     def _shape(self) -> str:
-        return f"sessions {self._state.schema_id.hex()} {self._keys}"
+        # A table of other key groups, from before a rescale, has sessions that are not this subtask's to close.
+        return f"sessions {self._groups} {self._state.schema_id.hex()} {self._keys}"
 
     def _scanned(self, most_bytes: int) -> pl.DataFrame | None:
         """All sessions that are stored; None if they are larger than that."""

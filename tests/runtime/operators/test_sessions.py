@@ -19,16 +19,18 @@ from pipelines.api import agg, delta, files, window
 from pipelines.runtime.operators import Progress, SessionOperator, session_store, sessions, shapes
 from pipelines.runtime.operators.base import LATE, MAIN
 from state_ops.backends.base import Backend
+from state_ops.backends.composite import clip
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.resident_table import Residence
+from state_ops.schema.key_codec import group_prefix
 from state_ops.schema.key_groups import key_groups, xxhash64
 from state_ops.snapshots.stage_upload import REST
 from tests.tools.sampling import sampled
 
-GAP, GROUPS = 10, range(8)
+GAP, GROUPS = 10, range(8)  # microseconds; the key groups of the subtask
 _FIRST = datetime(2024, 5, 1, tzinfo=UTC)
 _SCHEMA = pa.schema(
     [("k", pa.string()), ("i", pa.int32()), ("at", pa.timestamp("us", tz="UTC")), ("v", pa.int64()), ("s", pa.string())]
@@ -107,7 +109,13 @@ class Subtask:
         self.tables = 0
 
     def run(
-        self, events: list[Event], progress: Progress, most_bytes: int | None, batch: int, last: bool
+        self,
+        events: list[Event],
+        progress: Progress,
+        most_bytes: int | None,
+        batch: int = 40,
+        last: bool = True,
+        groups: range = GROUPS,
     ) -> dict[str, list[pa.Table]]:
         """An attempt to the barrier, or to a pause."""
         self.attempt += 1
@@ -115,11 +123,11 @@ class Subtask:
         target.mkdir()
         self.backend.written = False
         residence = (
-            None if most_bytes is None else Residence(self.source, target, most_bytes, GROUPS, self.attempt == 1)
+            None if most_bytes is None else Residence(self.source, target, most_bytes, groups, self.attempt == 1)
         )
         assert self.stage.window is not None
         operator = SessionOperator(
-            self.stage, self.stage.window, self.shapes, self.backend, progress, GROUPS, residence
+            self.stage, self.stage.window, self.shapes, self.backend, progress, groups, residence
         )
         out: dict[str, list[pa.Table]] = {MAIN: [], LATE: [], REST: []}
         for at in range(0, len(events), batch):
@@ -261,3 +269,15 @@ def _again(subtask: Subtask, table: pa.Table) -> list[Event]:
         Event(owner, at, v, s)
         for owner, (at, v, s) in zip(subtask.keys(table), rows[["at", "v", "s"]].rows(), strict=True)
     ]
+
+
+def test_a_table_of_more_key_groups_than_a_subtask_has_closes_nothing_of_theirs(tmp_path):
+    subtask = Subtask(["i"], MemoryBackend(), tmp_path)
+    events = [Event((number,), number, 1, "x") for number in range(50)]
+    subtask.run(events, Progress(None, None, False), 1 << 20)
+    assert subtask.tables == 1
+    half = range(4)
+    clip(subtask.backend, group_prefix(half.start, 0), group_prefix(half.stop, 0))
+    mine = [row[0] for row in subtask.stored()]
+    out = subtask.run([], Progress(None, None, True), 1 << 20, groups=half)
+    assert sorted(row[0] for row in _rows(subtask, out[MAIN])) == sorted(mine) and 0 < len(mine) < 50
