@@ -15,7 +15,7 @@ from pathlib import Path
 
 import duckdb
 
-from benchmarks.nexmark.truth import database, names
+from benchmarks.nexmark.truth import QUERIES, database, names
 
 _FLOATS = ("FLOAT", "DOUBLE")
 
@@ -98,11 +98,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--truths", type=Path, required=True, help="what benchmarks.nexmark.truth has written")
     parser.add_argument("--out", type=Path, required=True, help="what benchmarks.nexmark.run has written")
-    parser.add_argument("--queries", help="e.g. q3,q7; without it all that are in --out")
+    parser.add_argument("--queries", type=names, help="e.g. q3,q7; without it all that are in --out")
     given = parser.parse_args()
-    queries = names(given.queries)
-    if given.queries is None:
-        queries = [query for query in queries if (given.out / f"{query}.parquet").exists()]
+    there = [query for query in QUERIES if (given.out / f"{query}.parquet").exists()]
+    queries = there if given.queries is None else given.queries
     results = {query: compare(given.truths / f"{query}.parquet", given.out / f"{query}.parquet") for query in queries}
     for query, result in results.items():
         print(f"{query}: {result}", *result.examples, sep="\n    ")

@@ -266,14 +266,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, required=True, help="what benchmarks.nexmark.generate has written")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--queries", help="e.g. q3,q7; without it all that Spark expresses")
+    parser.add_argument("--queries", type=names, default=list(QUERIES), help="without it all that Spark expresses")
     parser.add_argument("--files", type=int, default=4, help="of each folder in one micro-batch")
     given = parser.parse_args()
-    queries = list(QUERIES) if given.queries is None else names(given.queries)
-    missing = [query for query in queries if query not in QUERIES]
+    missing = [query for query in given.queries if query not in QUERIES]
     if missing:
         parser.error(f"Spark has no operators for {', '.join(missing)}.")
-    run(given.input, given.out, queries, given.files)
+    run(given.input, given.out, given.queries, given.files)
 
 
 if __name__ == "__main__":

@@ -53,16 +53,16 @@ def database(scratch: Path) -> duckdb.DuckDBPyConnection:
     return db
 
 
-def names(text: str | None) -> list[str]:
-    """The queries that a command's option says, all without it.
+def names(text: str) -> list[str]:
+    """The queries that a command's option says.
 
     Raises:
-        ValueError: One of them is no query.
+        argparse.ArgumentTypeError: One of them is no query.
     """
-    queries = list(QUERIES) if text is None else [name.strip() for name in text.split(",")]
+    queries = [name.strip() for name in text.split(",")]
     unknown = [name for name in queries if name not in QUERIES]
     if unknown:
-        raise ValueError(f"There is no query {', '.join(unknown)}: queries are q0 to q23.")
+        raise argparse.ArgumentTypeError(f"there is no query {', '.join(unknown)}: queries are q0 to q23")
     return queries
 
 
@@ -74,9 +74,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, required=True, help="what benchmarks.nexmark.generate has written")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--queries", help="e.g. q3,q7; all without it")
+    parser.add_argument("--queries", type=names, default=QUERIES, help="e.g. q3,q7; all without it")
     given = parser.parse_args()
-    write(given.input, given.out, names(given.queries))
+    write(given.input, given.out, given.queries)
 
 
 if __name__ == "__main__":
