@@ -75,7 +75,8 @@ def page(figures: dict[str, Any]) -> str:
         }
         for query, engines in queries.items()
     }
-    return harness.render("nexmark", **figures, table=table)
+    modes = {query: spark.QUERIES[query].mode for query in table}
+    return harness.render("nexmark", **figures, table=table, modes=modes)
 
 
 _FIGURES = ("rows", "seconds", "cpu", "later_seconds", "later_cpu")
