@@ -30,6 +30,7 @@ from state_ops.schema.state_schema import StateSchema
 
 SESSIONS = "sessions"  # the one field of a value row
 HASH = "__weir_hash"
+_MOST_ENTRIES = 4  # that are counted for a session: its value and its place in the index, each twice at most
 _WRITE_KEYS = 400_000  # at a time: as entries, sessions take several times as much memory
 
 
@@ -49,8 +50,9 @@ class OpenSessions:
         self._begun = self._scan_tried = False
         self._touched = 0
 
-    def table(self, asked: int) -> pl.DataFrame | None:
-        """All open sessions, if they are resident, or if reading all costs about as much as so many gets."""
+    def table(self, asked: pl.DataFrame) -> pl.DataFrame | None:
+        """All open sessions, if they are resident, or if reading all costs about as much as a get for each that is
+        asked for."""
         residence = self._residence
         if residence is None or not residence.most_bytes:
             return None
@@ -58,9 +60,12 @@ class OpenSessions:
             self._begun = True
             stored = residence.load(str(VALUE_STATE), self._shape, self.empty.drop(HASH), self._key)
             self._table = None if stored is None else hashed(stored.rows, stored.hashes)
-        if self._table is None and not self._scan_tried and asked * SCAN_PER_GET >= self._backend.approximate_entries():
-            self._scan_tried = True
-            self._table = self._scanned(residence.most_bytes)
+        if self._table is None and not self._scan_tried:
+            entries = self._backend.approximate_entries()
+            may_fit = asked.estimated_size() * entries <= residence.most_bytes * _MOST_ENTRIES * len(asked)
+            if may_fit and len(asked) * SCAN_PER_GET >= entries:
+                self._scan_tried = True
+                self._table = self._scanned(residence.most_bytes)
         return self._table
 
     def of(self, keys: pl.DataFrame) -> pl.DataFrame:

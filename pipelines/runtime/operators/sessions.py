@@ -142,7 +142,7 @@ class SessionOperator(EventTimeOperator):
         """
         keys = sorted_by_key(alone.select(HASH, *self._by), self._by)
         keys = keys.filter(~repeats(keys, self._by))
-        table = self._open.table(len(keys))
+        table = self._open.table(keys)
         others = [
             sessions.filter(among(hashes(sessions), hashes(keys))).select(
                 HASH, *self._by, pl.col(START).alias(_FROM), pl.col(END).alias(_TO)
@@ -168,7 +168,7 @@ class SessionOperator(EventTimeOperator):
         """Merge sessions into those that are open; yields those that end by then, which are open no more."""
         if not len(fresh) and upto is None:
             return
-        table = self._open.table(len(fresh))
+        table = self._open.table(fresh)
         if table is not None:
             yield from self._fold(table, fresh, upto).iter_slices(_FIRE_KEYS)
             return

@@ -281,3 +281,25 @@ def test_a_table_of_more_key_groups_than_a_subtask_has_closes_nothing_of_theirs(
     mine = [row[0] for row in subtask.stored()]
     out = subtask.run([], Progress(None, None, True), 1 << 20, groups=half)
     assert sorted(row[0] for row in _rows(subtask, out[MAIN])) == sorted(mine) and 0 < len(mine) < 50
+
+
+class Scanned(MemoryBackend):
+    """How many entries scans have read."""
+
+    entries = 0
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().scan(start, end):
+            self.entries += 1
+            yield entry
+
+
+@pytest.mark.parametrize(("most_bytes", "read"), [(10_000, 0), (1 << 20, 50)])
+def test_all_sessions_are_read_for_a_table_only_where_they_may_fit(tmp_path, most_bytes, read):
+    backend = Scanned()
+    subtask = Subtask(["i"], backend, tmp_path)
+    events = [Event((number,), number, 1, "x" * 1_000) for number in range(50)]
+    subtask.run(events, Progress(None, None, False), None)
+    subtask.run(events, Progress(None, None, False), most_bytes)
+    assert backend.entries == read
+    assert [row[2] for row in subtask.stored()] == [2] * 50
