@@ -23,6 +23,7 @@ from state_ops.checkpoints.checkpoint import STATE, Ack, Snapshot, from_micros, 
 from state_ops.errors import PipelineError
 from state_ops.keyed.timers import AT, DOMAIN, MOMENT, scan_timers
 from state_ops.keyed.ttl import expiry_of
+from state_ops.schema.descriptors import Collection
 from state_ops.schema.key_groups import group_range
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
@@ -154,7 +155,7 @@ class StageRun:
         shapes, acks = self._shapes, self.acks
         if shapes is not None and self._read[0] != acks:
             assert self.epochs.newest is not None, "it has acks"
-            cls = self.stage.state or _class_of(self.stage.uid, shapes.state)
+            cls = self.stage.state or _class_of(self.stage.uid, shapes.state, shapes.collections)
             forgotten = self.epochs.progress[self.stage.uid].forgotten
             expiry = expiry_of(shapes.state, self.stage.ttl, to_micros(self.epochs.newest.now), forgotten)
             states: dict[Any, State] = {}
@@ -165,10 +166,10 @@ class StageRun:
 
 
 @functools.cache
-def _class_of(name: str, schema: StateSchema) -> type[State]:
-    """A State class with the fields of an operator's own state."""
+def _class_of(name: str, schema: StateSchema, collections: tuple[Collection, ...]) -> type[State]:
+    """A State class with the fields and maps of an operator's own state."""
     cls: type[State] = type(name, (State,), {})
-    cls.__weir_schema__ = schema
+    cls.__weir_schema__, cls.__weir_collections__ = schema, collections
     for field in schema.fields:
         setattr(cls, field.name, field.default)
     return cls

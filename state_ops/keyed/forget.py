@@ -25,6 +25,7 @@ from state_ops.schema.descriptors import (
     PROCESSING_TIMERS_OF_KEY,
     VALUE_STATE,
     WINDOW_STATE,
+    WINDOW_VALUES,
 )
 from state_ops.schema.key_codec import encode_keys, group_prefix
 from state_ops.schema.key_groups import key_groups
@@ -36,6 +37,7 @@ _TAG, _MOMENT = 4, 8  # bytes, as `KIND_BYTES`, which an entry's key begins with
 _AT = {
     **dict.fromkeys((VALUE_STATE, EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY), KIND_BYTES),
     **dict.fromkeys((LIST_STATE, LIST_ENDS, MAP_STATE), KIND_BYTES + _TAG),
+    WINDOW_VALUES: KIND_BYTES + _MOMENT + _TAG,
     **dict.fromkeys((WINDOW_STATE, EVENT_TIMERS, PROCESSING_TIMERS, MOMENTS), KIND_BYTES + _MOMENT),
 }
 """Where the key columns begin in an entry's key, by the kind of state. What follows them is a part of the entry."""

@@ -257,6 +257,12 @@ def check_foldable(
                     next=f"Its columns are: {', '.join(frame.columns)}.",
                 )
             _check_kind(name, agg, column, frame.schema[column], method, where)
+        if agg.kind == "count_distinct":
+            raise StageError(
+                f"{method} cannot keep {name} = count_distinct(...) in one field: the values are to be kept beside it.",
+                where=where,
+                next="Put the values into a MapOf, and count those that it did not contain.",
+            )
         if agg.kind == "mean":
             raise StageError(
                 f"{method} cannot keep {name} = mean(...) in one field.",

@@ -3,9 +3,10 @@
     from state_ops.rows import aggregates as agg
     agg.count(), agg.sum("dep_delay"), agg.mean("dep_delay"), agg.min(...), agg.max(...), agg.first(...), agg.last(...)
 
-`count` counts rows. Nulls are left out of all others; over nothing a sum is 0, the others are null. Sums of integers
-and booleans are int64 and sums of decimals decimal128(38, scale); one that does not fit is refused, never wrapped.
-Means are float64. A NaN counts in min and max only where there is nothing else.
+`count` counts rows, `count_distinct` values, which `state_ops.rows.distinct_values` keeps. Nulls are left out of all
+but `count`; over nothing counts and sums are 0, the others are null. Sums of integers and booleans are int64 and sums
+of decimals decimal128(38, scale); one that does not fit is refused, never wrapped. Means are float64. A NaN counts in
+min and max only where there is nothing else.
 
 `where="price < 10000"` makes an aggregate one of the rows of which that is true, as SQL's FILTER does. Whoever
 aggregates evaluates it, row by row: `Agg.filtered` is the aggregate of the column that comes of it.
@@ -27,6 +28,7 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.errors import PipelineError
+from state_ops.schema.key_codec import check_key_type
 
 _NAMES = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
 _TAKEN = "__weir_taken_"
@@ -37,7 +39,7 @@ class Agg:
     """One aggregate over the rows of a key.
 
     Attributes:
-        kind: "count", "sum", "mean", "min", "max", "first" or "last".
+        kind: "count", "count_distinct", "sum", "mean", "min", "max", "first" or "last".
         column: The column that is aggregated; None: rows are counted. Of a count, it is null in rows that do not count.
         order_by: The columns that decide which row is first or last; empty where rows come in order.
         where: Which rows count, in Spark SQL; None: all.
@@ -79,6 +81,11 @@ class Agg:
         """The same of a column that is null in the rows which do not count; of a count, true in the others."""
         return self if self.where is None else replace(self, column=_TAKEN + name, where=None)
 
+    @property
+    def counted(self) -> Agg:
+        """The same of partials whose values have become a number."""
+        return replace(self, kind="count") if self.kind == "count_distinct" else self
+
     def check(self, name: str, schema: pa.Schema, where: str) -> None:
         """PipelineError unless the columns exist and can be aggregated so."""
         for column in self.columns:
@@ -98,15 +105,33 @@ class Agg:
                 where=where,
                 next="Take first or last of it, or what is in it as a column of its own, in transform=.",
             )
+        if self.kind == "count_distinct":
+            self._check_values(name, kind, where)
         if self.kind not in ("sum", "mean"):
             return
         numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal128)
         if not any(is_number(kind) for is_number in numbers):
             raise PipelineError(f"{name} = {self.kind}({self.column!r}), but that column is {kind}.", where=where)
 
+    def _check_values(self, name: str, kind: pa.DataType, where: str) -> None:
+        try:
+            check_key_type(self.column or "", _kept_type(kind))
+        except PipelineError as error:
+            raise PipelineError(
+                f"{name} = {self}, but that column is {kind}, whose values cannot be told apart by Weir.",
+                where=where,
+                next="Count what is in it, as a column of its own that transform= makes.",
+            ) from error
+
+    def value_type(self, schema: pa.Schema) -> pa.DataType:
+        """As what the values of its column are kept: whole numbers of every width as the widest, floats as text, in
+        which -0.0 is 0.0 and all NaN are one."""
+        assert self.column is not None
+        return _kept_type(schema.field(self.column).type)
+
     def parts(self, name: str, schema: pa.Schema) -> list[tuple[str, pa.DataType, bool, object]]:
         """The state fields that hold this aggregate: (field, type, nullable, value before the first row)."""
-        if self.kind == "count":
+        if self.kind in ("count", "count_distinct"):
             return [(name, pa.int64(), False, 0)]
         assert self.column is not None
         kind = schema.field(self.column).type
@@ -133,6 +158,8 @@ class Agg:
             return [number.cast(pl.Int64).alias(name)]
         assert self.column is not None
         column = pl.col(self.column)
+        if self.kind == "count_distinct":
+            return [_kept(column, rows[self.column]).drop_nulls().unique().alias(name)]
         if self.kind == "sum":
             return [column.cast(_wider(rows[self.column])).sum().alias(name)]
         if self.kind == "mean":
@@ -149,6 +176,8 @@ class Agg:
 
     def combine(self, name: str) -> list[pl.Expr]:
         """From earlier partials. First and last need their order."""
+        if self.kind == "count_distinct":
+            return [pl.col(name).explode().drop_nulls().unique()]
         if self.kind in ("count", "sum", "mean"):
             return [pl.col(field).sum() for field in self.fields(name)]
         if self.kind in ("min", "max"):
@@ -170,7 +199,7 @@ class Agg:
             ranked: Of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps
                 and structs can be sorted, but an expression cannot compare two of them.
         """
-        if self.kind in ("count", "sum", "mean"):
+        if self.kind in ("count", "count_distinct", "sum", "mean"):
             return [
                 (pl.col(old + field).fill_null(0) + pl.col(new + field)).alias(field) for field in self.fields(name)
             ]
@@ -220,6 +249,21 @@ def _wider(type: pl.DataType) -> pl.DataType:
     return pl.Float64() if type.is_float() else pl.Int128()
 
 
+def _kept_type(type: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(type):
+        return pa.int64()
+    return pa.string() if pa.types.is_floating(type) or pa.types.is_large_string(type) else type
+
+
+def _kept(values: pl.Expr, type: pl.DataType) -> pl.Expr:
+    """Values of a column of this type as `_kept_type`."""
+    if type.is_integer():
+        return values.cast(pl.Int64)
+    if type.is_float():
+        return pl.when(values == 0).then(pl.lit(0.0)).otherwise(values.cast(pl.Float64)).cast(pl.String)
+    return values
+
+
 def rank_of(name: str) -> str:
     """The column with each row's place in the order of the aggregate `name`; null where it does not take part."""
     return f"__weir_rank_{name}"
@@ -227,6 +271,10 @@ def rank_of(name: str) -> str:
 
 def count(*, where: str | None = None) -> Agg:
     return Agg("count", where=where)
+
+
+def count_distinct(column: str, *, where: str | None = None) -> Agg:
+    return Agg("count_distinct", column, where=where)
 
 
 def sum(column: str, *, where: str | None = None) -> Agg:

@@ -108,6 +108,11 @@ AGGREGATES = """
     (list(f ORDER BY {down}, f DESC) FILTER (f IS NOT NULL AND (NOT b OR s IS NULL)))[1] AS newest_of_some
 """
 
+DISTINCT_COUNTS = """
+    count(DISTINCT f) AS floats, count(DISTINCT s) FILTER (b IS NOT NULL) AS texts, count(DISTINCT d) AS decimals,
+    count(DISTINCT ts) AS moments, count(DISTINCT b) AS flags
+"""
+
 
 def aggregates(*by: str) -> str:
     """The SQL of `WANTED`; first and last by these columns."""

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from pipelines import testing
 from pipelines.api import agg, aggregate, deduplicate, delta, files, window
 from pipelines.runtime.operators import aggregation, deduplication, sessions, windows
+from state_ops.backends.base import BEYOND
 from state_ops.rows import key_aggregation, row_store
 from state_ops.rows.resident_table import Residence
-from tests.properties.events import CUTS, SCHEMA, aggregates, database, events, watermarks
+from tests.properties.events import CUTS, DISTINCT_COUNTS, SCHEMA, aggregates, database, events, watermarks
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 WANTED = {
@@ -28,6 +29,10 @@ WANTED = {
     "high_decimal": agg.max("d"), "some": agg.max("b"), "since": agg.min("ts"), "opened": agg.first("f"),
     "closed": agg.last("f"), "positive": agg.count(where="i > 0"), "of_some": agg.sum("d", where="b AND s <> 'a'"),
     "mean_of_some": agg.mean("f", where="b"), "newest_of_some": agg.last("f", where="NOT b OR `s` IS NULL"),
+}  # fmt: skip
+DISTINCT = {
+    "floats": agg.count_distinct("f"), "texts": agg.count_distinct("s", where="b IS NOT NULL"),
+    "decimals": agg.count_distinct("d"), "moments": agg.count_distinct("ts"), "flags": agg.count_distinct("b"),
 }  # fmt: skip
 MINUTES = st.integers(1, 200).map(lambda minutes: f"{minutes}m")
 quick = settings(
@@ -70,14 +75,14 @@ def minutes(text: str) -> timedelta:
 @quick
 def test_running_aggregates(sizes, seed, few, parallelism, batch_rows):
     cut = events(sizes, seed)
-    totals = aggregate("totals", EVENTS, key="k", order_by=["ts", "seq"], **WANTED)
+    totals = aggregate("totals", EVENTS, key="k", order_by=["ts", "seq"], **WANTED, **DISTINCT)
     run = testing.run(totals, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     rows_out = []
     with cramped(few):
         for rows in cut:
             rows_out += run.epoch(rows).rows()
     expected = database(cut).sql(f"""
-        SELECT k, {aggregates("ts", "seq")}, number AS epoch
+        SELECT k, {aggregates("ts", "seq")}, {DISTINCT_COUNTS}, number AS epoch
         FROM events, (SELECT DISTINCT slice AS number, k AS touched FROM events)
         WHERE slice <= number AND k = touched GROUP BY k, number
     """)
@@ -98,7 +103,7 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
     cut = events(sizes, seed)
     windowed = window(
         "sized", EVENTS, key="k", on="ts", every=every, size=f"{size}m", offset=f"{offset}m", lateness=f"{lateness}m",
-        order_by=["ts", "seq"], late=delta.append("late"), **WANTED,
+        order_by=["ts", "seq"], late=delta.append("late"), **WANTED, **DISTINCT,
     )  # fmt: skip
     run = testing.run(windowed, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     fired, late = [], []
@@ -125,7 +130,7 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
     """)
     expected = connection.sql(f"""
         SELECT coalesce((SELECT min(number) FROM marks WHERE mark >= ending), {len(cut) + 1}),
-               k, ending - INTERVAL {size} MINUTE, ending, {aggregates("ts", "seq")}
+               k, ending - INTERVAL {size} MINUTE, ending, {aggregates("ts", "seq")}, {DISTINCT_COUNTS}
         FROM placed GROUP BY k, ending
     """)
     assert alike(fired) == alike(expected.fetchall())
@@ -136,6 +141,7 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
         ).fetchall()
     ]
     assert run.open_windows.is_empty()
+    assert not any(list(backend.scan(b"", BEYOND)) for _, backend in run.backends())
     run.close()
 
 

@@ -519,11 +519,28 @@ pipeline = Pipeline(
     "every",
     (
         riders,
-        window("hourly", LANDING, key="id", every="1h", on="at", sink=delta.append("hours"), total=agg.sum("amount")),
+        window(
+            "hourly",
+            LANDING,
+            key="id",
+            every="1h",
+            on="at",
+            sink=delta.append("hours"),
+            total=agg.sum("amount"),
+            amounts=agg.count_distinct("amount"),
+        ),
         window(
             "sessions", LANDING, key="id", gap="1h", on="at", sink=delta.append("sessions"), total=agg.sum("amount")
         ),
-        aggregate("sums", LANDING, key="id", sink=delta.append("sums"), total=agg.sum("amount")),
+        aggregate(
+            "sums",
+            LANDING,
+            key="id",
+            sink=delta.append("sums"),
+            total=agg.sum("amount"),
+            amounts=agg.count_distinct("amount"),
+            ids=agg.count_distinct("at"),
+        ),
         deduplicate("unique", LANDING, key="id", on="at", ttl="1d", sink=delta.append("uniques")),
     ),
     max_parallelism=8,
@@ -546,7 +563,7 @@ def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, u
 
     done = state_delete.delete(pipeline, site.settings, uid, key, executor=InMemoryExecutor())
 
-    expected = {"riders": 1 + 2 + 1 + 4, "hourly": 1, "sessions": 2, "sums": 1, "unique": 2}[uid]
+    expected = {"riders": 1 + 2 + 1 + 4, "hourly": 2, "sessions": 2, "sums": 3, "unique": 2}[uid]
     (holding,) = done.holdings
     after = {stage.uid: entries(site, stage.uid) for stage in pipeline.stages}
     lost = before[uid][1].keys() - after[uid][2].keys()

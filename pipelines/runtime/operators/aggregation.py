@@ -13,13 +13,14 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Aggregation, Stage
-from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refuse_clash, state_of
+from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refuse_clash, state_of, values_of
 from pipelines.runtime.operators.filtered_rows import FilteredRows
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.rows import key_aggregation
+from state_ops.rows.distinct_values import DistinctValues
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from state_ops.rows.spill import Spill
@@ -30,7 +31,7 @@ _OUT_ROWS = 100_000
 
 
 class AggregationOperator:
-    """State: one value row per key, the fields of the aggregates."""
+    """State: one value row per key, the fields of the aggregates; of `count_distinct`, the values as a map."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class AggregationOperator:
         self._by = [GROUP, *stage.key]
         self._filtered = FilteredRows(aggregation.aggregates, self._by, self._where)
         self._aggregates = self._filtered.aggregates
+        self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys)
         self._partials = key_aggregation.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         self._spill = Spill(residence.target, residence.groups)
         self.rows_late = self.rows_deferred = 0
@@ -67,6 +69,7 @@ class AggregationOperator:
                 self._spill.add(rest)
         for gathered in self._spill.take():
             yield from self._handed_out(gathered)
+        self._distinct.barrier()
         self._rows.barrier()
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
@@ -88,6 +91,7 @@ class AggregationOperator:
         for fresh in key_aggregation.parts(gathered):
             keys = fresh.select(self._by)
             old, _ = self._rows.get(keys)
+            fresh = self._distinct.counted(fresh)
             new = key_aggregation.merged(self._aggregates, old, fresh, self._where)
             self._rows.put(keys, new, np.ones(len(new), bool))
             yield keys, new
@@ -106,9 +110,9 @@ def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, 
     where = f"aggregate {stage.uid}"
     refuse_clash(stage, {EPOCH}, "the column that an aggregate adds")
     state = state_of(aggregation.aggregates, rows, where)
-    refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
+    values = values_of(stage, aggregation.aggregates, rows, state)
     fields = frames.from_arrow(state.arrow.empty_table())
     results = frames.arrow(fields.select([agg.result(name) for name, agg in aggregation.aggregates])).schema
     output = pa.schema([*keys, *results, pa.field(EPOCH, pa.int64())])
     check_storable(output, where, "Cast the column that it is made from in transform=")
-    return Shapes(keys, state, {MAIN: output})
+    return Shapes(keys, state, {MAIN: output}, values)

@@ -20,6 +20,7 @@ from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.ttl import stamped
 from state_ops.rows.aggregates import Agg
+from state_ops.rows.distinct_values import collections
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import StateSchema
 from state_ops.snapshots.stage_upload import MAIN as MAIN
@@ -196,6 +197,21 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
         return StateSchema.build(fields)
     except PipelineError as error:
         raise PipelineError(error.what, where=where, next="Leave it out, or cast its column in transform=.") from error
+
+
+def values_of(
+    stage: Stage, aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, state: StateSchema
+) -> tuple[Collection, ...]:
+    """The maps with the values that aggregates of a stage count.
+
+    Args:
+        rows: The columns of the input.
+        state: The fields of `state_of`, which may not be named like key columns either.
+    """
+    fields = [field.name for field in state.fields]
+    maps = collections(aggregates, rows, fields)
+    refuse_clash(stage, {*fields, *(column for kept in maps for column in kept.columns)}, "a field of its state")
+    return maps
 
 
 def check_event_time(rows: pa.Schema, on: str, where: str) -> None:

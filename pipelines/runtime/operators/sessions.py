@@ -49,6 +49,7 @@ from pipelines.runtime.operators.session_store import (
 )
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
+from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP, scan_values
 from state_ops.rows import key_aggregation
 from state_ops.rows.aggregates import Agg
@@ -272,5 +273,12 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     fields = state_of(with_bounds(window.aggregates), pa.schema([*rows, *bounds]), where).fields
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")
     session = pa.struct([pa.field(field.name, field.type) for field in fields])
+    for name, agg in window.aggregates:
+        if agg.kind == "count_distinct":
+            raise PipelineError(
+                f"{name} = {agg} counts in no session: sessions that grow together would have to move their values.",
+                where=where,
+                next="Count in windows of one size.",
+            )
     state = StateSchema.build([(SESSIONS, pa.list_(session), True, None)])
     return event_time.window_shapes(stage, window, rows, keys, state, no_sessions(keys, state))

@@ -11,6 +11,7 @@ handed out to the windows:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -26,6 +27,7 @@ from pipelines.runtime.operators.base import (
     event_times,
     refuse_clash,
     state_of,
+    values_of,
 )
 from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
 from pipelines.runtime.operators.filtered_rows import FilteredRows
@@ -33,6 +35,7 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
 from state_ops.rows import key_aggregation
+from state_ops.rows.distinct_values import DistinctValues
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
 from state_ops.schema.key_codec import decode_int64, decode_keys, encode_int64, group_prefix
@@ -50,7 +53,7 @@ _ROWS_PER_LOOK, _LOOKS = 16, 4  # a look for the next window of a key group cost
 
 class WindowOperator(EventTimeOperator):
     """State: one row per (window_end, key), ordered by window_end inside a key group, so that the windows that a
-    watermark closes are one range of the key group."""
+    watermark closes are one range of the key group. So are the values of `count_distinct`."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class WindowOperator(EventTimeOperator):
         self._rows = Rows(backend, shapes.state, by_window, WINDOW_STATE, residence)
         self._partials = key_aggregation.Partials(self._aggregates, by, self._where, _PARTIAL_ROWS)
         self._types = frames.from_arrow(_columns(shapes.keys, shapes.state).empty_table()).schema
+        self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys, _WINDOW)
         self._stored_ends: set[int] | None = None  # of the windows that state has rows of; None: not looked up
         self._closing: list[pl.DataFrame] = []  # rows of windows that this barrier closes
 
@@ -95,7 +99,7 @@ class WindowOperator(EventTimeOperator):
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
         if len(self._partials):
             self._fold()
-        self._rows.barrier()
+        self._write()
         return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
@@ -105,16 +109,26 @@ class WindowOperator(EventTimeOperator):
             return
         upto = _LAST if progress.drain else progress.now
         assert upto is not None
+        self._distinct.flush()
         if not self._rows.all_resident(len(self._partials)):
             self._rows.flush()  # what was merged before the barrier may close too
         if len(self._partials):
             self._fold(upto)
         yield from self._close(upto)
+        self._distinct.forget(self._groups, progress.before, None if progress.drain else upto)
+        self._write()
+
+    def _flush(self) -> None:
+        self._rows.flush()
+        self._distinct.flush()
+
+    def _write(self) -> None:
         self._rows.barrier()
+        self._distinct.barrier()
 
     def _close(self, upto: int) -> Iterator[tuple[str, pa.Table]]:
         """Hand out the windows that end by then: their rows in state, and those of this barrier."""
-        fresh, self._closing = self._sorted_by_group(self._closing), []
+        fresh, self._closing = self._with_counts(self._sorted_by_group(self._closing)), []
         resident = self._rows.take(pl.col(_WINDOW) <= upto)
         if resident is not None:
             yield from self._close_resident([rows for rows in resident if len(rows)], fresh)
@@ -152,7 +166,8 @@ class WindowOperator(EventTimeOperator):
         columns = [pl.col(GROUP).cast(pl.Int32), pl.col(_WINDOW).alias(END)]
         columns += [pl.col(name).cast(self._types[name]) for name in self._stage.key]
         columns += [pl.col(field) for name, agg in self._window.aggregates for field in agg.fields(name)]
-        return pl.concat([part.select(columns) for part in closing] or [pl.DataFrame(schema=types)]).sort(GROUP)
+        parts = [part.select(columns) for part in closing if len(part)]
+        return pl.concat(parts or [pl.DataFrame(schema=types)]).sort(GROUP)
 
     def _fold(self, closing: int | None = None) -> None:
         """Merge what has gathered into the state of the windows that are open.
@@ -179,6 +194,7 @@ class WindowOperator(EventTimeOperator):
             return
         stored = pl.col(_WINDOW).is_in(self._ends_in_state(len(fresh), fresh[_WINDOW].unique()))
         for part, looked_up in ((fresh.filter(stored), True), (fresh.filter(~stored), False)):
+            part = self._distinct.counted(part, look=looked_up)
             if looked_up and len(part):
                 old, _ = self._rows.get(part)
                 self._rows.put(part, key_aggregation.merged(aggregates, old, part, self._where), _all(part))
@@ -186,7 +202,7 @@ class WindowOperator(EventTimeOperator):
                 rows = key_aggregation.fitted(aggregates, part, self._types, self._where)
                 self._rows.put(part, rows, _all(part))
         if full:  # they close by way of state
-            self._rows.flush()
+            self._flush()
 
     def _ends_in_state(self, rows: int, ends: pl.Series) -> list[int]:
         """Of the ends of the windows of so many rows, those that state may have rows of. These rows are put next."""
@@ -246,10 +262,25 @@ class WindowOperator(EventTimeOperator):
         """The output of rows of windows, of which a window and key may have several. from_state: some were stored."""
         window, by = self._window, [END, *self._stage.key]
         if from_state or window.every < window.size:
-            rows = key_aggregation.recombined(self._aggregates, rows, by, self._where)
+            counted = [(name, agg.counted) for name, agg in self._aggregates]
+            rows = key_aggregation.recombined(counted, rows, by, self._where)
         fields = key_aggregation.fitted(self._aggregates, rows, self._types, self._where)
         rows = pl.concat([rows.select(by), fields], how="horizontal")
         return self._closed(window, _with_start(window, rows))
+
+    def _with_counts(self, fresh: pl.DataFrame) -> pl.DataFrame:
+        """Rows of windows that close, sorted by group, with the number of those of their values that state does not
+        have."""
+        if not (len(self._distinct) and len(fresh)):
+            return fresh
+        if self._window.every < self._window.size:
+            by = [GROUP, END, *self._stage.key]
+            fresh = key_aggregation.recombined(self._aggregates, fresh, by, self._where)
+        fresh = fresh.rename({END: _WINDOW})
+        stored = pl.col(_WINDOW).is_in(self._ends_in_state(len(fresh), fresh[_WINDOW].unique()))
+        parts = ((fresh.filter(stored), True), (fresh.filter(~stored), False))
+        counted = [self._distinct.counted(part, look=look, keep=False) for part, look in parts]
+        return pl.concat(counted).rename({_WINDOW: END}).sort(GROUP)
 
 
 def _all(rows: pl.DataFrame) -> np.ndarray:
@@ -310,5 +341,6 @@ def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema
     refuse_clash(stage, {START, END}, "what a window adds")
     check_event_time(rows, window.on, where)
     state = state_of(window.aggregates, rows, where)
-    refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
-    return event_time.window_shapes(stage, window, rows, keys, state, no_windows(window, keys, state))
+    values = values_of(stage, window.aggregates, rows, state)
+    shapes = event_time.window_shapes(stage, window, rows, keys, state, no_windows(window, keys, state))
+    return replace(shapes, collections=values)

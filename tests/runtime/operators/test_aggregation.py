@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -275,7 +276,7 @@ def test_composite_keys_and_null_keys_by_policy():
         testing.run(aggregate("totals", EVENTS, key="a", n=agg.count())).epoch([{"a": None}, {"a": "x"}])
 
 
-SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.float64()), ("epoch", pa.int64()),
+SCHEMA = pa.schema([("k", pa.string()), ("v__values", pa.string()), ("at", pa.timestamp("us")), ("v", pa.float64()), ("epoch", pa.int64()),
                     ("l", pa.time64("us"))])  # fmt: skip
 
 
@@ -294,6 +295,16 @@ SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.flo
         (lambda: totals(t=agg.sum("at")), "that column is timestamp"),
         (lambda: totals(t=agg.max("l")), "'t' is time64"),
         (lambda: totals(n=agg.count(where=" ")), "has no condition"),
+        (lambda: totals(n=agg.count_distinct("l")), "n = count_distinct.'l'., but that column is time64"),
+        (lambda: totals(n=agg.count_distinct("v"), n__values=agg.count()), "'n__values' is both a field and a map"),
+        (
+            lambda: aggregate("totals", EVENTS, key="v__values", v=agg.count_distinct("v")),
+            "'v__values' is a key column",
+        ),
+        (
+            lambda: window("totals", EVENTS, key="k", on="at", gap="1h", n=agg.count_distinct("v")),
+            "n = count_distinct.'v'. counts in no session",
+        ),
         (lambda: totals(n=agg.count(where="w > 1")), "n = count.where='w > 1'., but .* no column"),
         (lambda: totals(n=agg.count(where="rand() < 0.5")), "rand"),
         (lambda: totals(n=agg.count(where="at + v")), "at [+] v"),
@@ -324,9 +335,40 @@ def test_a_row_counts_where_the_condition_is_true_and_what_it_fails_over_decline
         upper.epoch(rows(("ß", 0, 1)))
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([0.0, -0.0, float("nan"), -float("nan"), None, float("inf"), 1e-300, 0.1, 0.1], pa.float64()),
+        pa.array([0.0, -0.0, 0.1, 0.1, None, 16777216.0], pa.float32()),
+        pa.array([-128, 127, 0, 0, None], pa.int8()),
+        pa.array([True, None, False, True]),
+        pa.array(["", "a", "A", "a\0", None, "a", "é", "e\u0301"]),
+        pa.array([b"", b"\0", b"\0\0", None]),
+        pa.array([date(1, 1, 1), date(2024, 1, 1), None, date(1, 1, 1)]),
+        pa.array([NOON, NOON + timedelta(microseconds=1), None, NOON], pa.timestamp("us", tz="UTC")),
+        pa.array([Decimal("0.00"), Decimal("-0.00"), Decimal("9" * 36 + ".99"), None], pa.decimal128(38, 2)),
+    ],
+    ids=lambda values: str(values.type),
+)
+@pytest.mark.parametrize("batch_rows", [1, 100])
+def test_values_are_distinct_as_in_sql(values, batch_rows):
+    given = pa.table({"k": ["a"] * len(values), "v": values})
+    half = len(values) // 2
+    run = testing.run(totals(n=agg.count_distinct("v")), batch_rows=batch_rows, schema=given.schema)
+    for part in (given[:half], given[half:], given[:half]):
+        run.epoch(part)
+    expected = duckdb.sql("SELECT count(DISTINCT v) FROM given").fetchall()
+    assert [(run.state["a"].n,)] == [(len(run.state["a"].n__values),)] == expected
+
+
 def test_slicing_does_not_matter():
     extremes = totals(
-        n=agg.count(where="v < 5"), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"]
+        d=agg.count_distinct("v", where="at IS NOT NULL"),
+        n=agg.count(where="v < 5"),
+        low=agg.min("v"),
+        first=agg.first("v"),
+        last=agg.last("v"),
+        order_by=["at"],
     )
     given = rows(*((key, i * 13 % 17, None if i % 5 == 0 else i * 7 % 11) for i in range(60) for key in "abc"))
     testing.assert_slicing_does_not_matter(extremes, given, trials=6)

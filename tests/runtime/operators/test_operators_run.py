@@ -19,8 +19,8 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operators.watermarks import handed_on
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import PipelineError, TransientError
-from tests.properties.events import SCHEMA, aggregates, database, events, watermarks
-from tests.properties.test_operators_sql import WANTED, alike, placed_in_sessions, remembered
+from tests.properties.events import DISTINCT_COUNTS, SCHEMA, aggregates, database, events, watermarks
+from tests.properties.test_operators_sql import DISTINCT, WANTED, alike, placed_in_sessions, remembered
 from tests.recovery.harness import Site
 from tests.tools.reading import table_at
 
@@ -30,7 +30,7 @@ GAP, LATENESS, TTL = timedelta(minutes=40), timedelta(minutes=60), timedelta(min
 unique = deduplicate(
     "unique", EVENTS, key="seq", ttl="300m", on="ts", sink=delta.append("unique"), late=delta.append("unique_late")
 )
-totals = aggregate("totals", unique, key="k", order_by=["ts", "seq"], sink=delta.append("totals"), **WANTED)
+totals = aggregate("totals", unique, key="k", order_by=["ts", "seq"], sink=delta.append("totals"), **WANTED, **DISTINCT)
 visits = window(
     "visits", EVENTS, key="k", on="ts", gap="40m", lateness="60m", order_by=["ts", "seq"], sink=delta.append("visits"),
     late=delta.append("visits_late"), **WANTED,
@@ -38,6 +38,7 @@ visits = window(
 rolling = window(
     "rolling", EVENTS, key="k", on="ts", every="30m", size="75m", lateness="60m", sink=delta.append("rolling"),
     late=delta.append("rolling_late"), n=agg.count(), total=agg.sum("i"),
+    texts=agg.count_distinct("s"), numbers=agg.count_distinct("i", where="b"),
 )  # fmt: skip
 pipeline = Pipeline("measures", (unique, totals, visits, rolling), max_parallelism=16)
 
@@ -69,7 +70,9 @@ def _check(site: Site, cut: list[list[dict]]) -> None:
     )
     newest = _frame(site, "totals").sort("epoch").unique("k", keep="last").drop("epoch")
     assert alike(newest.rows()) == alike(
-        connection.sql(f"SELECT k, {aggregates('ts', 'seq')} FROM events WHERE kept GROUP BY k").fetchall()
+        connection.sql(
+            f"SELECT k, {aggregates('ts', 'seq')}, {DISTINCT_COUNTS} FROM events WHERE kept GROUP BY k"
+        ).fetchall()
     )
     assert alike(_frame(site, "visits").rows()) == alike(
         connection.sql(
@@ -79,7 +82,8 @@ def _check(site: Site, cut: list[list[dict]]) -> None:
     )
     assert Counter(_frame(site, "visits_late")["seq"]) == Counter(seq for seq in rows if seq not in session)
     expected = connection.sql("""
-        SELECT k, ending - INTERVAL 75 MINUTE, ending, count(*), coalesce(sum(i), 0)::BIGINT
+        SELECT k, ending - INTERVAL 75 MINUTE, ending, count(*), coalesce(sum(i), 0)::BIGINT, count(DISTINCT s),
+               count(DISTINCT i) FILTER (b)
         FROM (SELECT *, unnest(generate_series(time_bucket(INTERVAL 30 MINUTE, ts), ts - INTERVAL 75 MINUTE,
                         -INTERVAL 30 MINUTE)) + INTERVAL 75 MINUTE AS ending FROM events)
         WHERE ending > ts AND (before IS NULL OR ending > before) GROUP BY k, ending
@@ -112,6 +116,7 @@ def test_runs_that_fail_and_resume_give_what_sql_gives(tmp_path):
     options = RunOptions(until_caught_up=True, drain=True)
     while True:
         tries += 1
+        site.options["WEIR_SPARK__PARALLELISM"] = str(1 + tries % 3)
         try:
             for _ in run(pipeline, site.settings, options, Failing(chance)):
                 pass
@@ -128,6 +133,9 @@ def test_runs_that_fail_and_resume_give_what_sql_gives(tmp_path):
     }
     assert totals_ == {row[0]: row[1] for row in _frame(site, "totals").sort("epoch").unique("k", keep="last").rows()}
     assert state_reader.get(pipeline, site.settings, "visits", ["hot"]) == []
+    (hot,) = state_reader.get(pipeline, site.settings, "totals", ["hot"])
+    assert len(hot["moments__values"]) == hot["moments"] > 20
+    assert [entry["texts__values_key"] for entry in hot["texts__values"]] == ["", "a", "zz", "é"]
 
 
 def test_what_sessions_and_deduplication_know_can_be_looked_up(tmp_path):

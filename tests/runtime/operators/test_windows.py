@@ -105,13 +105,14 @@ def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_i
     monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0 if limit == 20 else 1 << 20)
     rng = np.random.default_rng(limit)
     sums = {"total": agg.sum("v"), "least": agg.min("v"), "newest": agg.last("v"), "mean": agg.mean("v")}
+    sums["values"] = agg.count_distinct("w")
     run = testing.run(counted(every=every, size=size, lateness="7m", **sums), parallelism=2, batch_rows=30)
     rows: list[dict] = []
     out: list[pl.DataFrame] = []
     for epoch in range(8):
         minutes = epoch * 7 + rng.integers(0, 14, 120)
         fresh = [
-            at(int(m), f"k{key}", v=int(v), seq=len(rows) + i)
+            at(int(m), f"k{key}", v=int(v), w=int(v) % 7, seq=len(rows) + i)
             for i, (m, key, v) in enumerate(
                 zip(minutes, rng.integers(0, 30, 120), rng.integers(0, 99, 120), strict=True)
             )
@@ -140,10 +141,19 @@ def replayed(rows: list[dict], every: str, size: str) -> pl.DataFrame:
         pl.len().cast(pl.Int64).alias("n"),
         pl.col("v").sum().alias("total"),
         pl.col("v").min().alias("least"),
+        pl.col("w").n_unique().cast(pl.Int64).alias("values"),
     ]
     aggregates += [pl.col("v").sort_by("at").last().alias("newest"), pl.col("v").mean().alias("mean")]
     inside = spread.filter(pl.col("at") < pl.col("window_end"))
     return inside.group_by(by).agg(aggregates).sort("k", "window_start")
+
+
+def test_a_value_that_comes_in_several_parts_of_a_closing_window_counts_once(monkeypatch):
+    monkeypatch.setattr(key_aggregation, "_PART_BYTES", 1)
+    run = testing.run(counted(every="10m", size="20m", values=agg.count_distinct("v")))
+    run.epoch([at(2, v=7)])
+    closed = run.epoch([at(1, v=8), at(5, v=7), at(15, v=8), at(17, v=9)], drain=True)
+    assert closed["values"].to_list() == [2, 3, 2]
 
 
 def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypatch):
