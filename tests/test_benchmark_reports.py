@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import asynchronous_snapshots, compression, dagster_overhead, epoch_profile, gates, harness, incremental
 from benchmarks.asynchronous import report
+from benchmarks.nexmark import beside
 
 PAGES = {
     "asynchronous": report.page,
@@ -18,6 +19,7 @@ PAGES = {
     "gates": gates.report,
     "incremental": incremental.report,
     "incremental-100mb": incremental.report,
+    "nexmark": beside.page,
     "restore": lambda figures: harness.render("restore", **figures),
     "snapshots": asynchronous_snapshots.report,
     "stall": report.page,
