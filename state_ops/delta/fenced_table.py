@@ -259,6 +259,8 @@ class FencedTable(TableFiles):
         super().__init__(storage, path, schema, partition_by, optional)
         self.app_id = app_id
         self._version: TableVersion | None = None
+        self._properties: dict[str, str] | None = None  # when it was opened last, until `upgrade` has seen them
+        self._present: set[str] = set()  # its fields then
         self._lock = RLock()
         self.cleanup_due = False  # by a commit of this object
 
@@ -286,7 +288,9 @@ class FencedTable(TableFiles):
 
     def _opened(self) -> TableVersion:
         handle = open_table(self.storage, self.path)
-        self._check_columns(handle)
+        self._properties = handle.metadata().configuration
+        self._present = {field.name for field in handle.schema().fields}
+        self._check_columns()
         opened = log_entries.read_version(self.storage, self.path, handle, self.app_id, active_files(handle))
         # Only now: an entry that stands where another one was cleaned away is a zombie's.
         if opened is None or log_cleanup.may_be_cleaned(log_cleanup.log_names(self.storage, self.path), opened.number):
@@ -364,7 +368,7 @@ class FencedTable(TableFiles):
         Args:
             after: The recorded one, else FencedError.
         """
-        expected = after
+        expected, self._properties = after, None
         for _ in range(_MAX_RACES):
             handle = open_table(self.storage, self.path)
             version = handle.version()
@@ -499,9 +503,14 @@ class FencedTable(TableFiles):
             log.warning("the log of a registry table was not cleaned up", table=self.path, error=plainly(error))
 
     def upgrade(self, generation: Generation) -> None:
-        """Give a table of an older release this one's properties and columns, and its log the cleanup that it lacks."""
-        handle = open_table(self.storage, self.path)
-        properties = handle.metadata().configuration
+        """Give a table of an older release this one's properties and columns, and its log the cleanup that it lacks.
+
+        Right after `claim`, which has opened the table, what it had then counts.
+        """
+        if self._properties is None:
+            self._version = None
+            self.newest()
+        properties = self._properties or {}
         if properties.get(_FORGETS):
             raise ConfigurationError(
                 f"The table {self.path} forgets transaction versions ({_FORGETS}).",
@@ -510,16 +519,15 @@ class FencedTable(TableFiles):
             )
         if any(properties.get(name) != value for name, value in log_cleanup.PROPERTIES.items()):
             self._alter(generation, lambda handle: _set_properties(handle, self.app_id, generation))
-        present = {field.name for field in handle.schema().fields}
-        lacking = [Field.from_arrow(field) for field in self.schema if field.name not in present]
+        lacking = [Field.from_arrow(field) for field in self.schema if field.name not in self._present]
         if lacking:
             self._alter(generation, lambda handle: _add_columns(handle, self.app_id, generation, lacking))
+        self._properties = None
         if log_cleanup.is_overdue(log_cleanup.log_names(self.storage, self.path)):
             self.keep_up(generation)
 
-    def _check_columns(self, handle: DeltaTable) -> None:
-        present = {field.name for field in handle.schema().fields}
-        lacking = [name for name in self.schema.names if name not in present and name not in self._optional]
+    def _check_columns(self) -> None:
+        lacking = [name for name in self.schema.names if name not in self._present and name not in self._optional]
         if lacking:
             raise DamageError(
                 f"The registry's table {self.path} has no column {', '.join(lacking)}.",
