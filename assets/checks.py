@@ -22,6 +22,7 @@ from pipelines.runtime.restore import restore
 from pipelines.runtime.run import fsck
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.coordination import gate_hold, lease
+from state_ops.counts import counted
 from state_ops.errors import WeirError
 from state_ops.fsck.findings import Report
 
@@ -202,7 +203,9 @@ def _of_gate(
         check_name=name,
         passed=not bad,
         severity=dg.AssetCheckSeverity.ERROR if gate.on_failure == "hold" else dg.AssetCheckSeverity.WARN,
-        description=f"{unexpected:,} of {rows:,} rows, e.g. {list(bad[-1].sample)}" if bad else f"{rows:,} rows",
+        description=f"{unexpected:,} of {counted(rows, 'row')}, e.g. {list(bad[-1].sample)}"
+        if bad
+        else counted(rows, "row"),
         metadata=shown,
     )
 
@@ -247,7 +250,11 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     for_seconds = max(0.0, time.time() - min(times)) if times else 0.0
     limit = settings.dagster.overdue_seconds
     count = sum(map(len, waiting.values()))
-    description = f"{count} files are waiting, the oldest for {for_seconds:.0f} s" if count else "nothing is waiting"
+    description = (
+        f"{counted(count, 'file', 'is', 'are')} waiting, the oldest for {for_seconds:.0f} s"
+        if count
+        else "nothing is waiting"
+    )
     shown = {f"files waiting in {name}": len(files) for name, files in waiting.items()}
     return verdict(
         pipeline,
@@ -275,7 +282,7 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
         pipeline,
         RESTORABLE,
         True,
-        f"checkpoint {done.checkpoint_id}: {done.files} files, {done.bytes_total:,} bytes",
+        f"checkpoint {done.checkpoint_id}: {counted(done.files, 'file')}, {done.bytes_total:,} bytes",
         {
             "checkpoint": int(done.checkpoint_id),
             "files": done.files,
@@ -333,7 +340,11 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
     waiting = backlog.lag(pipeline, settings, head)
     shown = {f"files waiting in {name}": count for name, count in waiting.items()}
     gone = backlog.missing(readers(pipeline, settings), waiting)
-    parts = [f"{sum(waiting.values())} files are waiting", *(f"{path} does not exist" for path in gone.values())]
+    count = sum(waiting.values())
+    parts = [
+        f"{counted(count, 'file', 'is', 'are')} waiting",
+        *(f"{path} does not exist" for path in gone.values()),
+    ]
     return verdict(pipeline, INPUT, True, "; ".join(parts), shown)
 
 

@@ -19,6 +19,7 @@ from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
 from state_ops.arrow.frames import schema_from_json
 from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
+from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.ids import CheckpointId
 from state_ops.schema.state_schema import StateSchema
@@ -165,7 +166,8 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
     if report.verdicts:
         shown["gates"] = dg.MetadataValue.md(
             "\n".join(
-                f"- {'passed' if verdict.passed else '**failed**'}: `{verdict.gate}` on {verdict.rows:,} rows of"
+                f"- {'passed' if verdict.passed else '**failed**'}: `{verdict.gate}` on "
+                f"{counted(verdict.rows, 'row')} of"
                 f" {verdict.stage}"
                 for verdict in report.verdicts
             )

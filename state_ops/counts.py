@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 
-def counted(number: int, what: str) -> str:
-    """A number with its noun: "1 file", "1,200 files".
+def counted(number: int, what: str, one: str = "", several: str = "") -> str:
+    """A number with its noun, and perhaps its verb: "1 file", "1,200 files are".
 
     Args:
         what: The noun for one, whose plural ends with -s, -es or -ies.
+        one: The verb for one, with `several` for any other number.
     """
-    if number == 1:
-        return f"1 {what}"
-    if what.endswith(("ch", "sh", "x", "s")):
-        return f"{number:,} {what}es"
-    return f"{number:,} {what[:-1]}ies" if what.endswith("y") and what[-2] not in "aeiou" else f"{number:,} {what}s"
+    if number != 1:
+        if what.endswith("y") and what[-2] not in "aeiou":
+            what = f"{what[:-1]}ies"
+        else:
+            what += "es" if what.endswith(("nch", "sh", "x", "ss")) else "s"
+    return f"{number:,} {what} {one if number == 1 else several}".rstrip()
 
 
 def agrees(number: int, one: str, several: str) -> str:

@@ -15,7 +15,6 @@ from pipelines.cli.console import (
     Name,
     Yes,
     answer,
-    counted,
     moment,
     out,
     print_json,
@@ -32,6 +31,7 @@ from pipelines.runtime.operations import forks as branches
 from pipelines.runtime.operations.branch_diff import BranchDiff
 from pipelines.runtime.operations.promotion import PromotionPlan
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.counts import counted
 from state_ops.errors import ConfigurationError
 
 _DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
@@ -142,7 +142,8 @@ def _show(difference: BranchDiff) -> None:
     for name, count in difference.behind.items():
         if count:
             out.print(
-                f"[yellow]behind[/]  {count:,} files of {name} that the branch has still to read; it differs by"
+                f"[yellow]behind[/]  {counted(count, 'file')} of {name} that the branch has still to "
+                f"read; it differs by"
                 " those too"
             )
     for taken in difference.taken_back:

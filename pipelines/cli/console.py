@@ -147,10 +147,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(as_json(value, indent=2) + "\n")
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
 def short(path: str) -> str:
     """A local path, relative to the working directory if it lies below it."""
     here = f"{Path.cwd()}/"

@@ -20,6 +20,7 @@ from pipelines.runtime.run import fsck as checks
 from pipelines.runtime.run import maintenance
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
+from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
 from state_ops.fsck.findings import Finding, Report, Severity
 from state_ops.fsck.objects import Expected
@@ -138,7 +139,8 @@ def _summary(report: Report) -> str:
     how = "sizes only" if report.quick else f"{report.read:,} bytes read"
     return (
         f"{verdict}: {counts[Severity.DAMAGE]} damaged, {counts[Severity.LEFTOVER]} left over,"
-        f" {counts[Severity.FOREIGN]} foreign; {len(report.checkpoints)} checkpoints, {report.files:,} files,"
+        f" {counts[Severity.FOREIGN]} foreign; {counted(len(report.checkpoints), 'checkpoint')}, "
+        f"{counted(report.files, 'file')},"
         f" {report.bytes:,} bytes ({how})"
     )
 
@@ -155,11 +157,15 @@ def _show_plan(plan: RepairPlan) -> None:
         out.print("  nothing to do")
     else:
         out.print(
-            f"  {len(plan.delete):,} files, {plan.bytes:,} bytes go; no retained checkpoint, running restore or table"
+            f"  {counted(len(plan.delete), 'file')}, {plan.bytes:,} bytes go; no retained checkpoint, "
+            f"running restore or table"
             " names them"
         )
     if plan.beyond:
-        out.print(f"  {len(plan.beyond)} damaged things stay as they are: no repair can undo that")
+        out.print(
+            f"  {counted(len(plan.beyond), 'damaged thing', 'stays', 'stay')} as "
+            f"{agrees(len(plan.beyond), 'it is', 'they are')}: no repair can undo that"
+        )
 
 
 def _show_part(title: str, findings: Iterable[Finding]) -> None:

@@ -14,6 +14,7 @@ from pipelines.runtime.inspection.export import limited
 from pipelines.runtime.inspection.state_reader import Change
 from pipelines.runtime.inspection.value_text import _inner, text_of
 from state_ops.arrow import frames
+from state_ops.counts import counted
 
 _WIDTH, _NARROW = 60, 20
 
@@ -111,7 +112,7 @@ def _read(change: Change) -> str:
         files = [file["name"] for file in part["files"]]
         if files:
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-            parts.append(f"{name}: {part['rows']:,} rows of {files[0]}{more}")
+            parts.append(f"{name}: {counted(part['rows'], 'row')} of {files[0]}{more}")
     carried = [f"rows that waited since {', '.join(map(str, change.carried))}"] if change.carried else []
     return "; ".join(carried + parts) or "nothing"
 

@@ -15,7 +15,6 @@ from pipelines.cli.console import (
     Name,
     Yes,
     answer,
-    counted,
     moment,
     out,
     print_obstacles,
@@ -34,6 +33,7 @@ from pipelines.runtime.restore.restore import RestorePlan
 from pipelines.runtime.restore.rewind import RewindPlan
 from pipelines.runtime.restore.seek import SeekPlan
 from pipelines.runtime.run import maintenance
+from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
 
 
@@ -65,11 +65,13 @@ def restore(
     seconds = done.fetch_ms / 1000
     valid = (
         f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched,"
-        f" {done.bytes_cached + done.bytes_local:,} were here, {done.files} files checked in {seconds:.1f} s. `weir run"
+        f" {done.bytes_cached + done.bytes_local:,} were here, {counted(done.files, 'file')} checked in "
+        f"{seconds:.1f} s. `weir run"
         f" {pipeline}` starts from local files now."
         if registry.head() == meant
         else (
-            f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
+            f"Checkpoint {meant.id} is valid, {counted(done.files, 'file')} checked in {seconds:.1f} s. "
+            f"To go on from it: "
             f"weir rewind {pipeline} --to {meant.id}"
         )
     )
@@ -152,8 +154,8 @@ def _show_rewind(plan: RewindPlan) -> None:
         (
             "source",
             source.source,
-            f"{counted(len(source.again), 'file')} {'is' if len(source.again) == 1 else 'are'} read again"
-            + (f", {len(source.gone):,} are gone" if source.gone else ""),
+            f"{counted(len(source.again), 'file', 'is', 'are')} read again"
+            + (f", {len(source.gone):,} {agrees(len(source.gone), 'is', 'are')} gone" if source.gone else ""),
         )
         for source in plan.sources
     ]
@@ -215,7 +217,8 @@ def seek(
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}: {escape(done.reason)}. `weir run {pipeline}` goes on from there.",
+        f"{escape(pipeline)} is at checkpoint {done.id}: {escape(done.reason)}. `weir run {pipeline}` "
+        f"goes on from there.",
     )
 
 
@@ -237,7 +240,7 @@ def _sought(to: str) -> str | datetime | dict[str, Any]:
 
 def _show_seek(plan: SeekPlan) -> None:
     was = dumps(plan.was["at"]) if plan.was is not None else "nowhere"
-    waits = "" if plan.waits is None else f"; {plan.waits:,} rows wait behind that"
+    waits = "" if plan.waits is None else f"; {counted(plan.waits, 'row', 'waits', 'wait')} behind that"
     out.print(
         f"{escape(plan.source)} is read to {escape(was)}. It goes on from {escape(dumps(plan.then['at']))}{waits}."
     )

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from configs.settings import Settings
-from pipelines.cli.console import Name, counted, err, no_directory, out, short, waiting
+from pipelines.cli.console import Name, err, no_directory, out, short, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog
@@ -26,6 +26,7 @@ from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.coordination.suspension import Suspension
+from state_ops.counts import counted
 from state_ops.errors import WeirError
 
 
@@ -161,7 +162,7 @@ def _say_begun(options: RunOptions, owner: Ownership) -> None:
     except (OSError, WeirError):  # the run will report this error itself
         pass
     if rows:
-        parts.append(f"{rows:,} rows unapplied")
+        parts.append(f"{counted(rows, 'row')} unapplied")
     err.print(escape(f"{context.pipeline.title}: {', '.join(parts)}"))
 
 

@@ -22,6 +22,7 @@ from state_ops.checkpoints.registry import SAVEPOINT, Pin
 from state_ops.checkpoints.retention import Fate, ObjectFate
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
+from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
 
 _SHOWN = 20
@@ -161,8 +162,10 @@ def _show(checkpoints: list[Fate], objects: list[ObjectFate]) -> None:
     stays = [fate for fate in objects if fate.stays]
     shared = [fate for fate in stays if len(fate.named_by) > 1]
     out.print(
-        f"\n{len(stays):,} objects stay ({sum(fate.bytes for fate in stays):,} bytes; {len(shared):,} are named by"
-        f" several checkpoints), {len(goes):,} go ({sum(fate.bytes for fate in goes):,} bytes)."
+        f"\n{counted(len(stays), 'object', 'stays', 'stay')} ({sum(fate.bytes for fate in stays):,} "
+        f"bytes; {len(shared):,} {agrees(len(shared), 'is', 'are')} named by"
+        f" several checkpoints), {len(goes):,} {agrees(len(goes), 'goes', 'go')} "
+        f"({sum(fate.bytes for fate in goes):,} bytes)."
     )
     for title, fates in (("goes", goes), ("stays", stays)):
         for fate in fates[:_SHOWN]:
@@ -196,5 +199,9 @@ def cancel(
     left = registry.checkpoints()
     out.print(
         f"{pipeline} is cancelled. "
-        + (f"{len(left)} checkpoints are retained." if left else "No checkpoint is left; its tables are as they were.")
+        + (
+            f"{counted(len(left), 'checkpoint', 'is', 'are')} retained."
+            if left
+            else "No checkpoint is left; its tables are as they were."
+        )
     )

@@ -21,7 +21,6 @@ from pipelines.cli.console import (
     Name,
     Yes,
     answer,
-    counted,
     err,
     moment,
     out,
@@ -42,6 +41,7 @@ from pipelines.runtime.operations.state_delete import Deletion
 from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.arrow import frames
+from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, InputError, first_line
 from state_ops.storage.storage import Storage
@@ -257,7 +257,7 @@ def _hand_out(
             return
         written = write(schema, tables, format, output, force)
     if output not in (None, STDOUT):
-        out.print(f"{written:,} rows are in {escape(str(output))}.")
+        out.print(f"{counted(written, 'row', 'is', 'are')} in {escape(str(output))}.")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, answer, counted, no_directory, out, print_json, print_table, short
+from pipelines.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog, hold_causes
@@ -22,6 +22,7 @@ from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkp
 from state_ops.coordination import gate_hold, lease, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.restore_progress import Restoring
+from state_ops.counts import counted
 from state_ops.storage.storage import Storage
 
 _FILES_SHOWN = 10
@@ -65,7 +66,11 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         ended = " (of the last run)" if holder["alive"] is False else ""
         yield "bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none"
     if facts["rows_lost"]:
-        yield "lost", f"{facts['rows_lost']:,} rows were read, and lost with epochs that failed (at most once)"
+        yield (
+            "lost",
+            f"{counted(facts['rows_lost'], 'row', 'was', 'were')} read, and lost with epochs that failed "
+            f"(at most once)",
+        )
     if facts["rows_quarantined"]:
         rows = counted(facts["rows_quarantined"], "row")
         yield "quarantined", f"{rows}, set aside since the pipeline began: they are in tables <stage>_quarantine"
@@ -88,7 +93,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "set aside", escape(f"{counted(aside['files'], 'file')} of {name}, {last}")
     for uid, rows in facts["unapplied"].items():
         if rows:  # with 0 rows only barriers are left to pass on
-            yield "unapplied", f"{rows:,} rows in front of {uid}"
+            yield "unapplied", f"{counted(rows, 'row')} in front of {uid}"
     for uid, moment in facts["watermarks"].items():
         yield "watermark", f"{uid}: {moment}"
     for table in facts["tables"]:

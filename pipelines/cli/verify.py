@@ -16,6 +16,7 @@ from pipelines.runtime.operations.drill import Drilled
 from pipelines.runtime.operations.plan import StatePlan
 from pipelines.runtime.operations.plan import plan as planned
 from pipelines.runtime.operators.compatibility import Verdict
+from state_ops.counts import counted
 from state_ops.errors import ConfigurationError
 
 
@@ -41,12 +42,12 @@ def _show_drill(done: Drilled, missed: list[str]) -> None:
     if restored is not None:
         out.print(
             f"Checkpoint {done.checkpoint} was restored in {done.restore_seconds:.1f} s: {restored.bytes_fetched:,}"
-            f" bytes, {restored.files} files, every digest."
+            f" bytes, {counted(restored.files, 'file')}, every digest."
         )
     if done.replay is not None:
         out.print(
             f"Its epoch was replayed from checkpoint {done.replay.parent} in {done.replay.seconds:.1f} s:"
-            f" {done.replay.rows:,} rows; {done.replay.entries:,} entries of state compared."
+            f" {counted(done.replay.rows, 'row')}; {counted(done.replay.entries, 'entry')} of state compared."
         )
     elif done.not_replayed:
         out.print(f"[yellow]not replayed[/]  {escape(done.not_replayed)}")
@@ -111,7 +112,8 @@ def _show_plan(decided: StatePlan) -> None:
     for sample in decided.samples:
         if sample.problem is None:
             out.print(
-                f"Tried: {sample.rows:,} rows of {escape(sample.stage)}, subtask {sample.subtask}, read with today's"
+                f"Tried: {counted(sample.rows, 'row')} of {escape(sample.stage)}, subtask "
+                f"{sample.subtask}, read with today's"
                 " schema."
             )
     for uid, why in decided.where.items():

@@ -20,6 +20,7 @@ from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs
 from pipelines.testing.rows import Rows, canonical, table_of
 from pipelines.testing.stage_run import StageRun, stacked
+from state_ops.counts import counted
 from state_ops.schema.state_class import State
 
 _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
@@ -204,7 +205,7 @@ def _rows_differ(expected: pl.DataFrame, actual: pl.DataFrame) -> str | None:
             if parts
             else f"the row {dict(zip(columns, extra, strict=True))} is too many"
         )
-    return "; ".join(parts) + f" ({len(other_rows)} rows, expected {len(rows)})"
+    return "; ".join(parts) + f" ({counted(len(other_rows), 'row')}, expected {len(rows)})"
 
 
 def _sortable(row: tuple[Any, ...]) -> tuple[str, str]:

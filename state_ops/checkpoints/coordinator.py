@@ -29,6 +29,7 @@ from state_ops.checkpoints.pending_checkpoint import (
     misreference,
     owns,
 )
+from state_ops.counts import agrees, counted
 from state_ops.errors import DamageError
 from state_ops.ids import CheckpointId, Generation
 
@@ -143,7 +144,8 @@ class Coordinator:
             at_once: Ignore the min pause.
         """
         if self.failed_for_good:
-            return f"{self.failures} epochs failed in a row, {self.policy.tolerable_failures} are tolerated"
+            tolerated = counted(self.policy.tolerable_failures, "failure", "is", "are")
+            return f"{counted(self.failures, 'epoch')} failed in a row, {tolerated} tolerated"
         if len(self._pending) >= self.policy.max_concurrent:
             ids = ", ".join(str(pending.id) for pending in self._pending)
             return f"max concurrent reached: {ids} pending, {self.policy.max_concurrent} may be"
@@ -387,7 +389,8 @@ def _objects(checkpoint: Checkpoint, files: Sequence[StateFile]) -> dict[str, st
     """The path and digest of all objects that a checkpoint names."""
     if len(files) != checkpoint.files:
         raise DamageError(
-            f"Checkpoint {checkpoint.id} has {checkpoint.files} files, but {len(files)} are listed.",
+            f"Checkpoint {checkpoint.id} has {counted(checkpoint.files, 'file')}, but {len(files)} "
+            f"{agrees(len(files), 'is', 'are')} listed.",
             next="Nothing was deleted. Do not go on from an older checkpoint by hand: that would lose what this one "
             "holds.",
         )

@@ -33,6 +33,7 @@ from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint, StateFil
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.recorded import Recorded
 from state_ops.checkpoints.sink_link import SinkLink
+from state_ops.counts import agrees, counted
 from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
@@ -311,7 +312,10 @@ class Registry:
         if len(rows) != checkpoint.files:
             if not self.holds(checkpoint):
                 raise PrunedError(f"Checkpoint {checkpoint.id} was pruned while it was being read.", next="Look again.")
-            raise self._damaged(checkpoint, f"it has {checkpoint.files} files, but {len(rows)} are listed")
+            raise self._damaged(
+                checkpoint,
+                f"it has {counted(checkpoint.files, 'file')}, but {len(rows)} {agrees(len(rows), 'is', 'are')} listed",
+            )
         listing = _to_files(rows)
         self._listings[checkpoint.commit_id] = listing
         return listing

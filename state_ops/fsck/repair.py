@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from state_ops.checkpoints.registry import Registry
+from state_ops.counts import agrees, counted
 from state_ops.errors import FencedError
 from state_ops.fsck.findings import Finding, Kind, Repair, Report
 from state_ops.ids import Generation
@@ -98,7 +99,8 @@ def carry_out(storage: Storage, registry: Registry, generation: Generation, plan
     for number, finding in enumerate(plan.delete):
         if number % _BATCH == 0 and registry.generation() != generation:
             raise FencedError(
-                f"A newer coordinator took over; {len(plan.delete) - number} files of the plan were left.",
+                f"A newer coordinator took over; {counted(len(plan.delete) - number, 'file')} of the "
+                f"plan {agrees(len(plan.delete) - number, 'was', 'were')} left.",
                 where=storage.uri,
                 next="Nothing to do: what is left is found again by the next check.",
             )

@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, OUTPUT, REWRITTEN, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
 from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Registry
+from state_ops.counts import counted
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
@@ -228,8 +229,8 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
             row.kind == "checkpoint"
         ):  # the first checkpoint of a pipeline that started from another's has that one's figures
             recount |= {"files_new": len(new), "bytes_new": sum(file.bytes for file in new)}
-        for name, counted in recount.items():
-            yield from _drift(row, f"operators.{uid}.{name}", stats.to_json().get(name, counted), counted)
+        for name, count in recount.items():
+            yield from _drift(row, f"operators.{uid}.{name}", stats.to_json().get(name, count), count)
     listed = {file.sink for file in listing if file.kind == OUTPUT}
     claimed = {sink for sink, link in row.sinks.items() if link.id == row.id}
     for sink in sorted(claimed ^ listed, key=str) if row.kind not in TAKES_BACK else ():  # which takes rows back
@@ -327,7 +328,9 @@ def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None
         if stray.commit_id in held or seen.alive:
             seen.held.update(file.path for file in stray.files)
         else:
-            what = f"It lists {len(stray.files)} files of checkpoint {stray.checkpoint_id}, which has no row."
+            what = (
+                f"It lists {counted(len(stray.files), 'file')} of checkpoint {stray.checkpoint_id}, which has no row."
+            )
             path = f"registry/state_files/{stray.path}"
             seen.findings.append(Finding.of(Kind.STRAY_LISTING, what, path, (stray.checkpoint_id,)))
     if seen.alive:

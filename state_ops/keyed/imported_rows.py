@@ -12,6 +12,7 @@ from state_ops.arrow import frames
 from state_ops.arrow.columns import contiguous, is_list
 from state_ops.arrow.nested import elements
 from state_ops.arrow.types import parts, type_name
+from state_ops.counts import counted
 from state_ops.errors import InputError, first_line
 from state_ops.keyed.ttl import visible
 from state_ops.schema.state_schema import StateSchema
@@ -50,7 +51,9 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
         if not nullable and column.null_count:
             what = "is part of the key" if name in keys.names else "cannot be null"
             nulls = pc.indices_nonzero(pc.is_null(column))
-            problems.append(f"{column.null_count} rows have no {name!r}, which {what}: {_shown(rows, nulls)}")
+            problems.append(
+                f"{counted(column.null_count, 'row', 'has', 'have')} no {name!r}, which {what}: {_shown(rows, nulls)}"
+            )
         if cast is not None:
             columns[name] = cast
             problems += [
@@ -150,7 +153,7 @@ def _twice(keys: pa.Table) -> Iterator[str]:
         examples = "; ".join(
             f"{dict(zip(keys.column_names, row[:-1], strict=True))} in {row[-1]} rows" for row in many.rows()[:_SHOWN]
         )
-        yield f"{len(many)} keys have several rows: {examples}"
+        yield f"{counted(len(many), 'key', 'has', 'have')} several rows: {examples}"
 
 
 def _shown(rows: pa.Table, numbers: pa.Array) -> str:

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TypeVar
 
+from state_ops.counts import agrees, counted
 from state_ops.errors import TransientError
 
 _GRACE_SECONDS = 5.0
@@ -113,7 +114,7 @@ def _work(waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]], after
 
 def _late(done: int, all: int) -> TransientError:
     return TransientError(
-        f"{done} of {all} files were transferred when the epoch's time was up.",
+        f"{done} of {counted(all, 'file')} {agrees(done, 'was', 'were')} transferred when the epoch's time was up.",
         next="Raise checkpoints.timeout_seconds, cut smaller slices, or look at what slows the storage down.",
     )
 

@@ -100,7 +100,7 @@ def test_the_promote_job_accepts_only_what_a_dry_run_has_shown(works):
     shown = works.promote(branch)
     (event,) = [event for event in shown.all_events if event.event_type_value == "STEP_OUTPUT"]
     obstacles = event.event_specific_data.metadata["plan"].value["obstacles"]
-    assert "1 files have changed" in obstacles[0]
+    assert "1 file has changed" in obstacles[0]
     works.plant.land(3, value=7)
     assert not works.promote(branch, dry_run=False, accept=obstacles).success
     assert works.plant.head.kind != PROMOTION, "nobody was shown that a second file has changed"

@@ -350,7 +350,7 @@ def test_input_that_waits_for_too_long_is_overdue(house, waits):
         house.bank.land(4)
     _, message, cursor = house.tick("lease_watchdog")
     assert house.checked() == ({"on_time": False} if waits else {})
-    assert ("1 files are waiting" if waits else "nothing is waiting") in message
+    assert ("1 file is waiting" if waits else "nothing is waiting") in message
     verdicts = house.history("on_time")
     house.tick("lease_watchdog", cursor)
     assert house.history("on_time") == verdicts, "only what has changed is reported"
@@ -369,7 +369,7 @@ def test_a_check_that_a_run_has_only_planned_does_not_stop_the_watchdog(house):
     house.instance.report_dagster_event(event, run.run_id)
     before = house.history("on_time")
 
-    assert "1 files are waiting" in house.tick("lease_watchdog", cursor)[1]
+    assert "1 file is waiting" in house.tick("lease_watchdog", cursor)[1]
     assert house.history("on_time") == before, "it had said so already"
 
 

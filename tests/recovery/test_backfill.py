@@ -880,7 +880,7 @@ def test_a_correction_while_a_backfill_is_promoted_is_noticed(plant, replaces, c
         return catch_up(*args)
 
     monkeypatch.setattr(promotion, "catch_up", corrected_before)
-    with pytest.raises(WeirError, match=r"1 files have changed, or are gone, since the backfill .* 00005.parquet"):
+    with pytest.raises(WeirError, match=r"1 file has changed, or is gone, since the backfill .* 00005.parquet"):
         approved(plant, name)
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
 

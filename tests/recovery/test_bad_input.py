@@ -246,7 +246,7 @@ def test_a_row_without_a_key_names_the_key_and_the_stage(readings, weir):
     ended = weir(readings, "run", "sensors", "--until-caught-up")
 
     assert ended.code == 1
-    assert "1 rows of a batch have no 'sensor', which is a key of sensors" in ended.err
+    assert "1 row of a batch has no 'sensor', which is a key of sensors" in ended.err
     assert 'where="sensor IS NOT NULL"' in ended.err and 'null_keys="drop"' in ended.err
     assert _standing(readings) == before
     readings.assert_no_orphans()

@@ -196,7 +196,7 @@ def no_change(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFra
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(no_key, "1 rows for the table totals have no 'id'"), (no_change, "has _change_type 'upsert'")],
+    [(no_key, "1 row for the table totals has no 'id'"), (no_change, "has _change_type 'upsert'")],
 )
 def test_rows_that_say_no_key_or_no_change_hold_the_epoch(bank, function, message):
     bad = Bank(replace(bank.site, pipeline=Pipeline("small", (replace(keyed, function=function),), max_parallelism=8)))

@@ -25,6 +25,7 @@ from state_ops.checkpoints.checkpoint import (
     rows_lost,
     told_times,
 )
+from state_ops.counts import counted
 from state_ops.errors import FencedError, RunEndedError, plainly
 from state_ops.ids import CheckpointId
 
@@ -59,7 +60,7 @@ def commit(
     try:
         row = derived_checkpoint.commit(
             context, base, id, files, kind=POSITIONS, head=head, parent=head.id if head is not None else None,
-            what=f"{rows} rows before epoch {epoch.pending.id}",
+            what=f"{counted(rows, 'row')} before epoch {epoch.pending.id}",
         )  # fmt: skip
     except FencedError:
         raise

@@ -42,6 +42,7 @@ from state_ops.checkpoints.checkpoint import (
     to_micros,
 )
 from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.counts import agrees, counted
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -240,7 +241,8 @@ def _input(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | 
     staged = [file for ack in acks for file in read_by_next(ack)]
     if (rows_staged := sum(file.rows or 0 for file in staged)) != (rows_out := sum(ack.rows_out for ack in acks)):
         raise DamageError(
-            f"{upstream} has handed out {rows_out} rows, of which {rows_staged} are staged for {stage.uid}.",
+            f"{upstream} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
+            f"{agrees(rows_staged, 'is', 'are')} staged for {stage.uid}.",
             where=f"epoch {epoch.pending.id}",
             next="Nothing was applied. If it happens again, report it: it must not.",
         )
@@ -278,7 +280,8 @@ def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> N
     now = context.inputs[stage.uid] if first.begun else context.shapes[stage.input.uid].outputs[MAIN]
     if not first.schema.equals(now):
         raise PipelineError(
-            f"{first.rows} rows of epoch {first.epoch} wait for {stage.uid} with other columns than it has now: "
+            f"{counted(first.rows, 'row')} of epoch {first.epoch} {agrees(first.rows, 'waits', 'wait')} "
+            f"for {stage.uid} with other columns than it has now: "
             f"{', '.join(map(str, first.schema))}; now {', '.join(map(str, now))}.",
             where=f"stage {stage.uid}",
             next=(

@@ -25,6 +25,7 @@ from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.execution.gx_loading import load
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
+from state_ops.counts import counted
 from state_ops.errors import GateError, PipelineError
 from state_ops.storage.storage import Storage
 
@@ -105,8 +106,10 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.unexpected:
-            return f"{self.gate}: {self.unexpected} of {self.rows} rows, e.g. {self._shown()}"
-        return f"{self.gate}: found {self.sample[0] if self.sample else 'something else'}, in {self.rows} rows"
+            return f"{self.gate}: {self.unexpected} of {counted(self.rows, 'row')}, e.g. {self._shown()}"
+        return (
+            f"{self.gate}: found {self.sample[0] if self.sample else 'something else'}, in {counted(self.rows, 'row')}"
+        )
 
     def _shown(self) -> str:
         if not self.keys:

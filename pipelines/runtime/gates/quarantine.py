@@ -29,6 +29,7 @@ from pipelines.runtime.task.staged_output import POSITIONS
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile
+from state_ops.counts import counted
 from state_ops.errors import InputError
 from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.storage.storage import Storage
@@ -88,7 +89,8 @@ def decided(
             raise refusal(
                 stage.uid,
                 verdicts,
-                f"{verdict}; {count} of the {planned.rows} rows of the slice would be set aside, at most {gate.share:g}"
+                f"{verdict}; {count} of the {counted(planned.rows, 'row')} of the slice would be set "
+                f"aside, at most {gate.share:g}"
                 " of them may be",
             )
     if len(planned.left_out) + len(left_out) > MOST_ROWS:

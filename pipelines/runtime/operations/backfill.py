@@ -43,6 +43,7 @@ from state_ops.checkpoints.checkpoint import (
 )
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease
+from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.storage.storage import Storage
 
@@ -96,7 +97,7 @@ def branch_name(start: datetime, end: datetime) -> str:
 
 def epoch_line(report: EpochReport) -> str:
     """An epoch of the replay, as a line for people."""
-    return f"epoch {report.checkpoint.id} on the branch: {report.checkpoint.rows_read:,} rows"
+    return f"epoch {report.checkpoint.id} on the branch: {counted(report.checkpoint.rows_read, 'row')}"
 
 
 def range_of(name: str) -> tuple[datetime, datetime] | None:
@@ -355,7 +356,8 @@ def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[st
             versions = [(file.size, file.mtime_ns) if file is not None else None for file in changed.values()]
             files = listed(list(changed), versions)
             yield (
-                f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} "
+                f"{counted(len(changed), 'file', 'has', 'have')} changed, or "
+                f"{agrees(len(changed), 'is', 'are')} gone, since the backfill {name} of {pipeline.title} "
                 f"read them: {files}"
             )
 

@@ -37,6 +37,7 @@ from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import files_at
 from pipelines.runtime.sinks.table_commit import file_path, table_path, with_partition
 from state_ops.arrow import frames
+from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
@@ -466,7 +467,7 @@ def _report(diff: BranchDiff) -> Iterator[str]:
         + ("**Nothing differs.**" if diff.same else "Rows since the fork, and state:")
     )
     if any(diff.behind.values()):
-        files = ", ".join(f"{count} files of {name}" for name, count in diff.behind.items() if count)
+        files = ", ".join(f"{counted(count, 'file')} of {name}" for name, count in diff.behind.items() if count)
         yield f"**The branch has still to read {files}**; it differs by those too."
     yield from (f"**Promoting it would take back:** {taken}." for taken in diff.taken_back)
     yield "\n".join(

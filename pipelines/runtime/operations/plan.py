@@ -39,6 +39,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, stats_of,
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease
+from state_ops.counts import counted
 from state_ops.errors import PipelineError, WeirError
 from state_ops.keyed.scan import scan_state
 from state_ops.keyed.timers import are_set
@@ -388,7 +389,7 @@ class PlanBuilder:
                 "stage",
                 stage.uid,
                 "parallelism",
-                f"rescales from {recorded.parallelism} to {subtasks} subtasks, in the first epoch",
+                f"rescales from {recorded.parallelism} to {counted(subtasks, 'subtask')}, in the first epoch",
             )
         if opens and fitted.migrations:
             self._try(stage, fitted)
@@ -485,7 +486,8 @@ class PlanBuilder:
             seen += 1
             if alive >= _SAMPLE_ROWS:
                 break
-        return f"{alive - left:,} of {alive:,} rows and elements by now, in {seen} of {view.parallelism} subtasks"
+        where = f"{seen} of {counted(view.parallelism, 'subtask')}"
+        return f"{alive - left:,} of {alive:,} rows and elements by now, in {where}"
 
     def _look_at_waiting(self, stage: Stage) -> None:
         """Compare the columns of rows that a checkpoint has left in front of the stage, as `stage_job` does."""
@@ -496,7 +498,7 @@ class PlanBuilder:
         then = schema_from_json(first["schema"])
         now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[MAIN]
         if not then.equals(now):
-            what = f"{recorded.rows_waiting} rows wait for it with other columns than it has now"
+            what = f"{counted(recorded.rows_waiting, 'row', 'waits', 'wait')} for it with other columns than it has now"
             advice = (
                 f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.title} "
                 "--savepoint NAME`,"

@@ -106,7 +106,7 @@ class TablePromotion:
     @property
     def in_words(self) -> str:
         """What becomes of its rows, for people."""
-        goes = f"{counted(self.rows_removed, 'row')} {agrees(self.rows_removed, 'goes', 'go')}"
+        goes = f"{counted(self.rows_removed, 'row', 'goes', 'go')}"
         if self.ranged is None and self.back is not None:
             goes = self.back.in_words
         return f"{goes}, {self.comes_in_words}"
@@ -450,7 +450,8 @@ def _ranged(
     lost = replace_where.touched(storage, name, before, column, only, scratch)
     if lost:
         raise WeirError(
-            f"{lost:,} rows of {only} were in the table {name} before the branch was forked: they would go and not "
+            f"{counted(lost, 'row')} of {only} {agrees(lost, 'was', 'were')} in the table {name} before "
+            f"the branch was forked: they would go and not "
             "come back.",
             next="Nothing was changed. Backfill a range that begins later, or replace all since then "
             "(backfill.replaces: since).",

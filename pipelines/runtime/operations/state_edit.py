@@ -34,6 +34,7 @@ from state_ops.checkpoints.checkpoint import (
     to_micros,
 )
 from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.counts import agrees, counted
 from state_ops.errors import WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.rows.row_store import Rows
@@ -118,13 +119,16 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
         raise
     others = [file for file in listing if file.kind != STATE or file.operator != target.uid]
     stats = target.stats.updated(swept={} if replaces else target.stats.swept)
+    number = routed.rows.num_rows
     row = commit(
         context,
         edited(before, target.uid, stats, others, state, id, target.inputs),
         id,
         others + state,
         kind=EDIT,
-        what=f"{routed.rows.num_rows} rows of {target.uid} {'replace its state' if replaces else 'merged'}",
+        what=f"{counted(number, 'row')} of {target.uid} {agrees(number, 'replaces', 'replace')} its state"
+        if replaces
+        else f"{counted(number, 'row')} of {target.uid} merged",
         reason=reason,
         head=head,
         parent=head.id if head else None,

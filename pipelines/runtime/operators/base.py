@@ -17,6 +17,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.operators.filtered_rows import check_condition
 from state_ops.arrow import frames
+from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.ttl import stamped
 from state_ops.rows.aggregates import Agg
@@ -230,7 +231,7 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
     other end of time."""
     if rows.column(on).null_count:
         raise InputError(
-            f"{rows.column(on).null_count} rows have no event time in {on!r}.",
+            f"{counted(rows.column(on).null_count, 'row', 'has', 'have')} no event time in {on!r}.",
             where=where,
             next=f'Leave them out and count them: where="{on} IS NOT NULL".',
         )
@@ -240,7 +241,8 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
     far = (times > _FARTHEST) | (times < -_FARTHEST)
     if far.any():
         raise InputError(
-            f"{int(far.sum())} rows have an event time in {on!r} that is more than 146,000 years from now.",
+            f"{counted(int(far.sum()), 'row')} {agrees(int(far.sum()), 'has', 'have')} an event time in "
+            f"{on!r} that is more than 146,000 years from now.",
             where=where,
             next="Correct them in the file, or take it away. A where= would leave them out, but not out of the "
             "file's statistics, "

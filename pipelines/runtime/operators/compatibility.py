@@ -30,6 +30,7 @@ from state_ops.arrow.frames import common_type, schema_from_json, wider_type
 from state_ops.arrow.types import type_name
 from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.counts import agrees, counted
 from state_ops.durations import shown
 from state_ops.keyed import ttl
 from state_ops.rows.aggregates import Agg
@@ -430,7 +431,8 @@ def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
                 uid,
                 "input",
                 Verdict.REFUSED,
-                f"{recorded.rows_waiting} rows of {recorded.waiting[0]['upstream']} wait for the stage {uid}, which has"
+                f"{counted(recorded.rows_waiting, 'row')} of {recorded.waiting[0]['upstream']} "
+                f"{agrees(recorded.rows_waiting, 'waits', 'wait')} for the stage {uid}, which has"
                 " not applied them; in the pipeline as it is now they would be lost.",
                 f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which"
                 " lets stages apply all rows first; then change it.",

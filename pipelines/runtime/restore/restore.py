@@ -39,6 +39,7 @@ from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination.restore_progress import RestoreProgress, Restoring, described
+from state_ops.counts import counted
 from state_ops.errors import DamageError, GateError
 from state_ops.ids import epoch_dir
 from state_ops.schema.key_groups import group_range
@@ -142,7 +143,8 @@ def plan(
         sizes = [file.bytes for part in taken.values() for file in part.files]
         if (len(sizes), sum(sizes)) != recorded or any(subtask >= stats.parallelism for subtask in taken):
             raise DamageError(
-                f"Checkpoint {checkpoint.id} has {recorded[0]} state files of {uid} with {recorded[1]} bytes, but "
+                f"Checkpoint {checkpoint.id} has {counted(recorded[0], 'state file')} of {uid} with "
+                f"{recorded[1]} bytes, but "
                 f"{len(sizes)} with {sum(sizes)} are listed.",
                 where=storage.full("registry/state_files"),
                 next=f"Nothing was used. `weir fsck {pipeline.title}` says what is damaged and which checkpoints are "

@@ -33,6 +33,7 @@ from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.sink_link import SinkLink
+from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
@@ -234,7 +235,8 @@ def hindrances(tables: Sequence[TableRewind]) -> list[str]:
             )
         if table.vacuumed:
             obstacles.append(
-                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({listed(table.vacuumed)}): "
+                f"{counted(len(table.vacuumed), 'file')} of the table {table.table} "
+                f"{agrees(len(table.vacuumed), 'is', 'are')} vacuumed ({listed(table.vacuumed)}): "
                 "their rows would be missing"
             )
     return obstacles

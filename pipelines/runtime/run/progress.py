@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.counts import counted
 
 
 @dataclass
@@ -57,5 +58,5 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
         f" {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f}){took}{pace}"
         + (f"  late: {by_stage(late)}" if late else "")
         + (f"  quarantined {row.rows_quarantined:,}" if row.rows_quarantined else "")
-        + (f"  set aside {bad} {'file' if bad == 1 else 'files'}" if bad else "")
+        + (f"  set aside {counted(bad, 'file')}" if bad else "")
     )

@@ -40,6 +40,7 @@ from state_ops.arrow.frames import canonical_type
 from state_ops.arrow.types import parts
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
+from state_ops.counts import counted
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import DamageError, PipelineError
@@ -395,7 +396,7 @@ def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | pq.F
     if size != file.bytes:
         return f"has {size} bytes instead of {file.bytes}"
     if footer.num_rows != file.rows:
-        return f"has {footer.num_rows} rows instead of {file.rows}"
+        return f"has {counted(footer.num_rows, 'row')} instead of {file.rows}"
     if not footer.schema.to_arrow_schema().equals(schema):
         return f"has the columns {footer.schema.to_arrow_schema()} instead of {schema}"
     return footer

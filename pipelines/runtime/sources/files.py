@@ -26,6 +26,7 @@ from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
+from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
 
 DELIVERED_AGAIN = (
@@ -40,7 +41,7 @@ log = structlog.get_logger("weir.source")
 def named(files: Sequence[SourceFile], most: int = 3) -> str:
     """How many files, and the names of the first of them."""
     names = ", ".join(file.name for file in files[:most]) + (", ..." if len(files) > most else "")
-    return f"{len(files)} {'file' if len(files) == 1 else 'files'}: {names}"
+    return f"{counted(len(files), 'file')}: {names}"
 
 
 def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | None:
@@ -332,7 +333,7 @@ class FilesReader(SourceReader):
         not. Files that the later position remembers by number alone are named as that. One listing."""
         between = positions.compared(self._checked(then), self._checked(now), self.landing.files())
         forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(between.read)
-        older = [f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else []
+        older = [f"{counted(forgotten, 'older file')}, not remembered by name"] if forgotten > 0 else []
         return between.same, [*between.others, *older]
 
     def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
@@ -379,7 +380,8 @@ class FilesReader(SourceReader):
                 )
             if not self.landing.exists():
                 raise InputError(
-                    f"The landing directory is gone, of which {position['files']} files were read.",
+                    f"The landing directory is gone, of which "
+                    f"{counted(position['files'], 'file', 'was', 'were')} read.",
                     where=self.directory,
                     next="Mount it, put it back, or correct the source's pattern; nothing is read until then.",
                 )

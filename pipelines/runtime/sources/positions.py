@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.runtime.sources.slices import SetAside, SourceFile
+from state_ops.counts import agrees, counted
 
 _REMEMBERED = 10_000
 _HASH_BITS = 64
@@ -135,13 +136,16 @@ def arrived_below(position: Position, below: Sequence[SourceFile], directory: st
     if late:
         names = ", ".join(file.name for file in late[:3]) + (", ..." if len(late) > 3 else "")
         return (
-            f"{len(late)} files of {directory} sort at or below {floor!r} and are newer than all that were read "
+            f"{counted(len(late), 'file')} of {directory} {agrees(len(late), 'sorts', 'sort')} at or "
+            f"below {floor!r} and "
+            f"{agrees(len(late), 'is', 'are')} newer than all that were read "
             f"there, so they arrived too late or changed after they were read: {names}."
         )
     if len(below) >= read and (len(below), total) != (read, position["below_sum"]):
         last = max(below, key=lambda file: file.mtime_ns)
         return (
-            f"{len(below)} files of {directory} sort at or below {floor!r}, of which {read} were read: some arrived "
+            f"{counted(len(below), 'file')} of {directory} {agrees(len(below), 'sorts', 'sort')} at or "
+            f"below {floor!r}, of which {read} were read: some arrived "
             f"too late to be told apart. The last to change is {last.name}."
         )
     return None  # all were read; or fewer are left, since old files may be cleaned away

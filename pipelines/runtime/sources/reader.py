@@ -24,6 +24,7 @@ from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import WHOLE, BadRow, LeftOut, PartitionTime, Share, Slice, SourceFile
 from state_ops.arrow import frames
+from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, InputError, PipelineError
 
 log = structlog.get_logger("weir.source")
@@ -218,7 +219,7 @@ class SourceReader(ABC):
         if bad_rows and self.source.on_bad != "quarantine":
             first = bad_rows[0]
             raise InputError(
-                f"{len(bad_rows)} {'row' if len(bad_rows) == 1 else 'rows'} of {first.file} cannot be decoded, the "
+                f"{counted(len(bad_rows), 'row')} of {first.file} cannot be decoded, the "
                 f"first at {first.row}: {first.reason}",
                 where=where,
                 next='Repair it, or let the source set such rows aside with on_bad="quarantine"; nothing of this '

@@ -43,6 +43,7 @@ from state_ops.checkpoints.checkpoint import (
     from_micros,
 )
 from state_ops.coordination.restore_progress import BEAT_SECONDS, RestoreProgress, Restoring
+from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, LocalBaseError, PipelineError, StageError, TransientError, WeirError, to_report
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
@@ -447,7 +448,8 @@ def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> 
             continue
         if task.stage.null_keys == "fail":
             raise InputError(
-                f"{missing} rows of a batch have no {name!r}, which is a key of {task.stage.uid}.",
+                f"{counted(missing, 'row')} of a batch {agrees(missing, 'has', 'have')} no {name!r}, "
+                f"which is a key of {task.stage.uid}.",
                 where=f"stage {task.stage.uid}, epoch {task.epoch}",
                 next=f'Leave them out and count them: where="{name} IS NOT NULL", or null_keys="drop" on the stage.',
             )

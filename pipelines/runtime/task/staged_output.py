@@ -16,6 +16,7 @@ from pipelines.runtime.definition import ROW
 from pipelines.runtime.operators import where
 from state_ops.arrow.parquet import PARTITION, WHERE, partition_json, staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
+from state_ops.counts import agrees, counted
 from state_ops.errors import InputError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots.attempt import Attempt
@@ -171,7 +172,8 @@ def _check_keys(sink: str, key: Sequence[str], rows: pa.Table, where: str) -> No
     for name in key:
         if missing := rows.column(name).null_count:
             raise InputError(
-                f"{missing} rows for the table {sink} have no {name!r}, which is its key.",
+                f"{counted(missing, 'row')} for the table {sink} {agrees(missing, 'has', 'have')} no "
+                f"{name!r}, which is its key.",
                 where=where,
                 next="Leave them out in the stage's function, or give them a key: rows without one would be inserted "
                 "again each time.",
@@ -199,7 +201,8 @@ def _check_where(sink: str, condition: str, rows: pa.Table, place: str) -> None:
         ) from error
     if others:
         raise InputError(
-            f"{others} rows for the table {sink} do not satisfy {condition}, whose rows they are to replace.",
+            f"{counted(others, 'row')} for the table {sink} {agrees(others, 'does', 'do')} not satisfy "
+            f"{condition}, whose rows are to be replaced.",
             where=place,
             next="Leave them out in the stage's function, or widen the condition: they would stay in the table for "
             "ever.",

@@ -152,14 +152,14 @@ def test_all_that_does_not_fit_is_said_at_once_and_nothing_is_changed(tmp_path):
         "there is a column 'color', which the state has not",
         "the column 'rows' is string, and the state has int64 there: row 0: {'id': 'a', 'rows': '1', 'color': 'red'}",
         "the column 'total' (int64) is missing",
-        "1 rows have no 'id', which is part of the key: row 1",
-        "1 keys have several rows: {'id': 'b'} in 2 rows",
+        "1 row has no 'id', which is part of the key: row 1",
+        "1 key has several rows: {'id': 'b'} in 2 rows",
         "stage accounts, checkpoint 1",
     ):
         assert part in message, message
     with pytest.raises(InputError, match="the column 'id' is int64, and the state has string there"):
         write(bank, pa.table({"id": [1], "rows": [1], "total": [1]}), dry_run=True)
-    with pytest.raises(InputError, match="1 rows have no 'total', which cannot be null: row 1"):
+    with pytest.raises(InputError, match="1 row has no 'total', which cannot be null: row 1"):
         write(bank, pa.table({"id": ["a", "b"], "rows": [1, 1], "total": [1, None]}), dry_run=True)
     assert {name for name in bank.site.objects() if name.startswith("state/")} == {
         name for name in objects if name.startswith("state/")

@@ -121,5 +121,5 @@ def test_input_that_does_not_fit_is_refused():
         shapes(deduplicate("unique", EVENTS, key="expires"), pa.schema([("expires", pa.string())]))
     run = testing.run(unique)
     run.epoch([at(0)])
-    with pytest.raises(InputError, match="1 rows have no event time"):
+    with pytest.raises(InputError, match="1 row has no event time"):
         run.epoch([{"k": "b", "at": None}])

@@ -108,7 +108,7 @@ def test_a_function_gets_the_nearest_watermark_that_there_is():
 @pytest.mark.parametrize("micros", [(1 << 63) - 1, -(1 << 63)])
 def test_an_event_time_at_the_end_of_time_is_refused_before_it_wraps_around(which, micros):
     run = testing.run(STAGES[which], schema=INPUT)
-    with pytest.raises(InputError, match="1 rows have an event time in 'at' that is more than"):
+    with pytest.raises(InputError, match="1 row has an event time in 'at' that is more than"):
         run.epoch(rows(0, micros))
     run.epoch(rows(0))
     run.epoch(drain=True)

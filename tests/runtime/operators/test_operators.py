@@ -272,7 +272,7 @@ def test_drain_closes_all_windows_and_what_comes_for_them_later_is_late():
 def test_rows_without_event_time_decline_the_epoch():
     run = testing.run(hourly())
     run.epoch([at(0)])
-    with pytest.raises(InputError, match="1 rows have no event time in 'at'"):
+    with pytest.raises(InputError, match="1 row has no event time in 'at'"):
         run.epoch([at(1), {"k": "a", "at": None}])
     assert run.open_windows["n"].to_list() == [1]
 

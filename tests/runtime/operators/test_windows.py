@@ -401,5 +401,5 @@ def test_a_session_needs_a_timestamp_and_event_time():
         window("w", files("x/*.parquet"), key="k", on="at", gap="30m", n=agg.count())
     run = testing.run(counted(gap="30m"))
     run.epoch([at(0)])
-    with pytest.raises(InputError, match="1 rows have no event time"):
+    with pytest.raises(InputError, match="1 row has no event time"):
         run.epoch([{"k": "a", "at": None}])

@@ -323,7 +323,7 @@ def test_staged_files_are_checked_before_a_commit_names_them(storage, harm, mess
 
 def test_staged_rows_and_columns_are_checked_too(storage):
     file = staged(storage, 1, ["a"])
-    with pytest.raises(DamageError, match="1 rows instead of 2"):
+    with pytest.raises(DamageError, match="1 row instead of 2"):
         delta.check(storage, [replace(file, rows=2)], {("stage", "main"): SCHEMA})
     with pytest.raises(DamageError, match="has the columns"):
         delta.check(storage, [file], {("stage", "main"): SCHEMA.append(pa.field("more", pa.int64()))})

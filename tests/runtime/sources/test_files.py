@@ -321,7 +321,7 @@ def test_a_directory_that_is_gone_is_reported_but_one_may_look(landing):
 
     assert (reader.landing.exists(), reader.backlog(position)) == (False, [])
     for look in (lambda: reader.check(position), lambda: reader.plan(position, LIMITS, None)):
-        with pytest.raises(InputError, match="The landing directory is gone, of which 1 files were read"):
+        with pytest.raises(InputError, match="The landing directory is gone, of which 1 file was read"):
             look()
 
     landing.mkdir()

@@ -442,7 +442,7 @@ def test_case_15_the_third_failure_in_a_row_fails_the_run_and_a_success_resets_t
     assert not coordinator.failed_for_good
     fail()
     assert coordinator.failed_for_good
-    assert refused(coordinator, 9 * HOUR, catching_up=True) == "3 epochs failed in a row, 2 are tolerated"
+    assert refused(coordinator, 9 * HOUR, catching_up=True) == "3 epochs failed in a row, 2 failures are tolerated"
 
 
 def test_case_37_a_clock_that_is_set_back_or_forward_aborts_and_triggers_nothing_early():

@@ -71,7 +71,7 @@ def test_a_listing_with_a_file_less_is_damage_that_stops_everything(storage, reg
     files = [a_state_file("1"), a_state_file("2")]
     registry.commit(a_checkpoint(1, None, files, sinks={}), files[:1])
     report = look(storage)
-    assert kinds(report)[0] is Kind.DAMAGED_LISTING and "2 files, but 1 are listed" in report.findings[0].what
+    assert kinds(report)[0] is Kind.DAMAGED_LISTING and "2 files, but 1 is listed" in report.findings[0].what
     assert plan_repair(report).refused and plan_repair(report).empty
     assert [checkpoint.intact for checkpoint in report.checkpoints] == [False]
 

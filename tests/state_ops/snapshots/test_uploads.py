@@ -91,7 +91,7 @@ def test_at_the_deadline_transfers_stop_with_a_typed_error():
             assert cancelled.wait(_PATIENCE_SECONDS)
             stopped.set()
 
-    with pytest.raises(TransientError, match="1 of 3 files were transferred when the epoch's time was up"):
+    with pytest.raises(TransientError, match="1 of 3 files was transferred when the epoch's time was up"):
         together(move, range(3), at_once=2, deadline=time.monotonic() + 0.2)
     assert stopped.is_set()
 
@@ -111,7 +111,7 @@ def test_a_transfer_that_hangs_is_left_behind():
         ended.set()
 
     try:
-        with pytest.raises(TransientError, match="0 of 1 files"):
+        with pytest.raises(TransientError, match="0 of 1 file were"):
             together(move, [0], at_once=1, deadline=time.monotonic() + 0.05, grace=0.05)
         assert not ended.is_set()
     finally:
