@@ -12,15 +12,18 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.nexmark import truth
 from benchmarks.nexmark.compare import compare
+from benchmarks.nexmark.content import schema_of
 from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
 from benchmarks.nexmark.run import Options, available, run_query
 from configs.settings import PROJECT
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from tests.nexmark.house import write
 from tests.tools.sampling import sampled
 
 
@@ -65,6 +68,19 @@ def test_a_query_hands_out_what_duckdb_says(house, tmp_path, query):
     measured = run_query(query, house.input, tmp_path / "out", tmp_path / "work", Options(files=2), InMemoryExecutor())
     house.assert_equal(query, tmp_path / "out")
     assert (measured.late, measured.epochs) == (0, 4)
+
+
+def test_rows_that_come_too_late_are_counted(tmp_path):
+    generate(Events(4_000, files=8, rate=20, out_of_order=150), tmp_path / "input")
+    work, options = tmp_path / "work", Options(files=1)
+    assert run_query("q11", tmp_path / "input", tmp_path / "out", work, options, InMemoryExecutor()).late > 0
+
+
+def test_a_query_of_an_input_without_rows_hands_out_its_columns(tmp_path):
+    source = write(tmp_path / "input")
+    measured = run_query("q18", source, tmp_path / "out", tmp_path / "work", executor=InMemoryExecutor())
+    assert measured.rows == 0
+    assert pq.read_schema(tmp_path / "out" / "q18.parquet").equals(schema_of("q18"))
 
 
 @pytest.mark.parametrize("query", sampled(ON_SPARK, keep=lambda query: query == "q16"))
