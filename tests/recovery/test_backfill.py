@@ -841,7 +841,7 @@ def test_a_replay_that_an_earlier_release_began_begins_anew(plant):
 def test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved(plant, replaces):
     name = waits(plant, 4, 6, replaces=replaces)
     plant.land(5, value=7)
-    with pytest.raises(WeirError, match=r"changed, or are gone, since the backfill .* 00005.parquet"):
+    with pytest.raises(WeirError, match=r"changed, or is gone, since the backfill .* 00005.parquet"):
         approved(plant, name)
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
     plant.backfill(4, 6, replaces=replaces, promote=True)

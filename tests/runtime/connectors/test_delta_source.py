@@ -346,6 +346,50 @@ def test_versions_that_were_looked_ahead_at_are_forgotten_with_the_table_that_ha
     assert reader.ids() == [4, *range(105, 100 + length)] and not reader.lost
 
 
+@pytest.mark.parametrize("is_old", [False, True], ids=["a position of now", "one of an earlier release"])
+def test_a_table_that_was_brought_back_and_grew_past_what_was_read_is_named(tmp_path: Path, is_old: bool):
+    """By who has followed it and by who starts anew; a position that says no digest goes on, as it did."""
+    table = tmp_path / "t"
+    for id in range(3):
+        append(table, id)
+    copy = shutil.copytree(table, tmp_path / "copy")
+    reader = Reader(source(table), {"version": 0})
+    for id in range(3, 5):
+        append(table, id)
+    assert reader.ids() == [0, 1, 2, 3, 4]
+    assert reader.connector.plan(reader.position, LARGE).position == reader.position, "where nothing comes it stays"
+    within = Reader(source(table))  # in the middle of a version's files
+    within.position = within.connector.plan(within.position, replace(LARGE, parts=1)).position
+    assert within.position["index"] == 1 and within.position["digest"]
+    if is_old:
+        reader.position, within.position = (
+            {name: value for name, value in of.position.items() if name != "digest"} for of in (reader, within)
+        )
+    whole = shutil.copytree(table, tmp_path / "whole")
+    shutil.rmtree(table)
+    shutil.copytree(copy, table)
+    for id in range(103, 107):
+        append(table, id)
+    behind_all = reader.position
+    for position in (behind_all, within.position):
+        for of in (reader, Reader(source(table))):
+            of.position = position
+            if is_old:
+                of.connector.plan(position, LARGE)
+                continue
+            with pytest.raises(InputError, match="Version 4 is not the one that has been read") as refused:
+                of.connector.plan(position, LARGE)
+            assert "weir seek" in refused.value.next
+    sought = Reader(source(table), {"version": 3})
+    assert sought.ids() == [103, 104, 105, 106]
+    shutil.rmtree(table)
+    shutil.copytree(whole, table)
+    append(table, 5)
+    again = Reader(source(table))
+    again.position = behind_all
+    assert again.ids() == [5], "the newer one is there again"
+
+
 def test_large_entries_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = tmp_path / "t"
     for id in range(12):
@@ -353,7 +397,7 @@ def test_large_entries_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.Mo
     size = len((table / f"_delta_log/{1:020}.json").read_bytes())
     looked, read_bytes = list[str](), Storage.read_bytes
     monkeypatch.setattr(Storage, "read_bytes", lambda of, path: looked.append(path) or read_bytes(of, path))
-    for kept, most in ((64 * size, 11), (size - 1, 2)):
+    for kept, most in ((64 * size, 12), (size - 1, 3)):  # with the one that was read last
         monkeypatch.setattr(table_log, "_KEPT_BYTES", kept)
         reader = Reader(source(table), {"version": 1})
         looked.clear()

@@ -3,6 +3,9 @@
     position {"table": id, "version": 7, "index": 2}                    the third file that version 7 adds is next
     position {"table": id, "version": 7, "index": 2, "snapshot": true}  the third file that version 7 has is next
 
+A position also has the digest of the entry that was read last, by which another history is told: a table that was
+brought back from an older copy and has grown past it.
+
 An entry of the log never changes, so the files of a version have one order for ever: that of the entry; those of the
 starting version have the order of their age. A file is a part.
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import gettempdir
@@ -78,20 +81,33 @@ class DeltaTableSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A position. snapshot: among all files of the version, and not among those that it adds."""
+    """A position.
+
+    Attributes:
+        snapshot: It is among all files of the version, and not among those that it adds.
+        digest: Of the log's last entry that was read, in hex; None: it is not known, as an earlier release left it.
+    """
 
     table: str
     version: int
     index: int = 0
     snapshot: bool = False
+    digest: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, position: Position) -> _Place:
-        return cls(position["table"], position["version"], position["index"], position.get("snapshot", False))
+        snapshot, digest = position.get("snapshot", False), position.get("digest")
+        return cls(position["table"], position["version"], position["index"], snapshot, digest)
+
+    @property
+    def last(self) -> int:
+        """The version whose entry was read last; -1: none was."""
+        return self.version if self.index or self.snapshot else self.version - 1
 
     def to_dict(self) -> dict[str, Any]:
         place = {"table": self.table, "version": self.version, "index": self.index}
-        return place | ({"snapshot": True} if self.snapshot else {})
+        place |= {"snapshot": True} if self.snapshot else {}
+        return place | ({"digest": self.digest} if self.digest is not None else {})
 
     def is_before(self, end: _Place | None) -> bool:
         return end is None or (self.version, self.index) < (end.version, end.index)
@@ -99,7 +115,7 @@ class _Place:
     def behind(self, number: int, count: int) -> _Place:
         """The place behind a file, by its number among so many."""
         if number + 1 < count:
-            return replace(self, index=number + 1)
+            return replace(self, index=number + 1, digest=None)
         return _Place(self.table, self.version + 1)
 
 
@@ -117,11 +133,11 @@ class _Connector:
             if isinstance(start, Mapping):
                 return self._given(start, metadata.id)
             if start == EARLIEST:
-                return _Place(metadata.id, newest, snapshot=True).to_dict()
+                return self._signed(_Place(metadata.id, newest, snapshot=True))
             if start == LATEST:
-                return _Place(metadata.id, newest + 1).to_dict()
+                return self._signed(_Place(metadata.id, newest + 1))
             if isinstance(start, datetime):
-                return _Place(metadata.id, self._at(start, first, newest)).to_dict()
+                return self._signed(_Place(metadata.id, self._at(start, first, newest)))
         raise PipelineError(
             f"start={start!r} is no place to begin in a table.",
             where=self._log.where,
@@ -129,16 +145,21 @@ class _Connector:
         )
 
     def _given(self, start: Position, table: str) -> Position:
-        place = {"table": table, "index": 0, "snapshot": False, **start}
+        place = {"table": table, "index": 0, "snapshot": False, "digest": None, **start}
         numbers = [place.get("version"), place["index"]]
         if (
-            place.keys() != {"table", "version", "index", "snapshot"}
+            place.keys() != {"table", "version", "index", "snapshot", "digest"}
             or place["table"] != table
             or not all(type(number) is int and number >= 0 for number in numbers)
             or type(place["snapshot"]) is not bool
+            or not isinstance(place["digest"], str | None)
         ):
             raise no_position(start, '{"version": 0}', f"{self._log.where}, table {table}")
-        return _Place.of(place).to_dict()
+        return self._signed(_Place.of(place))
+
+    def _signed(self, at: _Place) -> Position:
+        """A place as a position, by which another history of the table is told from the one that was read."""
+        return replace(at, digest=at.digest or self._log.digest(at.last)).to_dict()
 
     def _at(self, start: datetime, first: int, newest: int) -> int:
         """The first version that was committed at a time or later."""
@@ -160,7 +181,7 @@ class _Connector:
     def plan(
         self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
     ) -> Planned:
-        at = _Place.of(position)
+        at = begin = _Place.of(position)
         if hold:  # it has one partition
             return Planned((), at.to_dict(), True, {_PARTITION: False})
         end = _Place.of(upto) if upto is not None else None
@@ -182,9 +203,11 @@ class _Connector:
                 if not parts and not lost:
                     raise
                 limited = True  # what is wrong is said once this is read
+            as_given = begin if at == begin else end if end is not None and at == end else None
+            position_behind = as_given.to_dict() if as_given else self._signed(replace(at, digest=None))
             is_end = not limited and not at.snapshot and (end is None or not self._log.has(at.version))
         passes = not parts and at.version - position["version"] >= _PASSED
-        return Planned(tuple(parts), at.to_dict(), limited, {_PARTITION: is_end}, tuple(lost), passes)
+        return Planned(tuple(parts), position_behind, limited, {_PARTITION: is_end}, tuple(lost), passes)
 
     def _continued(self, at: _Place, end: _Place | None, lost: list[Lost]) -> _Place:
         """Where it is read on. Raises LostError, or adds to `lost`, if versions have been cleaned away."""
@@ -192,7 +215,7 @@ class _Connector:
             begin, behind = self._quiet
             if begin.version <= at.version < behind.version and (end is None or not end.is_before(behind)):
                 at = behind
-        version = self._log.follow(at.table, at.version)
+        version = self._log.follow(at.table, at.version, (at.last, at.digest))
         if version == at.version or not at.is_before(end):
             return at
         which = f"Version {at.version}" if version == at.version + 1 else f"Versions {at.version} to {version - 1}"

@@ -191,12 +191,22 @@ class TableLog:
             first, self._newest = self.versions()
             return first, self._newest, self._open(self._newest)
 
-    def follow(self, table: str, version: int) -> int:
+    def digest(self, version: int) -> str | None:
+        """Of a version's entry, as it was read; None: the log has none any more, or none yet."""
+        with self._lock:
+            known = self._entries.get(version)
+            raw = self.storage.read_bytes(entry_path(self.name, version)) if known is None and version >= 0 else known
+            return None if raw is None else _digest(raw)
+
+    def follow(self, table: str, version: int, last: tuple[int, str | None] | None = None) -> int:
         """Be ready to read from a version on; returns the first one that can be read, which is a later one if entries
         have been cleaned away.
 
+        Args:
+            last: The version whose entry was read last, and the digest that it had, as far as that is known.
+
         Raises:
-            InputError: There is another table, or it has not come that far.
+            InputError: There is another table, or it has not come that far, or it has come there otherwise.
         """
         with self._lock:
             if self._is_followed(table, version):
@@ -212,6 +222,14 @@ class TableLog:
                     f"Versions up to {version - 1} have been read, but the newest one is {newest}: the table was "
                     "brought back from a copy.",
                     "Bring the newer one back, or seek the source to where it is to go on.",
+                )
+            if last is not None and last[1] is not None and self.digest(last[0]) not in (None, last[1]):
+                raise self.problem(
+                    f"Version {last[0]} is not the one that has been read: the table was brought back from an older "
+                    "copy, and has grown again since.",
+                    "Bring the newer one back, or seek the source to where it is to go on, or "
+                    f"`{self._seek} earliest`, which reads the table as a whole.",
+                    last[0],
                 )
             begin = min(max(version, first), newest)
             raw = self.storage.read_bytes(entry_path(self.name, begin))
