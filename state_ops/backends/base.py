@@ -54,7 +54,7 @@ BEYOND = b"\xff" * 9
 @dataclass(frozen=True, slots=True)
 class SortedRun(Sequence[tuple[bytes, bytes]]):
     """Puts whose keys ascend strictly, probably the last of an epoch: a backend that keeps sorted runs may keep them as
-    they are.
+    they are. With `more`, runs of higher keys probably follow in this epoch, and nothing of lower ones.
 
     To every other one it is a sequence of pairs, which are only made when they are asked for. The field is not called
     `keys`: dict() would take the run for a mapping.
@@ -62,6 +62,7 @@ class SortedRun(Sequence[tuple[bytes, bytes]]):
 
     ascending: list[bytes]
     values: list[bytes]
+    more: bool = False
 
     def __len__(self) -> int:
         return len(self.ascending)
@@ -75,7 +76,7 @@ class SortedRun(Sequence[tuple[bytes, bytes]]):
     def __getitem__(self, at: slice) -> SortedRun: ...
     def __getitem__(self, at: int | slice) -> tuple[bytes, bytes] | SortedRun:
         if isinstance(at, slice):
-            return SortedRun(self.ascending[at], self.values[at])
+            return SortedRun(self.ascending[at], self.values[at], self.more)
         return self.ascending[at], self.values[at]
 
 

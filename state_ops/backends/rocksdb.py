@@ -26,7 +26,6 @@ from rocksdict import (
     Options,
     Rdict,
     ReadOptions,
-    SstFileWriter,
     WriteBatch,
     WriteOptions,
 )
@@ -35,6 +34,7 @@ from state_ops.backends import compaction
 from state_ops.backends import memory_budget as memory
 from state_ops.backends.base import BEYOND, BackendOptions, Compression, SortedRun
 from state_ops.backends.key_ranges import by_range, slices
+from state_ops.backends.run_files import RunFiles
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
@@ -43,7 +43,7 @@ _COMPACTION_WAIT_SECONDS = 30.0
 _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
 _FILE_ENTRIES = 10_000  # of a run and a shard, from which on a file written here costs less than memtable and flush
-_FILE = "run.unfinished"
+_FILE_BYTES = 4 << 20  # likewise, of values
 # Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's
 # notes.
 _STATE_FILES = ("MANIFEST-", "CURRENT")
@@ -72,6 +72,7 @@ class RocksDBBackend:
         # The epoch's only changes, if nothing follows: puts, and deletes in their order.
         self._held: tuple[SortedRun, Sequence[bytes]] | None = None
         self._clipped = False
+        self._run: RunFiles | None = None  # what runs that follow each other have brought
         try:
             self._db, self._starts = _open(self.path, self._options)
         except BaseException:
@@ -91,10 +92,11 @@ class RocksDBBackend:
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not keys:
             return []
-        self._release()
         # Gets in key order take about half as long, which is more than the sort costs; and they come shard by shard.
         order = sorted(range(len(keys)), key=keys.__getitem__)
         ordered = [keys[index] for index in order]
+        if self._run is None or ordered[0] <= self._run.last:
+            self._release()
         in_order: list[bytes | None] = []
         try:
             for shard, part in zip(self._shards, slices(ordered, self._starts), strict=True):
@@ -108,20 +110,39 @@ class RocksDBBackend:
         return values
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
+        if self._run is not None and isinstance(puts, SortedRun) and self._run.ends_below(puts, deletes):
+            self._add_to_run(puts, deletes)
+            return
         self._release()
-        large = len(puts) + len(deletes) >= _FILE_ENTRIES * len(self._shards)
-        if isinstance(puts, SortedRun) and large and not self._in_memtables:
+        if not isinstance(puts, SortedRun) or self._in_memtables or not _is_large(puts, deletes, self._starts):
+            self._put(puts, deletes)
+        elif puts.more:
+            self._run = RunFiles(self.path, lambda index: self._options(index, len(self._shards)))
+            self._add_to_run(puts, deletes)
+        else:
             self._held = puts, deletes
             self.written = True
-        else:
-            self._put(puts, deletes)
+
+    def _add_to_run(self, puts: SortedRun, deletes: Sequence[bytes]) -> None:
+        assert self._run is not None
+        try:
+            self._run.add(puts, deletes, self._starts)
+        except Exception as error:
+            raise _failed(self.path, "write", error) from error
+        self.written = True
 
     def _release(self) -> None:
         """A run was not the last of the epoch: it goes where what follows will go, so that the epoch adds one file, not
-        two."""
+        two. What is in files already stays there."""
         if self._held is not None:
             held, self._held = self._held, None
             self._put(*held)
+        if self._run is not None:
+            try:
+                self._ingest()
+            except Exception as error:
+                raise _failed(self.path, "write", error) from error
+            self._in_memtables = True
 
     def _put(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -148,20 +169,11 @@ class RocksDBBackend:
             raise _failed(self.path, "write", error) from error
         self.written = True
 
-    def _ingest(self, run: SortedRun, deletes: Sequence[bytes]) -> None:
-        """Write the file of each shard here and hand it over: half of what the way through a memtable costs."""
-        path = str(self.path / _FILE)
-        parts = zip(slices(run.ascending, self._starts), slices(deletes, self._starts), strict=True)
-        for index, (part, gone) in enumerate(parts):
-            if part.start == part.stop and gone.start == gone.stop:
-                continue
-            file = SstFileWriter(self._options(index, len(self._shards)))
-            file.open(path)
-            if gone.start == gone.stop:
-                deque(map(file.__setitem__, run.ascending[part], run.values[part]), maxlen=0)
-            else:
-                _fill(file, run[part], deletes[gone])
-            file.finish()
+    def _ingest(self) -> None:
+        """Hand over the files of the run, one a shard: half of what the way through a memtable costs."""
+        assert self._run is not None
+        run, self._run = self._run, None
+        for index, path in run.finished():
             self._shards[index].ingest_external_file([path], self._handed_over)
 
     def _make_room(self) -> None:
@@ -201,7 +213,7 @@ class RocksDBBackend:
 
     def approximate_entries(self) -> int:
         # Counts a key once for each sorted run that has it, the held one too; at most about twice as many as there are.
-        held = 0 if self._held is None else len(self._held[0])
+        held = (0 if self._held is None else len(self._held[0])) + (0 if self._run is None else self._run.entries)
         return held + sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
@@ -240,8 +252,11 @@ class RocksDBBackend:
         exist)."""
         try:
             if self._held is not None:
-                self._ingest(*self._held)
+                self._run = RunFiles(self.path, lambda index: self._options(index, len(self._shards)))
+                self._run.add(*self._held, self._starts)
                 self._held = None
+            if self._run is not None:
+                self._ingest()
             self._flush()
             if not self._clipped:  # files look larger than what is left of them, and whoever rescales waits
                 self._merge()
@@ -321,7 +336,7 @@ class RocksDBBackend:
     def close(self) -> None:
         """Raises TransientError on a full disk, with the database closed: its files must not hold on to the space."""
         opened = [*reversed(self._shards)]  # the default family last
-        self._shards, self._handles, self._held = [], [], None
+        self._shards, self._handles, self._held, self._run = [], [], None, None
         del self._db
         failed: Exception | None = None
         while opened:
@@ -342,20 +357,12 @@ class RocksDBBackend:
         return options
 
 
-def _fill(file: SstFileWriter, puts: SortedRun, deletes: Sequence[bytes]) -> None:
-    """Write puts and deletes, both in key order, in the key order of all; a key that is in both is put."""
-    put, delete = file.__setitem__, file.__delitem__
-    ascending = iter([*deletes, BEYOND])
-    gone = next(ascending)
-    for key, value in puts:
-        while gone <= key:
-            if gone < key:
-                delete(gone)
-            gone = next(ascending)
-        put(key, value)
-    while gone != BEYOND:
-        delete(gone)
-        gone = next(ascending)
+def _is_large(run: SortedRun, deletes: Sequence[bytes], starts: Sequence[bytes]) -> bool:
+    """Whether files written here cost less than memtables and flushes. starts: The first key of each shard."""
+    if len(run) + len(deletes) >= _FILE_ENTRIES * len(starts):
+        return True
+    touched = sum(part.start < part.stop for part in slices(run.ascending, starts))
+    return bool(touched) and sum(map(len, run.values)) >= _FILE_BYTES * touched
 
 
 def _open(path: Path, options: Callable[[int, int], Options]) -> tuple[Rdict, list[bytes]]:

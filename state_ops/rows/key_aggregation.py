@@ -85,11 +85,17 @@ class Partials:
         return combined(self._aggregates, parts, self._by, self._where)
 
 
-def parts(gathered: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def parts(gathered: pl.DataFrame, by: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
     """Partials in parts that go to state one after the other: on their way there they take several times as much
-    memory."""
+    memory. With columns `by`, each part has higher ones than the part before."""
     number = gathered.estimated_size() // _PART_BYTES + 1
-    return gathered.iter_slices(max(1, math.ceil(len(gathered) / number)))
+    size = max(1, math.ceil(len(gathered) / number))
+    if number == 1 or not by:
+        yield from gathered.iter_slices(size)
+        return
+    order = gathered.select(pl.arg_sort_by(by)).to_series()
+    for at in range(0, len(gathered), size):
+        yield gathered[order.slice(at, size)]
 
 
 def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -108,8 +109,13 @@ class Rows:
         back[asked.order] = at
         return whole.select(self._fields)[back], whole[PRESENT].to_numpy()[back]
 
-    def put(self, keys: pl.DataFrame, rows: pl.DataFrame, present: np.ndarray) -> None:
-        """Set the rows of these keys; where `present` is false, forget them."""
+    def put(self, keys: pl.DataFrame, rows: pl.DataFrame, present: np.ndarray, ascending: bool = False) -> None:
+        """Set the rows of these keys; where `present` is false, forget them.
+
+        Args:
+            ascending: What is put and asked for after these keys lies above them in the backend's order. Only speed
+                depends on it.
+        """
         if not len(keys):
             return
         self._begin()
@@ -118,6 +124,12 @@ class Rows:
             return
         asked = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)
         fields = rows.select(*self._fields, pl.lit(pl.Series(PRESENT, present)))[asked.order]
+        flush = self._flush_ascending if ascending else self.flush
+        if self._pending.rows.estimated_size() + fields.estimated_size() > _PENDING_BYTES:
+            flush()  # merged with these rows, it would be copied once more
+            if self._pending is None:  # two keys have one hash
+                self.put(keys, rows, present, ascending)
+                return
         try:
             newer = HashedTable.sorted(asked.hashes, pl.concat([asked.typed, fields], how="horizontal"), self._names)
             self._pending = self._pending.merged(newer)
@@ -126,7 +138,7 @@ class Rows:
             self.put(keys, rows, present)
         else:
             if self._pending.rows.estimated_size() > _PENDING_BYTES:
-                self.flush()
+                flush()
 
     def all_resident(self, asked: int) -> bool:
         """Whether all rows are in memory, or have come there since reading them costs about as much as so many gets."""
@@ -177,6 +189,9 @@ class Rows:
     def flush(self) -> None:
         """Write what is pending: after that the backend has everything."""
         self._flush(_pairs)
+
+    def _flush_ascending(self) -> None:
+        self._flush(partial(SortedRun, more=True))
 
     def _flush(self, puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]]) -> None:
         if self._pending is None or not len(self._pending):

@@ -32,9 +32,9 @@ def _any_run_is_large(monkeypatch):
     monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 1)
 
 
-def run_of(entries: Entries) -> SortedRun:
+def run_of(entries: Entries, more: bool = False) -> SortedRun:
     keys = sorted(entries)
-    return SortedRun(keys, [entries[key] for key in keys])
+    return SortedRun(keys, [entries[key] for key in keys], more)
 
 
 def some(number: int, seed: int, length: int = 40) -> Entries:
@@ -141,6 +141,42 @@ def test_a_run_with_deletes_is_one_file_of_each_shard_in_which_the_last_word_cou
     assert subtask.entries(tmp_path / "restored") == {key: expected[key] for key in sorted(expected)[1::2]}
 
 
+@pytest.mark.parametrize("shard_mb", [64, SMALL])
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_runs_that_follow_each_other_are_one_file_of_each_shard_until_something_below_is_asked_for(
+    tmp_path, shard_mb, disturbed
+):
+    expected = some(4000, seed=1)
+    with closing(RocksDBBackend(tmp_path / "db", 16, shard_mb)) as backend:
+        backend.write(run_of(expected))
+        backend.snapshot(tmp_path / "base")
+        changed = dict.fromkeys(sorted(expected)[::4][:900], b"new")
+        ascending = list(changed)
+        for at in range(0, 900, 100):
+            part = ascending[at : at + 100]
+            asked = [*part, ascending[0]] if disturbed and at == 500 else part
+            written = expected | {key: changed[key] for key in ascending[:at]}
+            assert backend.multi_get(asked) == [written.get(key) for key in asked]
+            gone = [part[7] + b"-absent", part[50] + b"-absent"]
+            backend.write(run_of({key: changed[key] for key in part}, at < len(ascending) - 100), gone)
+        assert backend.approximate_entries() >= len(expected), "what is in files is counted"
+        assert len(list(backend.path.glob("*.unfinished"))) == (0 if disturbed else len(backend._starts))
+        backend.snapshot(tmp_path / "taken")
+        if shard_mb == 64:  # else shards are merged as well
+            assert len(tables(tmp_path / "taken") - tables(tmp_path / "base")) == 1 + disturbed
+        assert dict(backend.scan(*EVERYTHING)) == expected | changed
+        assert not list(backend.path.glob("*.unfinished"))
+
+
+def test_large_values_are_a_run_although_they_are_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 10_000)
+    monkeypatch.setattr(rocksdb, "_FILE_BYTES", 50_000)
+    for number, (length, is_file) in enumerate([(40, False), (1000, True)]):
+        with closing(RocksDBBackend(tmp_path / str(number), 16)) as backend:
+            backend.write(run_of(some(100, seed=1, length=length), more=True))
+            assert bool(list(backend.path.glob("*.unfinished"))) == is_file
+
+
 class Uncounted(SortedRun):
     """A run of which parts may be asked for, but not its entries one by one."""
 
@@ -175,11 +211,11 @@ def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_
     path = tmp_path_factory.mktemp("runs")
     with closing(RocksDBBackend(path, 16)) as backend:  # also where hypothesis gives an example up
         for step in data.draw(
-            st.lists(st.sampled_from(["run", "puts", "deletes", "get", "scan", "snapshot"]), max_size=12)
+            st.lists(st.sampled_from(["run", "more", "puts", "deletes", "get", "scan", "snapshot"]), max_size=12)
         ):
-            if step in ("run", "puts"):
+            if step in ("run", "more", "puts"):
                 changed = data.draw(entries)
-                backend.write(run_of(changed) if step == "run" else list(changed.items()))
+                backend.write(list(changed.items()) if step == "puts" else run_of(changed, step == "more"))
                 expected |= changed
                 assert backend.written
             elif step == "deletes":
@@ -187,7 +223,7 @@ def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_
                 backend.write([], gone)
                 expected = {key: value for key, value in expected.items() if key not in gone}
             elif step == "get":
-                asked = [*expected, b"not there"]
+                asked = data.draw(st.lists(keys)) + data.draw(st.sampled_from([[*expected, b"not there"], []]))
                 assert backend.multi_get(asked) == [expected.get(key) for key in asked]
             elif step == "scan":
                 assert list(backend.scan(b"", b"\xff" * 4)) == sorted(expected.items())

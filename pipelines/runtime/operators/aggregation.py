@@ -88,12 +88,12 @@ class AggregationOperator:
 
     def _fold(self, gathered: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Merge partials into state, part by part: the keys, and their new rows."""
-        for fresh in key_aggregation.parts(gathered):
+        for fresh in key_aggregation.parts(gathered, self._by):
             keys = fresh.select(self._by)
             old, _ = self._rows.get(keys)
             fresh = self._distinct.counted(fresh)
             new = key_aggregation.merged(self._aggregates, old, fresh, self._where)
-            self._rows.put(keys, new, np.ones(len(new), bool))
+            self._rows.put(keys, new, np.ones(len(new), bool), ascending=True)
             yield keys, new
 
     def _out(self, keys: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
