@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+BAND = 250
+"""Values from a multiple of this to the next one have an entry of their own in each key's map."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

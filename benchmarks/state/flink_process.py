@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.state import flink
-from benchmarks.state.engine import Result, Task, serve
+from benchmarks.state.engine import BAND, Result, Task, serve
+
+_DAY_MS = 86_400_000
 
 
 def run(task: Task, result: Result) -> None:
     from pyflink.common import Row, Types
     from pyflink.datastream import KeyedProcessFunction, RuntimeContext
-    from pyflink.datastream.state import ValueStateDescriptor
+    from pyflink.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
     from pyflink.table import DataTypes, Schema
 
     tables = flink.environment(task, result)
@@ -35,11 +37,33 @@ def run(task: Task, result: Result) -> None:
             self.totals.update(now)
             yield Row(key, *now)
 
+    class Collected(Totals):
+        """And each event appends to a list, changes an entry of a map and sets a timer, due after the run."""
+
+        def open(self, runtime_context: RuntimeContext) -> None:
+            super().open(runtime_context)
+            self.values = runtime_context.get_list_state(ListStateDescriptor("values", Types.DOUBLE()))
+            self.bands = runtime_context.get_map_state(MapStateDescriptor("bands", Types.LONG(), Types.LONG()))
+
+        def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+            self.values.add(value[1])
+            band = int(value[1]) // BAND
+            self.bands.put(band, (self.bands.get(band) or 0) + 1)
+            timers = ctx.timer_service()
+            timers.register_processing_time_timer(timers.current_processing_time() + _DAY_MS)
+            yield from super().process_element(value, ctx)
+
+        def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Any:  # noqa: ARG002
+            yield from ()
+
     names = ["key", "n", "total", "top", *(["payload"] if task.payload else [])]
     changed = (
         tables.to_data_stream(tables.from_path("events"))
         .key_by(lambda row: row[0], key_type=Types.LONG())
-        .process(Totals(), output_type=Types.ROW_NAMED(names, [Types.LONG(), *fields]))
+        .process(
+            Collected() if task.options.get("collected") else Totals(),
+            output_type=Types.ROW_NAMED(names, [Types.LONG(), *fields]),
+        )
     )
     columns = {"key": "BIGINT", "n": "BIGINT", "total": "DOUBLE", "top": "DOUBLE", "payload": "STRING"}
     types = {"BIGINT": DataTypes.BIGINT(), "DOUBLE": DataTypes.DOUBLE(), "STRING": DataTypes.STRING()}

@@ -24,6 +24,7 @@ from benchmarks.state.rows import ROWS, SCENARIOS, Scenario
 RESULTS = harness.RESULTS / "state"
 SCRATCH = Path(tempfile.gettempdir()) / "weir-bench-state"
 _OURS = "weir-aggregate"
+_PER_KEY, _COLLECTED = "weir-per-key", "-collected"
 _FLAT = 0.20
 _TARGETS = (
     {"group": "a", "title": "Spark's own aggregation", "target": 2.5, "reach": 5.0},
@@ -93,9 +94,10 @@ def _row(ones: Sequence[Measurement]) -> dict[str, Any]:
 def _with_ratios(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Nobody is fast by being wrong: a row whose result differs has no ratio, nor has any where Weir's own does."""
     right = {name: row for name, row in rows.items() if row.get("steady") and not row["differing"]}
-    ours = right.get(_OURS) or right.get("weir-stage")
-    if ours is not None:
-        for row in right.values():
+    for name, row in right.items():
+        alike = [_PER_KEY + _COLLECTED] if name.endswith(_COLLECTED) else [_PER_KEY, _OURS, "weir-stage"]
+        ours = next((right[candidate] for candidate in alike if candidate in right), None)
+        if ours is not None:
             row["ratio"] = ours["steady"] / row["steady"]
     return rows
 
@@ -163,7 +165,10 @@ def _verdicts(rows: Summary) -> list[dict[str, Any]]:
     for target in _TARGETS:
         names = [row.name for row in ROWS if row.group == target["group"]]
         ratios = [
-            summary[name]["ratio"] for summary in rows.values() for name in names if "ratio" in summary.get(name, {})
+            summary[name]["ratio"]
+            for summary in rows.values()
+            for name in names
+            if _PER_KEY not in summary and "ratio" in summary.get(name, {})
         ]
         verdicts += [{**target, "ratios": ratios}] if ratios else []
     return verdicts

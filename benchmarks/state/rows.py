@@ -39,6 +39,9 @@ _MINI_BATCH = {
     "table.optimizer.agg-phase-strategy": "ONE_PHASE",
 }
 _PYTHON = {"python.state.cache-size": "100000", "python.fn-execution.bundle.size": "1000"}
+_PROCESS = {"conf": {**_PYTHON, "python.execution-mode": "process"}}
+_THREAD = {"conf": {**_PYTHON, "python.execution-mode": "thread"}}
+_PANDAS = {"changelog": True, "sink": "parquet"}
 
 ROWS = (
     Row("weir-aggregate", "Weir, `aggregate`", "weir", "weir", {"form": "aggregate"}),
@@ -83,7 +86,7 @@ ROWS = (
         "Spark transformWithStateInPandas",
         "b",
         "spark_tws",
-        {"changelog": True, "sink": "parquet"},
+        _PANDAS,
         events=10_000,
     ),
     Row("flink-sql", "PyFlink SQL, no output", "c", "flink_sql", peers="flink", checked={"checked": True}),
@@ -101,7 +104,7 @@ ROWS = (
         "PyFlink KeyedProcessFunction, process mode",
         "d",
         "flink_process",
-        {"conf": {**_PYTHON, "python.execution-mode": "process"}},
+        _PROCESS,
         "flink",
         events=10_000,
     ),
@@ -110,15 +113,55 @@ ROWS = (
         "PyFlink KeyedProcessFunction, thread mode",
         "d",
         "flink_process",
-        {"conf": {**_PYTHON, "python.execution-mode": "thread"}},
+        _THREAD,
         "flink",
         events=10_000,
+    ),
+    Row("weir-per-key", "Weir, a function per key", "weir", "weir", {"form": "per-key"}),
+    *(
+        Row(
+            f"{name}-collected",
+            f"{title}, with list, map and timer",
+            group,
+            module,
+            {**options, "collected": True},
+            peers,
+            events,
+        )
+        for name, title, group, module, options, peers, events in (
+            ("weir-per-key", "Weir, a function per key", "weir", "weir", {"form": "collected"}, None, None),
+            ("spark-tws", "Spark transformWithStateInPandas", "b", "spark_tws", _PANDAS, None, 10_000),
+            (
+                "flink-process",
+                "PyFlink KeyedProcessFunction, process mode",
+                "d",
+                "flink_process",
+                _PROCESS,
+                "flink",
+                10_000,
+            ),
+            (
+                "flink-thread",
+                "PyFlink KeyedProcessFunction, thread mode",
+                "d",
+                "flink_process",
+                _THREAD,
+                "flink",
+                20_000,
+            ),
+        )
     ),
     Row("bytewax", "Bytewax, recovery on, two processes", "e", "bytewax_flow", {"epoch_seconds": 3}, "bytewax"),
 )
 
-_SMALL = frozenset(row.name for row in ROWS)
-_LARGE = frozenset(row.name for row in ROWS if row.group in ("weir", "a", "c")) - {"spark-noop"}
+_PER_KEY = frozenset(
+    f"{name}{kind}"
+    for name in ("weir-per-key", "spark-tws", "flink-process", "flink-thread")
+    for kind in ("", "-collected")
+)
+_OURS_PER_KEY = frozenset({"weir-per-key", "weir-per-key-collected"})
+_SMALL = frozenset(row.name for row in ROWS if not row.name.endswith("-collected")) - _OURS_PER_KEY
+_LARGE = frozenset(row.name for row in ROWS if row.name in _SMALL and row.group in ("weir", "a", "c")) - {"spark-noop"}
 _FLAT = frozenset({"weir-aggregate"})
 
 
@@ -147,6 +190,11 @@ SCENARIOS = (
     *(
         Scenario(Workload(f"{operator}-1m", 1_000_000, epochs=6, operator=operator), _TIMED)
         for operator in ("window", "session", "deduplicate")
+    ),
+    Scenario(Workload("per-key", 10_000, epochs=4, events=100_000), _PER_KEY | {"weir-aggregate"}),
+    *(
+        Scenario(Workload(f"{skew}-10k", 10_000, skew, epochs=4, events=100_000), _OURS_PER_KEY | {"weir-aggregate"})
+        for skew in ("half", "group")
     ),
     Scenario(Workload("flat-1m", 1_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT),
     Scenario(Workload("flat-5m", 5_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT),

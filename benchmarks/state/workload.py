@@ -27,6 +27,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from pipelines.runtime.definition import MAX_PARALLELISM
+from state_ops.schema.key_groups import key_groups
+
 FILES = 2
 CLOSER = 1
 """The key of the rows that are far in the future, so that all windows of others close; it has no other rows."""
@@ -45,7 +48,8 @@ _GRAIN = 3  # event times are multiples of so many microseconds: no two are a se
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """keys: how many there are; skew: "uniform" or "zipf" (exponent 1); payload: events and state carry a text of 1,024
+    """keys: how many there are; skew: "uniform", "zipf" (exponent 1), "half" (half of all rows have one key) or "group"
+    (nine of ten have keys of one key group); payload: events and state carry a text of 1,024
     bytes; preload: every key has state before the measured epochs; epochs of so many events; hot: only so many keys
     change at all. operator: "aggregate"; or "window", "session" or "deduplicate", by the event time `at`, of which an
     epoch has ten seconds: rows are up to four seconds out of order, and the watermark is five behind. Half of the rows
@@ -249,6 +253,15 @@ def _ranks(workload: Workload, rng: np.random.Generator) -> Iterator[np.ndarray]
     if workload.skew == "uniform":
         for _ in range(workload.epochs):
             yield rng.integers(0, workload.keys, workload.events).astype(np.uint64)
+        return
+    if workload.skew in ("half", "group"):
+        ranks = np.arange(workload.keys, dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            groups = key_groups([pa.array((ranks * _SPREAD).view(np.int64))], MAX_PARALLELISM)
+        heavy, share = (ranks[:1], 0.5) if workload.skew == "half" else (ranks[groups == groups[0]], 0.9)
+        for _ in range(workload.epochs):
+            of_heavy = rng.random(workload.events) < share
+            yield np.where(of_heavy, rng.choice(heavy, workload.events), rng.choice(ranks, workload.events))
         return
     cumulative = np.cumsum(1.0 / np.arange(1, workload.keys + 1))
     cumulative /= cumulative[-1]
