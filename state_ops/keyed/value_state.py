@@ -257,9 +257,9 @@ def check_foldable(
                     next=f"Its columns are: {', '.join(frame.columns)}.",
                 )
             _check_kind(name, agg, column, frame.schema[column], method, where)
-        if agg.kind == "count_distinct":
+        if agg.kind in ("count_distinct", "approx_distinct", "approx_quantile"):
             raise StageError(
-                f"{method} cannot keep {name} = count_distinct(...) in one field: the values are to be kept beside it.",
+                f"{method} cannot keep {name} = {agg} in a field.",
                 where=where,
                 next="Put the values into a MapOf, and count those that it did not contain.",
             )

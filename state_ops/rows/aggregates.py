@@ -28,9 +28,12 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.errors import PipelineError
+from state_ops.rows.sketches import DISTINCT, QUANTILE, estimates, gathered, united
 from state_ops.schema.key_codec import check_key_type
 
 _NAMES = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
+_SKETCHES = (DISTINCT, QUANTILE)
+_OF_VALUES = ("count_distinct", *_SKETCHES)
 _TAKEN = "__weir_taken_"
 
 
@@ -39,18 +42,25 @@ class Agg:
     """One aggregate over the rows of a key.
 
     Attributes:
-        kind: "count", "count_distinct", "sum", "mean", "min", "max", "first" or "last".
+        kind: "count", "count_distinct", "approx_distinct", "approx_quantile", "sum", "mean", "min", "max", "first" or
+            "last".
         column: The column that is aggregated; None: rows are counted. Of a count, it is null in rows that do not count.
         order_by: The columns that decide which row is first or last; empty where rows come in order.
         where: Which rows count, in Spark SQL; None: all.
+        share: Of a quantile.
+        summed: Partials have the number or the sketch of their values in place of these.
     """
 
     kind: str
     column: str | None = None
     order_by: tuple[str, ...] = ()
     where: str | None = None
+    share: float | None = None
+    summed: bool = False
 
     def __post_init__(self) -> None:
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise PipelineError(f"approx_quantile({self.column!r}, {self.share!r}) is no share.", next="Say e.g. 0.95.")
         if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
             raise PipelineError(
                 f"{self.kind}(where={self.where!r}) has no condition.", next='Say e.g. where="price < 10000".'
@@ -58,7 +68,7 @@ class Agg:
 
     def __str__(self) -> str:
         """As its author wrote it."""
-        column = [] if self.column is None else [repr(self.column)]
+        column = [repr(part) for part in (self.column, self.share) if part is not None]
         return f"{self.kind}({', '.join([*column, *([] if self.where is None else [f'where={self.where!r}'])])})"
 
     def ordered(self, order_by: tuple[str, ...]) -> Agg:
@@ -83,8 +93,8 @@ class Agg:
 
     @property
     def counted(self) -> Agg:
-        """The same of partials whose values have become a number."""
-        return replace(self, kind="count") if self.kind == "count_distinct" else self
+        """The same of partials whose values have become a number or a sketch."""
+        return replace(self, summed=True) if self.kind in _OF_VALUES else self
 
     def check(self, name: str, schema: pa.Schema, where: str) -> None:
         """PipelineError unless the columns exist and can be aggregated so."""
@@ -105,9 +115,9 @@ class Agg:
                 where=where,
                 next="Take first or last of it, or what is in it as a column of its own, in transform=.",
             )
-        if self.kind == "count_distinct":
+        if self.kind in ("count_distinct", DISTINCT):
             self._check_values(name, kind, where)
-        if self.kind not in ("sum", "mean"):
+        if self.kind not in ("sum", "mean", QUANTILE):
             return
         numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal128)
         if not any(is_number(kind) for is_number in numbers):
@@ -133,6 +143,8 @@ class Agg:
         """The state fields that hold this aggregate: (field, type, nullable, value before the first row)."""
         if self.kind in ("count", "count_distinct"):
             return [(name, pa.int64(), False, 0)]
+        if self.kind in _SKETCHES:
+            return [(name, pa.binary(), False, b"")]
         assert self.column is not None
         kind = schema.field(self.column).type
         if self.kind == "sum":
@@ -158,7 +170,10 @@ class Agg:
             return [number.cast(pl.Int64).alias(name)]
         assert self.column is not None
         column = pl.col(self.column)
-        if self.kind == "count_distinct":
+        if self.kind == QUANTILE:
+            values = column.cast(pl.Float64)
+            return [values.filter(values.is_finite()).alias(name)]
+        if self.kind in _OF_VALUES:
             return [_kept(column, rows[self.column]).drop_nulls().unique().alias(name)]
         if self.kind == "sum":
             return [column.cast(_wider(rows[self.column])).sum().alias(name)]
@@ -176,9 +191,13 @@ class Agg:
 
     def combine(self, name: str) -> list[pl.Expr]:
         """From earlier partials. First and last need their order."""
-        if self.kind == "count_distinct":
-            return [pl.col(name).explode().drop_nulls().unique()]
-        if self.kind in ("count", "sum", "mean"):
+        if self.kind in _OF_VALUES and not self.summed:
+            values = pl.col(name).explode().drop_nulls()
+            return [values if self.kind == QUANTILE else values.unique()]
+        if self.kind in _SKETCHES:
+            united = gathered(self.kind)
+            return [pl.map_groups([pl.col(name)], united, return_dtype=pl.Binary, returns_scalar=True).alias(name)]
+        if self.kind in ("count", "count_distinct", "sum", "mean"):
             return [pl.col(field).sum() for field in self.fields(name)]
         if self.kind in ("min", "max"):
             return [getattr(pl.col(name), self.kind)()]
@@ -203,6 +222,9 @@ class Agg:
             return [
                 (pl.col(old + field).fill_null(0) + pl.col(new + field)).alias(field) for field in self.fields(name)
             ]
+        if self.kind in _SKETCHES:
+            both = [pl.col(old + name), pl.col(new + name)]
+            return [pl.map_batches(both, united(self.kind), return_dtype=pl.Binary).alias(name)]
         if self.kind in ("min", "max"):
             pick = pl.min_horizontal if self.kind == "min" else pl.max_horizontal
             return [pick(pl.col(old + name), pl.col(new + name)).alias(name)]
@@ -221,6 +243,9 @@ class Agg:
         if self.kind == "mean":
             total, number = pl.col(f"{name}__sum"), pl.col(f"{name}__count")
             return pl.when(number > 0).then(total / number).alias(name)
+        if self.kind in _SKETCHES:
+            type = pl.Int64 if self.kind == DISTINCT else pl.Float64
+            return pl.col(name).map_batches(estimates(self.kind, self.share), return_dtype=type).alias(name)
         return pl.col(name)
 
     # -- how
@@ -275,6 +300,14 @@ def count(*, where: str | None = None) -> Agg:
 
 def count_distinct(column: str, *, where: str | None = None) -> Agg:
     return Agg("count_distinct", column, where=where)
+
+
+def approx_distinct(column: str, *, where: str | None = None) -> Agg:
+    return Agg(DISTINCT, column, where=where)
+
+
+def approx_quantile(column: str, share: float, *, where: str | None = None) -> Agg:
+    return Agg(QUANTILE, column, where=where, share=share)
 
 
 def sum(column: str, *, where: str | None = None) -> Agg:

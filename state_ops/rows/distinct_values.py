@@ -19,6 +19,7 @@ import pyarrow as pa
 from state_ops.backends.base import Backend
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.row_store import Rows
+from state_ops.rows.sketches import DISTINCT, QUANTILE, sketched
 from state_ops.schema.descriptors import GROUP, MAP, MAP_STATE, WINDOW_VALUES, Collection, checked, collection
 from state_ops.schema.key_codec import encode_int64, group_prefix
 from state_ops.schema.state_schema import Field
@@ -71,6 +72,7 @@ class DistinctValues:
         ends = [] if window is None else [(window, pa.int64())]
         self._by = [*([] if window is None else [window]), GROUP, *keys.names]
         state = MAP_STATE if window is None else WINDOW_VALUES
+        self._sketches = [(name, agg.kind) for name, agg in aggregates if agg.kind in (DISTINCT, QUANTILE)]
         names = [name for name, agg in aggregates if agg.kind == "count_distinct"]
         self._stores = {
             name: (
@@ -87,10 +89,10 @@ class DistinctValues:
 
     def __len__(self) -> int:
         """How many aggregates keep values."""
-        return len(self._stores)
+        return len(self._stores) + len(self._sketches)
 
     def counted(self, partials: pl.DataFrame, *, look: bool = True, keep: bool = True) -> pl.DataFrame:
-        """Partials with the number of values that are new to their keys in place of the values.
+        """Partials with the number of values that are new to their keys in place of the values, or with their sketch.
 
         Args:
             partials: One row a key, or a key and window.
@@ -108,7 +110,7 @@ class DistinctValues:
                     true = np.ones(len(fresh), bool)
                     store.put(fresh, pl.DataFrame({f"{name}__values": true}), true)
             partials = partials.with_columns(pl.Series(name, numbers))
-        return partials
+        return partials.with_columns(sketched(kind, partials[name]) for name, kind in self._sketches)
 
     def flush(self) -> None:
         """Write what is pending to the backend."""

@@ -221,7 +221,7 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
         return stage if stage is not None and stage.window is not None else None
     window_then = stats.window or {}
     listed = [
-        (name, Agg(kind, column, tuple(by[0]) if by else ()))
+        (name, Agg(kind, column, tuple(by[0]) if by else (), share=by[2] if len(by) > 2 else None))
         for name, kind, column, *by in window_then.get("aggregates", ())
     ]
     window: Window | SessionWindow

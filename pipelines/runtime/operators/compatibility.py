@@ -381,11 +381,16 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
 
 
 def _aggregate_shown(
-    name: str, kind: str, column: str | None, order_by: Sequence[str] = (), where: str | None = None
+    name: str,
+    kind: str,
+    column: str | None,
+    order_by: Sequence[str] = (),
+    where: str | None = None,
+    share: float | None = None,
 ) -> str:
     by = f" by {', '.join(order_by)}" if order_by else ""
     condition = f" where {where}" if where else ""
-    return f"{name} = {kind}({column or ''}{by}){condition}"
+    return f"{name} = {kind}({column or ''}{'' if share is None else f', {share}'}{by}){condition}"
 
 
 def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
@@ -394,6 +399,8 @@ def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
 
 def _rules(agg: Agg) -> list[Any]:
     """What an aggregate goes by beside its column, as far as it says so: its order, then its condition."""
+    if agg.share is not None:
+        return [list(agg.order_by), agg.where, agg.share]
     if agg.where is not None:
         return [list(agg.order_by), agg.where]
     return [list(agg.order_by)] if agg.order_by else []

@@ -274,9 +274,9 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")
     session = pa.struct([pa.field(field.name, field.type) for field in fields])
     for name, agg in window.aggregates:
-        if agg.kind == "count_distinct":
+        if agg.kind in ("count_distinct", "approx_distinct", "approx_quantile"):
             raise PipelineError(
-                f"{name} = {agg} counts in no session: sessions that grow together would have to move their values.",
+                f"{name} = {agg} is of no session: sessions that grow together would have to move their values.",
                 where=where,
                 next="Count in windows of one size.",
             )

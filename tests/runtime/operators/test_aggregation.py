@@ -272,7 +272,7 @@ def test_composite_keys_and_null_keys_by_policy():
     out = run.epoch([{"a": "x", "b": 1}, {"a": "x", "b": 2}, {"a": None, "b": 1}, {"a": "x", "b": 1}])
     assert sorted(out.rows()) == [("x", 1, 2, 1), ("x", 2, 1, 1)]
     assert sum(ack.rows_null_key for ack in run.acks) == 1
-    with pytest.raises(InputError, match="have no 'a'"):
+    with pytest.raises(InputError, match="has no 'a'"):
         testing.run(aggregate("totals", EVENTS, key="a", n=agg.count())).epoch([{"a": None}, {"a": "x"}])
 
 
@@ -295,6 +295,9 @@ SCHEMA = pa.schema([("k", pa.string()), ("v__values", pa.string()), ("at", pa.ti
         (lambda: totals(t=agg.sum("at")), "that column is timestamp"),
         (lambda: totals(t=agg.max("l")), "'t' is time64"),
         (lambda: totals(n=agg.count(where=" ")), "has no condition"),
+        (lambda: totals(n=agg.approx_distinct("l")), "n = approx_distinct.'l'., but that column is time64"),
+        (lambda: totals(n=agg.approx_quantile("k", 0.5)), "that column is string"),
+        (lambda: totals(n=agg.approx_quantile("v", 95)), "approx_quantile.'v', 95. is no share"),
         (lambda: totals(n=agg.count_distinct("l")), "n = count_distinct.'l'., but that column is time64"),
         (lambda: totals(n=agg.count_distinct("v"), n__values=agg.count()), "'n__values' is both a field and a map"),
         (
@@ -303,7 +306,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("v__values", pa.string()), ("at", pa.ti
         ),
         (
             lambda: window("totals", EVENTS, key="k", on="at", gap="1h", n=agg.count_distinct("v")),
-            "n = count_distinct.'v'. counts in no session",
+            "n = count_distinct.'v'. is of no session",
         ),
         (lambda: totals(n=agg.count(where="w > 1")), "n = count.where='w > 1'., but .* no column"),
         (lambda: totals(n=agg.count(where="rand() < 0.5")), "rand"),
@@ -364,6 +367,7 @@ def test_values_are_distinct_as_in_sql(values, batch_rows):
 def test_slicing_does_not_matter():
     extremes = totals(
         d=agg.count_distinct("v", where="at IS NOT NULL"),
+        about=agg.approx_distinct("v", where="v > 2"),
         n=agg.count(where="v < 5"),
         low=agg.min("v"),
         first=agg.first("v"),

@@ -105,7 +105,11 @@ def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_i
     monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0 if limit == 20 else 1 << 20)
     rng = np.random.default_rng(limit)
     sums = {"total": agg.sum("v"), "least": agg.min("v"), "newest": agg.last("v"), "mean": agg.mean("v")}
-    sums["values"] = agg.count_distinct("w")
+    sums |= {
+        "values": agg.count_distinct("w"),
+        "about": agg.approx_distinct("w"),
+        "top": agg.approx_quantile("v", 1.0),
+    }
     run = testing.run(counted(every=every, size=size, lateness="7m", **sums), parallelism=2, batch_rows=30)
     rows: list[dict] = []
     out: list[pl.DataFrame] = []
@@ -142,6 +146,8 @@ def replayed(rows: list[dict], every: str, size: str) -> pl.DataFrame:
         pl.col("v").sum().alias("total"),
         pl.col("v").min().alias("least"),
         pl.col("w").n_unique().cast(pl.Int64).alias("values"),
+        pl.col("w").n_unique().cast(pl.Int64).alias("about"),
+        pl.col("v").max().cast(pl.Float64).alias("top"),
     ]
     aggregates += [pl.col("v").sort_by("at").last().alias("newest"), pl.col("v").mean().alias("mean")]
     inside = spread.filter(pl.col("at") < pl.col("window_end"))
