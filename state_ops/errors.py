@@ -122,6 +122,10 @@ class TransientError(WeirError):
     """Retry: storage or the cluster failed in a way that may pass."""
 
 
+class DiskFullError(TransientError):
+    """Make room: a disk is full, which the error names as the host saw it that met it."""
+
+
 class LocalBaseError(TransientError):
     """Wait for durable files: the snapshot that the epoch before left on one host's disk is not on this one."""
 

@@ -6,11 +6,21 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from state_ops.errors import TransientError
+from pipelines.runtime.execution import direct_read
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.external_sort import in_order
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack
+from state_ops.errors import DiskFullError, TransientError
 from state_ops.storage import disks
 from tests.recovery.small import Bank
 
@@ -74,3 +84,44 @@ def test_an_error_says_which_disk_it_means_though_room_was_made_since(small_disk
     assert f"the disk {small_disk} of {small_disk / 'x'}" in disks.full(wrapped, {"storage.root": "/"})
     assert disks.full(OSError("something else"), {"local.work_dir": small_disk}) is None
     assert disks.full(OSError(28, "full"), {"storage.root": "s3://bucket/prefix"}) is None, "that is no disk"
+
+
+class Sorting(InMemoryExecutor):
+    """Its subtasks read and sort their rows by themselves, as those on Spark do, on their local disk."""
+
+    def run(
+        self,
+        task: KeyedTask,
+        rows: Landed | Channel | None,
+        columns: pa.Schema,  # noqa: ARG002 - they are in the rows
+        deadline: Deadline,  # noqa: ARG002
+    ) -> list[Ack]:
+        assert rows is not None
+        layout = (task.parallelism, task.max_parallelism, 65_536, task.work_dir)
+        acks = [
+            run_task.run(task, subtask, direct_read.own_batches(task.stage, rows, subtask, *layout))
+            for subtask in range(task.parallelism)
+        ]
+        return [Ack.from_json(ack.to_json()) for ack in acks]
+
+
+def test_rows_that_do_not_fit_while_they_are_sorted_name_the_disk_as_it_was_then(tmp_path, small_disk, monkeypatch):
+    """What is sorted goes with the error, so that nobody could tell afterwards which disk was full."""
+    monkeypatch.setattr(direct_read, "in_order", partial(in_order, most_bytes=1 << 20))
+    bank = Bank.at(tmp_path / "site", WEIR_LOCAL__WORK_DIR=str(small_disk / "work"))
+    bank.site.landing.mkdir(parents=True)
+    count = 300_000
+    rows = pa.table({"id": ["k"] * count, "at": list(range(count)), "amount": [1] * count})
+    pq.write_table(rows, bank.site.landing / "00001.parquet")
+    with pytest.raises(DiskFullError) as raised:
+        bank.epochs(executor=Sorting())
+    where = str(raised.value.where)
+    assert where.count("the disk ") == 1 and "stage accounts" in where, where
+    assert f"the disk {small_disk} of {small_disk / 'work'}" in where
+    assert f"has 0 bytes free of {BYTES:,} (local.work_dir)" in where
+    assert "docs/playbooks/disk-full.md" in str(raised.value.next)
+    assert not list((small_disk / "work").rglob("*.arrow")), "it leaves nothing behind"
+    assert bank.ids() == []
+    monkeypatch.undo()
+    bank.epochs(executor=Sorting())
+    assert bank.state() == {"k": (count, count)}

@@ -20,10 +20,11 @@ from pipelines.runtime.execution.external_sort import in_order
 from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import WHOLE, Share, position
 from state_ops.arrow import frames
-from state_ops.errors import PipelineError
+from state_ops.errors import DISK_FULL, DiskFullError, PipelineError, is_full, plainly
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.sweep import SORTING
+from state_ops.storage.disks import disk
 from state_ops.storage.temp_dirs import scratch
 
 _MOST_SUBTASKS = 8
@@ -209,12 +210,25 @@ def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_d
 
     Args:
         work_dir: Where rows are sorted that are too many for memory.
+
+    Raises:
+        DiskFullError: They do not fit there.
     """
     if not stage.order_by:
         yield from _packed(tables, batch_rows)
         return
     with scratch(work_dir, SORTING) as directory:
-        yield from _packed(in_order(tables, [*stage.key, *stage.order_by], directory), batch_rows)
+        try:
+            yield from _packed(in_order(tables, [*stage.key, *stage.order_by], directory), batch_rows)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise DiskFullError(  # here, where it is still full: the directory goes at once
+                f"The rows of a subtask do not fit on its local disk, where they are sorted: {plainly(error)}",
+                where=f"stage {stage.uid}; {disk(directory)} (local.work_dir)",
+                next=f"Make room on that disk: {DISK_FULL}. With a higher spark.parallelism a subtask sorts fewer rows."
+                " The epoch was declined, and nothing of it was applied.",
+            ) from error
 
 
 def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,15 @@ from pipelines.runtime.execution import spark_plan
 from pipelines.runtime.execution.executor import Channel, Landed, unreadable, uri
 from pipelines.runtime.execution.spark_task import error_told
 from state_ops import errors
-from state_ops.errors import ConfigurationError, InputError, RunEndedError, TransientError, VanishedError, WeirError
+from state_ops.errors import (
+    ConfigurationError,
+    DiskFullError,
+    InputError,
+    RunEndedError,
+    TransientError,
+    VanishedError,
+    WeirError,
+)
 
 CLUSTERS = "docs/how-to/clusters.md"
 _UNREADABLE = ("FAILED_READ_FILE", "PATH_NOT_FOUND", "ParquetDecodingException", "not a Parquet file")
@@ -44,6 +52,8 @@ _AWAY = re.compile(
     r" re(?:set|fused)|NoHttpResponse"
     r"|UnknownHostException|NoRouteToHost|Unable to execute HTTP request|Premature end of|ConnectionClosed"
 )
+_FULL = re.compile(r"\w(?:Exception|Error): [^\n]*?(?P<full>No space left on device|Disk quota exceeded)")
+_EXECUTOR = re.compile(r"\(TID \d+\) \((?P<host>\S+) executor (?P<id>\S+?)\)")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
 _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'|\[PACKAGE_NOT_INSTALLED\] (\S+)")
 # How the texts of such errors begin. What follows may quote anything: a path, or what a store has answered the server.
@@ -96,6 +106,7 @@ def of_job(stage: Stage, error: Exception, master: str = "", rows: Landed | Chan
         explained
         or spark_plan.data_error(stage, error)
         or _of_worker(stage, text)
+        or _of_local_disk(stage, text)
         or _of_storage(stage, text, why, rows)
     )
     if explained is None and isinstance(error, AnalysisException):
@@ -139,6 +150,23 @@ def _of_worker(stage: Stage, text: str) -> WeirError | None:
             ),
         )
     return None
+
+
+def _of_local_disk(stage: Stage, text: str) -> DiskFullError | None:
+    """A disk that was full where Spark keeps what it shuffles, sorts and spills."""
+    if (full := _FULL.search(text)) is None:
+        return None
+    executor = _EXECUTOR.search(text)
+    host = f"; {executor['host']}, executor {executor['id']}" if executor is not None else ""
+    return DiskFullError(
+        f"Spark's temporary files do not fit on a disk: {full['full']}.",
+        where=f"stage {stage.uid}{host}; spark.local.dir, or SPARK_LOCAL_DIRS, there; /tmp where neither is set",
+        next=(
+            f"Make room there ({errors.DISK_FULL}), or name a directory on a larger disk by spark.local.dir in"
+            " spark.conf; smaller epochs (epoch.max_bytes) shuffle less. The epoch was declined, and nothing of it was"
+            " applied."
+        ),
+    )
 
 
 def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | None) -> WeirError | None:

@@ -23,7 +23,7 @@ from pipelines.runtime.sources.positions import has_read
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import INPUT, StateFile
 from state_ops.checkpoints.registry import Registry
-from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
+from state_ops.errors import DISK_FULL, DiskFullError, TransientError, page_about, plainly
 from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
@@ -105,6 +105,8 @@ def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> 
     try:
         with scrubbing():
             yield
+    except DiskFullError:  # of the host that has met it, which need not be this one
+        raise
     except TransientError as error:
         full_disk = disks.full(error, places(settings, storage))
         if full_disk is not None:

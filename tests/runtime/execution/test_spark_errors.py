@@ -24,6 +24,7 @@ from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
+    DiskFullError,
     InputError,
     PipelineError,
     RunEndedError,
@@ -219,6 +220,22 @@ def test_workers_that_cannot_begin_are_a_matter_of_configuration(text, message):
     assert type(error) is ConfigurationError, "no replay helps"
     assert message in error.what and "\n" not in error.what
     assert "a worker of the stage counted" in str(error.where) and error.next
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "java.io.IOException: No space left on device\n\tat java.base/sun.nio.ch.FileDispatcherImpl.write0(Native Method)",
+        "java.io.FileNotFoundException: /spark/blockmgr-1/0d/temp_shuffle_2 (No space left on device)",
+        "java.nio.file.FileSystemException: /spark/blockmgr-1/0d: Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_of_sparks_is_told_with_its_host_and_blames_no_file(cause):
+    lost = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in"
+    error = spark_errors.of_job(STAGE, RuntimeError(f"{lost} stage 1.0 (TID 4) (10.0.0.7 executor 1): {cause}"))
+    assert type(error) is DiskFullError, "VanishedError would have the source looked at"
+    assert "stage counted; 10.0.0.7, executor 1; spark.local.dir" in str(error.where)
+    assert "docs/playbooks/disk-full.md" in str(error.next) and "epoch.max_bytes" in str(error.next)
 
 
 def test_all_else_is_tried_again():
