@@ -217,8 +217,11 @@ class Heartbeat:
             self._write(generation=generation)
 
     def begin(self, id: CheckpointId, *, early: bool = False) -> None:
-        """Write down that this id is taken, before anything is staged under it. early: sinks may get rows under it
-        before it is committed."""
+        """Write down that this id is taken, before anything is staged under it.
+
+        Args:
+            early: Sinks may get rows under it before it is committed.
+        """
         self._write(last_id=id, **({"early_id": id} if early else {}))
 
     def _beat(self) -> None:

@@ -53,7 +53,7 @@ class Restoring:
 
     @property
     def path(self) -> str:
-        """Where it says so: a subtask that runs again, on whichever host, takes the place of the one before."""
+        """The file in which it says so. A subtask that runs again, on any host, replaces the file of its run before."""
         who = f"{self.purpose}/{self.stage}/{self.subtask}"
         return f"{DIRECTORY}/{hashlib.sha256(who.encode()).hexdigest()[:32]}.json"
 

@@ -108,8 +108,9 @@ class Failover:
             epochs.failure = Failure(epoch.pending.id, error, final=True)
 
     def renew(self) -> None:
-        """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no
-        fault."""
+        """Go on under the generation that the commit may have claimed.
+
+        Epochs in flight carry the old one, so they fall. That counts as nobody's failure."""
         if self._coordinator.generation == self._context.generation:
             return
         try:
@@ -197,7 +198,7 @@ class Failover:
     # -- what fell is cleared up
 
     def recover(self) -> None:
-        """Nothing runs any more: discard what fell, and build on the newest confirmed checkpoint from now on."""
+        """Discard what fell, once nothing runs any more, and build on the newest confirmed checkpoint from now on."""
         epochs = self._epochs
         failure, epochs.failure = epochs.failure, None
         fallen, epochs.fallen = epochs.fallen, []

@@ -130,8 +130,8 @@ def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
     """What to do with the queue.
 
     Args:
-        pace: Rows that the stage applied last time, if known: it is given no much larger part of what it has begun; all
-            if that was none, which a larger part may change.
+        pace: How many rows the stage applied last time, if that is known. Of what it has begun it is given a part that
+            is not much larger; or all, if it applied none, because a larger part may change that.
     """
     if not queue:
         return Work(None)

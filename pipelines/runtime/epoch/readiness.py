@@ -49,7 +49,7 @@ def id_is_noted(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 
 
 def positions_come_first(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """Positions alone are committed where rows are delivered at most once, for an epoch that reads some."""
+    """Positions alone are committed where rows are delivered at most once, and only for an epoch that reads rows."""
     return epoch.positions_first
 
 
@@ -121,7 +121,7 @@ def is_confirmed(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 
 
 def is_published(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """What a sink lacks is not pruned, and a request is answered once its epoch's rows can be seen."""
+    """Rows that a sink lacks are not pruned, and a request is answered only when its epoch's rows can be seen."""
     return epoch.published is not None
 
 

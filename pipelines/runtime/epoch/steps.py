@@ -150,8 +150,8 @@ def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tu
 
 
 def publish(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint) -> tuple[Publication, ...]:
-    """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next
-    run."""
+    """Make its rows visible after the commit. If this fails, the epoch stands all the same, and the next run's recovery
+    does it again."""
     clock = time.perf_counter()
     publications = as_owner(context, lambda: publish_missing(context, [checkpoint]))
     record_ms(epoch.ms, "publish", clock)

@@ -44,8 +44,8 @@ def discard(context: RunContext, generation: Generation, epoch: CheckpointId) ->
 
 
 def raise_if_fenced(context: RunContext, error: BaseException) -> None:
-    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no
-    news then.
+    """Raise FencedError in place of an error that a zombie meets, for example because its successor has removed what it
+    had staged.
 
     A RunEndedError stays: the generation may be one that this very coordinator has claimed in part, and nobody runs the
     pipeline."""

@@ -80,8 +80,8 @@ def note(
 
 
 def note_slice(error: HoldingError, epoch: CheckpointId, plan: EpochPlan) -> None:
-    """Say which epoch an error ended and, where nobody can tell which of its input files is bad, all that it had
-    read."""
+    """Note in an error which epoch it ended; and all files that the epoch had read, where nobody can tell which of them
+    is bad."""
     error.epoch = int(epoch)
     if not isinstance(error, DamageError):
         error.files = error.files or {

@@ -43,8 +43,10 @@ def readers(
     traffic: RequestCounts | None = None,
     archived: Settings | None = None,
 ) -> dict[str, SourceReader]:
-    """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
-    read, and no more. Nothing is connected to before it is asked for.
+    """A reader for each source, its placeholders filled from the configuration.
+
+    A branch's readers read what its pipeline has read, and no more. A reader connects to its system when it is first
+    used.
 
     Args:
         patience: Seconds after which a server that does not answer is away.

@@ -35,11 +35,14 @@ log = structlog.get_logger("weir.run")
 def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:
     """Make the savepoint `origin` this pipeline's first checkpoint.
 
-    A pipeline that was started from there goes on from where it is, so that the same command can be given again. Raises
-    PipelineError when it has a checkpoint of another origin, WeirError when there is no such savepoint.
+    A pipeline that was started from there goes on from where it is, so that the same command can be given again.
 
     Args:
         origin: PIPELINE:NAME or the URI of a pipeline's storage:NAME.
+
+    Raises:
+        PipelineError: The pipeline has a checkpoint of another origin.
+        WeirError: There is no such savepoint.
     """
     context = owner.context
     place, _, name = origin.rpartition(":")
