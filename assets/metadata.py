@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from assets.names import input_name, key
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
+from pipelines.runtime.definition import FileSource, Join, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
@@ -42,8 +42,9 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     shown: dict[str, Any] = {"key": ", ".join(stage.key)}
     if stage.order_by:
         shown["order by"] = ", ".join(stage.order_by)
-    if stage.where:
-        shown["where"] = dg.MetadataValue.text(stage.where)
+    wheres = [lane.where for lane in stage.lanes if lane.where]
+    if wheres:
+        shown["where"] = dg.MetadataValue.text("; ".join(wheres))
     if stage.state is not None:
         fields = StateSchema.of(stage.state).fields
         shown["state per key"] = dg.MetadataValue.table_schema(
@@ -275,37 +276,58 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
     if handle is None:
         return {}
     names = [column.name for column in handle.schema().fields]
-    read = lineage(stage, names, _input_columns(pipeline, stage, head, storage))
-    upstream = key(pipeline, input_name(stage))
-    deps = {name: [dg.TableColumnDep(upstream, column) for column in columns] for name, columns in read.items()}
+    inputs = [_input_columns(pipeline, input, head, storage) for input in stage.inputs]
+    upstream = [key(pipeline, input_name(input)) for input in stage.inputs]
+    deps = {
+        name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
+        for name, columns in lineage(stage, names, inputs).items()
+    }
     return {"dagster/column_schema": _schema(handle), "dagster/column_lineage": dg.TableColumnLineage(deps)}
 
 
-def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict[str, list[str]]:
-    """By output column, the input columns from which it is made.
+def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]]) -> dict[str, list[tuple[int, str]]]:
+    """By output column, the numbers of the inputs and their columns from which it is made.
 
     Operators declare it. For a function, an output column is taken for the input column of the same name, and other
     columns are left out.
 
     Args:
-        inputs: The input's columns.
+        inputs: The columns of each input.
     """
-    origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs}
+    if stage.join is not None:
+        return _lineage_of_join(stage, stage.join, columns, inputs)
+    origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs[0]}
     operator = stage.window or stage.aggregation
     if operator is not None:
         origins = {name: [name] for name in stage.key}
         if stage.window is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
-            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs if read in agg.names)]))
-    return {name: read for name, read in origins.items() if name in columns and read}
+            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))
+    return {name: [(0, column) for column in read] for name, read in origins.items() if name in columns and read}
 
 
-def _input_columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> list[str]:
-    if isinstance(stage.input, Source):
-        recorded = head.inputs.get(stage.input.name)
+def _lineage_of_join(
+    stage: Stage, join: Join, columns: Sequence[str], inputs: Sequence[Sequence[str]]
+) -> dict[str, list[tuple[int, str]]]:
+    keys = [dict(zip(stage.key, lane.key, strict=True)) for lane in stage.sides]
+    origins: dict[str, list[tuple[int, str]]] = {}
+    for name in columns:
+        if name in stage.key:
+            origins[name] = [(side, of[name]) for side, of in enumerate(keys) if of[name] in inputs[side]]
+        elif name in inputs[0]:
+            origins[name] = [(0, name)]
+        else:
+            origin = name if name in inputs[1] else name.removesuffix(join.suffix)
+            origins[name] = [(1, origin)] if origin in inputs[1] else []
+    return {name: read for name, read in origins.items() if read}
+
+
+def _input_columns(pipeline: Pipeline, input: Source | Stage, head: Checkpoint, storage: Storage) -> list[str]:
+    if isinstance(input, Source):
+        recorded = head.inputs.get(input.name)
         return list(schema_from_json(recorded).names) if recorded else []
-    handle = _open_sink(pipeline, stage.input, storage)
+    handle = _open_sink(pipeline, input, storage)
     return [column.name for column in handle.schema().fields] if handle is not None else []
 
 

@@ -37,9 +37,9 @@ def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
     return key(pipeline, TABLES, table)
 
 
-def input_name(stage: Stage) -> str:
-    """The name under which a stage's input is an asset."""
-    return stage.input.name if isinstance(stage.input, Source) else stage.input.uid
+def input_name(input: Source | Stage) -> str:
+    """The name under which an input of a stage is an asset."""
+    return input.name if isinstance(input, Source) else input.uid
 
 
 def job_name(pipeline: Pipeline) -> str:

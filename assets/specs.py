@@ -46,7 +46,7 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
     return [
         dg.AssetSpec(
             key(pipeline, stage.uid),
-            deps=[key(pipeline, input_name(stage))],
+            deps=list(dict.fromkeys(key(pipeline, input_name(input)) for input in stage.inputs)),
             description=stage.description or None,
             kinds={"pyspark", "rocksdb"},
             group_name=pipeline.name,

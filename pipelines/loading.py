@@ -142,9 +142,8 @@ def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeli
             )
             for number, gate in enumerate(configured.gates.get(stage.uid, ()))
         ]
-        input = stages[stage.input.uid] if isinstance(stage.input, Stage) else stage.input
         with _named(f"{where}.gates.{stage.uid}"):
-            stages[stage.uid] = replace(stage, input=input, gates=(*stage.gates, *more))
+            stages[stage.uid] = replace(stage.reading(stages), gates=(*stage.gates, *more))
     asked = list(pipeline.on_restore)
     for key, expectation in expected:
         of: Literal["state", "table"] = "table" if expectation.state is None else "state"

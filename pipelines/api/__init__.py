@@ -44,7 +44,7 @@ from pipelines.api.connectors import (
     source,
 )
 from pipelines.api.kafka_topics import kafka
-from pipelines.api.operators import aggregate, deduplicate, window
+from pipelines.api.operators import aggregate, deduplicate, join, side, window
 from pipelines.api.systems import foreach, generator, postgres
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
@@ -108,12 +108,14 @@ __all__ = [
     "files",
     "foreach",
     "generator",
+    "join",
     "kafka",
     "no_rows",
     "on_state",
     "on_table",
     "postgres",
     "renamed_from",
+    "side",
     "sink",
     "source",
     "stage",

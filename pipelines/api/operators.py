@@ -1,21 +1,28 @@
-"""Operators that need no function of the author's: `aggregate`, `window` and `deduplicate`."""
+"""Operators that need no function of the author's: `aggregate`, `window`, `deduplicate` and `join`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from types import EllipsisType
 from typing import Any
 
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import (
+    INNER,
+    JOINS,
+    SEMI,
     Aggregation,
     Deduplication,
     Gate,
+    Join,
     SessionWindow,
     Source,
     Stage,
     Window,
-    source_of,
+    is_timed,
+    sources_of,
 )
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
@@ -240,6 +247,153 @@ def deduplicate(  # as long as what is said of its arguments
     )
 
 
+@dataclass(frozen=True)
+class Side:
+    """One of a join's inputs; `side` makes it."""
+
+    source: Source | Stage
+    where: str | None
+    transform: Callable[[Any], Any] | None
+    time: str | None
+
+
+def side(
+    source: Source | Stage,
+    *,
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    time: str | None = None,
+) -> Side:
+    """One of a join's inputs, with what is done to its rows before.
+
+    Args:
+        where: As in `stage`, of this input's rows.
+        transform: As in `stage`, of this input's rows.
+        time: The timestamp column that `within` goes by; the source's event_time, if none is said.
+    """
+    return Side(source, where, transform, time)
+
+
+def join(  # as long as what is said of its arguments
+    uid: str,
+    left: Source | Stage | Side,
+    right: Source | Stage | Side,
+    *,
+    on: str | Sequence[str] | Mapping[str, str],
+    within: tuple[str | timedelta, str | timedelta] | None = None,
+    ttl: str | timedelta | EllipsisType | None = ...,
+    how: str = INNER,
+    lateness: str | timedelta = "0s",
+    suffix: str = "_right",
+    null_keys: str = "fail",
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """Rows of two inputs with the same key whose event times lie near each other: a row for each such pair.
+
+        join("paid", orders, payments, on="order_id", within=("0s", "1h"))
+
+    finds for each order the payments that are at most an hour younger. A row has the key columns, the other columns of
+    the left side, then those of the right. A pair is handed out by the epoch that brings the later of its two rows. The
+    watermark is that of the slower input, less lateness; a row that is older than the watermark before its epoch is
+    late: it is counted, and finds nobody. State keeps a row until the watermark says that no partner can come.
+
+    Without `within` all rows of a key are partners, and state keeps them for `ttl`, which has to be said.
+
+    Args:
+        left: A source, a stage, or `side(...)` of one.
+        right: Likewise.
+        on: The key columns; {"left's": "right's"} where their names differ. They are handed out by the left side's.
+        within: From when to when a partner of a left row is, seen from that row: ("-1h", "0s") are the right rows of
+            the hour before it. Both ends are included.
+        ttl: Without `within`, for how long a row waits for partners, by processing time; None: for ever.
+        how: "inner"; "left", "right", "full": also rows of that side that found no partner, with nulls, as soon as the
+            watermark says that none comes; "semi": each left row that has a partner, once, alone; "anti": each that has
+            none. All but "inner" and "semi" need `within`.
+        lateness: How far behind the newest event time rows may come.
+        suffix: Follows the names of right columns that the left side has too. All other arguments: as in `stage`.
+    """
+    place = f"join {uid}"
+    of = tuple(given if isinstance(given, Side) else side(given) for given in (left, right))
+    names = dict(on) if isinstance(on, Mapping) else {name: name for name in _columns(on)}
+    if how not in JOINS:
+        raise PipelineError(f"how={how!r} is no way to join.", where=place, next=f"Say one of: {', '.join(JOINS)}.")
+    bounds, times, kept = None, None, None
+    if within is not None:
+        if ttl is not ...:
+            raise PipelineError(
+                f"{uid} says within=, by which rows are forgotten, and ttl=.", where=place, next="Say one of the two."
+            )
+        bounds = tuple(_bound(bound, place) for bound in within)
+        if len(bounds) != 2 or bounds[0] > bounds[1]:
+            raise PipelineError(
+                f"within={within!r} is no stretch of time.",
+                where=place,
+                next='Say from when to when, e.g. within=("-1h", "0s").',
+            )
+        for given in of:
+            _check_event_time(given.source, f"Nothing would ever be forgotten by {uid}")
+        times = (_time_of(of[0], place), _time_of(of[1], place))
+    elif ttl is ...:
+        raise PipelineError(
+            f"{uid} does not say for how long its rows wait for partners.",
+            where=place,
+            next='Say within=("-1h", "0s") by event time, ttl="1d" by processing time, or ttl=None for ever.',
+        )
+    elif how not in (INNER, SEMI):
+        raise PipelineError(
+            f"how={how!r} hands out rows that have no partner, and without within= one may always come.",
+            where=place,
+            next=f"Say within=..., or how={INNER!r} or {SEMI!r}.",
+        )
+    else:
+        kept = None if ttl is None else _positive(ttl, place, "ttl")
+    keys = (tuple(names), tuple(names.values()))
+    for key, time in zip(keys, times or (None, None), strict=True):
+        if time in key:
+            raise PipelineError(
+                f"{time!r} is a key of {uid} and the event time of one side.", where=place, next="Leave it out of on=."
+            )
+    lower, upper = bounds if bounds is not None else (None, None)
+    lanes = tuple(
+        Stage(uid, given.source, key, where=given.where, transform=given.transform, null_keys=null_keys)
+        for given, key in zip(of, keys, strict=True)
+    )
+    near = "" if within is None else f", from {within[0]} to {within[1]} later"
+    return Stage(
+        uid=uid,
+        input=of[0].source,
+        key=keys[0],
+        join=Join(how, lower, upper, kept, times, _length(lateness, place, "lateness"), suffix),
+        sides=lanes,
+        null_keys=null_keys,
+        sink=sink,
+        gates=_gates(gate),
+        description=f"{how.capitalize()} join by {', '.join(names)}{near}.",
+    )
+
+
+def _bound(duration: str | timedelta, place: str) -> int:
+    """An end of `within` in microseconds, with a minus before a text for earlier."""
+    if isinstance(duration, str) and duration.startswith("-"):
+        return -micros(duration[1:], place, "within")
+    return micros(duration, place, "within")
+
+
+def _time_of(given: Side, place: str) -> str:
+    """The column of a side's event time."""
+    named = {source.event_time for source in sources_of(given.source)}
+    if given.time is None and len(named) > 1:
+        raise PipelineError(
+            f"The event time of an input has several names: {', '.join(sorted(map(str, named)))}.",
+            where=place,
+            next="Say which column of the input it is: side(..., time=...).",
+        )
+    name = given.time or next(iter(named))
+    assert name is not None, "such an input is timed"
+    return name
+
+
 _MOST_WINDOWS = 1000
 
 
@@ -265,7 +419,7 @@ def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -
 
 
 def _check_event_time(source: Source | Stage, consequence: str) -> None:
-    if source_of(source).event_time is None:
+    if not is_timed(source):
         raise PipelineError(
             f"{consequence}: its source has no event time.",
             next='Name the column at the source: files(..., event_time="...").',

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -221,15 +221,50 @@ class Aggregation:
     aggregates: tuple[tuple[str, Agg], ...]
 
 
+INNER, LEFT, RIGHT, FULL, SEMI, ANTI = "inner", "left", "right", "full", "semi", "anti"
+JOINS = (INNER, LEFT, RIGHT, FULL, SEMI, ANTI)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Rows of two inputs with one key, whose event times lie near each other where `lower` and `upper` are given.
+
+    Attributes:
+        how: One of `JOINS`.
+        lower: How much later than the left row's time the right row's is at least, in microseconds; negative: earlier.
+            None: times do not matter.
+        upper: How much later at most.
+        ttl: Without them, after how many microseconds of processing time a row is forgotten. None: never.
+        times: The column of the event time on either side; None where times do not matter.
+        lateness: How far behind the newest event time rows may come, in microseconds.
+        suffix: Of the right side's columns whose names the left side has too.
+    """
+
+    how: str
+    lower: int | None
+    upper: int | None
+    ttl: int | None
+    times: tuple[str, str] | None
+    lateness: int
+    suffix: str
+
+    @property
+    def behind(self) -> int:
+        """How far behind the watermark a row may be that is handed out, in microseconds."""
+        return 0 if self.lower is None or self.upper is None else max(self.upper, -self.lower, 0)
+
+
 @dataclass(frozen=True)
 class Stage:
     """One keyed operator of a pipeline.
 
-    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does.
+    Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication` and `join` says what it does.
 
     Attributes:
         uid: The stable name by which its state is found.
-        input: What it reads.
+        input: What it reads; of a stage with several inputs, the first of them.
+        sides: Of a stage with several inputs: each of them as a stage that reads it alone, with the stage's uid, the
+            input's own key columns, where and transform. None for a stage with one.
         on_timer: Called when a timer of a function's state fires.
         ttl: When a function's state is forgotten.
         per_key: Both functions are called once per key.
@@ -244,6 +279,8 @@ class Stage:
     window: Window | SessionWindow | None = None
     aggregation: Aggregation | None = None
     deduplication: Deduplication | None = None
+    join: Join | None = None
+    sides: tuple[Stage, ...] = ()
     order_by: tuple[str, ...] = ()
     where: str | None = None
     transform: Callable[[Any], Any] | None = None
@@ -285,6 +322,13 @@ class Stage:
             )
         if self.state is not None:
             StateSchema.of(self.state)
+        for lane in self.sides:
+            if lane.takes_bad_rows:
+                raise PipelineError(
+                    f"{self.uid} has several inputs, and no table of its own for bad rows of one of them.",
+                    where=f"stage {self.uid}",
+                    next='Read that source with on_bad="fail", or let a stage of its own read it first.',
+                )
         if self.quarantines:
             self._check_quarantine()
 
@@ -301,7 +345,9 @@ class Stage:
     def _check_quarantine(self) -> None:
         """Whether the rows that the stage hands out can be traced to rows of its source."""
         why = None
-        if isinstance(self.input, Stage):
+        if self.sides:
+            why = "hands out rows of several inputs"
+        elif isinstance(self.input, Stage):
             why = "reads another stage, whose rows are made already"
         elif self.window is not None or self.aggregation is not None:
             why = "hands out aggregates, which come from many rows"
@@ -313,6 +359,41 @@ class Stage:
                 where=f"stage {self.uid}",
                 next="Put the gate on the stage that reads the source, or let it hold or warn.",
             )
+
+    @property
+    def lanes(self) -> tuple[Stage, ...]:
+        """The stage as one that reads a single input, once for each input."""
+        return self.sides or (self,)
+
+    @property
+    def inputs(self) -> tuple[Source | Stage, ...]:
+        """What it reads."""
+        return tuple(lane.input for lane in self.lanes)
+
+    def reading(self, stages: Mapping[str, Stage]) -> Stage:
+        """The same stage with other stages, by uid, in the places of those that it reads."""
+
+        def read(lane: Stage) -> Stage:
+            return replace(lane, input=stages[lane.input.uid]) if isinstance(lane.input, Stage) else lane
+
+        whole = read(self)
+        return replace(whole, sides=tuple(map(read, self.sides))) if self.sides else whole
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether a source is among its inputs."""
+        return any(isinstance(input, Source) for input in self.inputs)
+
+    @property
+    def stages_before(self) -> tuple[Stage, ...]:
+        """The stages among its inputs, each once."""
+        return tuple(dict.fromkeys(input for input in self.inputs if isinstance(input, Stage)))
+
+    @property
+    def lateness(self) -> int:
+        """How far its watermark stays behind the newest event time, in microseconds."""
+        operator = self.window or self.join
+        return operator.lateness if operator is not None else 0
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -331,7 +412,8 @@ class Stage:
     @property
     def quarantine(self) -> DeltaSink | None:
         """Where rows of its source go that a gate has set aside, or that could not be decoded."""
-        return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines or self.takes_bad_rows else None
+        takes = self.takes_bad_rows and not self.sides
+        return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines or takes else None
 
     @property
     def late(self) -> Sink | None:
@@ -475,7 +557,9 @@ class Pipeline:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        return tuple(dict.fromkeys(stage.input for stage in self.stages if isinstance(stage.input, Source)))
+        return tuple(
+            dict.fromkeys(input for stage in self.stages for input in stage.inputs if isinstance(input, Source))
+        )
 
     @property
     def timed(self) -> frozenset[str]:
@@ -512,14 +596,14 @@ class Pipeline:
             for sink in stage.sinks:
                 if sink.name == table:
                     declared = sink.event_time if isinstance(sink, DeltaSink) else None
-                    wanted = [declared, "window_start", stage.on, source_of(stage.input).event_time]
+                    wanted = [declared, "window_start", stage.on, *(source.event_time for source in sources_of(stage))]
                     return next((name for name in wanted if name in timed), None)
         return None
 
     @property
     def lateness(self) -> int:
-        """The longest of its windows' lateness, in microseconds: so far watermarks may be behind what has been read."""
-        return max((stage.window.lateness for stage in self.stages if stage.window is not None), default=0)
+        """The longest of its stages' lateness, in microseconds: so far watermarks may be behind what has been read."""
+        return max(stage.lateness for stage in self.stages)
 
     def is_table(self, sink: Sink) -> bool:
         """Whether a sink is a Delta table below the pipeline's `tables/`. On a branch each is one, of what it would be
@@ -550,7 +634,15 @@ class Pipeline:
 
     def feeds_others(self, stage: Stage) -> bool:
         """Whether another stage reads this one's output."""
-        return any(other.input == stage for other in self.stages)
+        return any(stage in other.inputs for other in self.stages)
+
+    def must_finish(self, stage: Stage) -> bool:
+        """Whether a stage applies all rows of an epoch in that epoch, however long it takes: one that reads a source,
+        whose slices are not kept for later, or several inputs, whose rows of an epoch belong together; and all before
+        the latter."""
+        if stage.reads_source or stage.sides:
+            return True
+        return any(self.must_finish(other) for other in self.stages if stage in other.inputs)
 
     def stage(self, uid: str) -> Stage:
         for stage in self.stages:
@@ -562,11 +654,16 @@ class Pipeline:
         )
 
 
-def source_of(input: Source | Stage) -> Source:
-    """The source at the far end of a stage's inputs."""
-    while isinstance(input, Stage):
-        input = input.input
-    return input
+def sources_of(input: Source | Stage) -> tuple[Source, ...]:
+    """The sources at the far end of an input, each once."""
+    if isinstance(input, Source):
+        return (input,)
+    return tuple(dict.fromkeys(source for before in input.inputs for source in sources_of(before)))
+
+
+def is_timed(input: Source | Stage) -> bool:
+    """Whether rows of an input come with a watermark: all of its sources have an event time."""
+    return all(source.event_time is not None for source in sources_of(input))
 
 
 def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -575,13 +672,13 @@ def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     placed: list[Stage] = []
     waiting = list(stages)
     while waiting:
-        ready = [stage for stage in waiting if isinstance(stage.input, Source) or stage.input in placed]
+        ready = [stage for stage in waiting if all(before in placed for before in stage.stages_before)]
         if not ready:
             lost = waiting[0]
-            assert isinstance(lost.input, Stage)
+            missing = next(before.uid for before in lost.stages_before if before not in placed)
             raise PipelineError(
-                f"The stage {lost.uid} reads from {lost.input.uid}, which is not in the pipeline {pipeline}.",
-                next=f"List {lost.input.uid} among its stages.",
+                f"The stage {lost.uid} reads from {missing}, which is not in the pipeline {pipeline}.",
+                next=f"List {missing} among its stages.",
             )
         placed += ready
         waiting = [stage for stage in waiting if stage not in ready]

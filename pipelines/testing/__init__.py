@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import MAX_PARALLELISM, Pipeline, Stage
 from pipelines.testing.epochs import Epochs
-from pipelines.testing.rows import Rows
+from pipelines.testing.rows import Rows, Schema
 from pipelines.testing.sink_contract import SinkContract, SinkSystem
 from pipelines.testing.slicing import assert_slicing_does_not_matter
 from pipelines.testing.source_contract import SourceContract, SourceSystem
@@ -79,7 +79,7 @@ def run_pipeline(
     parallelism: int = 1,
     batch_rows: int = 65_536,
     drain: bool = False,
-    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+    schema: Schema = None,
 ) -> PipelineRun:
     """Run a pipeline over slices, an epoch each. More epochs may follow with `PipelineRun.epoch`.
 
@@ -88,7 +88,7 @@ def run_pipeline(
         parallelism: The number of subtasks of each stage.
         batch_rows: The largest batch that a function gets.
         drain: Close every window then.
-        schema: The columns of the source, if it has one.
+        schema: The columns of the source, or of each by its name.
     """
     started = PipelineRun(pipeline, parallelism, batch_rows, schema)
     for rows in slices:

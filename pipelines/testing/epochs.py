@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Pipeline, Stage, source_of
+from pipelines.runtime.definition import Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_job import known_watermark, note_progress, plan, run_job
-from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operators import LATE
 from pipelines.runtime.ownership.context import RunContext
@@ -38,7 +38,7 @@ from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.runtime.task.staged_output import Target
 from pipelines.testing import instances
-from pipelines.testing.rows import GivenRows, Rows, canonical
+from pipelines.testing.rows import GivenRows, Rows, Schema, canonical
 from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.errors import PipelineError, from_report
@@ -56,7 +56,7 @@ class Epochs:
 
     Args:
         state: What the keys of the only stage have before the first epoch.
-        schema: The columns of all sources, where the first rows do not tell them.
+        schema: The columns of all sources, or of each by its name, where the first rows do not tell them.
 
     Attributes:
         context: What the steps of all epochs share.
@@ -70,7 +70,7 @@ class Epochs:
         parallelism: int,
         max_parallelism: int,
         batch_rows: int,
-        schema: pa.Schema | Mapping[str, pa.DataType] | None,
+        schema: Schema,
         state: Mapping[Any, State],
     ) -> None:
         check_parallelism(parallelism, max_parallelism)
@@ -78,7 +78,7 @@ class Epochs:
             raise ValueError(f"batch_rows is {batch_rows}, but a batch has at least one row")
         pipeline = target if isinstance(target, Pipeline) else _alone(target, max_parallelism)
         for stage in pipeline.stages:
-            if stage.transform is not None:
+            if any(lane.transform is not None for lane in stage.lanes):
                 raise PipelineError(
                     f"The transform of {stage.uid} needs Spark.",
                     next="Test the pipeline's stages one by one with testing.run, whose rows are those after the "
@@ -96,7 +96,7 @@ class Epochs:
         )
         stages = pipeline.stages if isinstance(target, Pipeline) else (target,)
         self._sources = {
-            source.name: GivenRows(canonical(schema), next(stage for stage in stages if source_of(stage) == source))
+            source.name: GivenRows(columns_of(source, schema), source, _reader(source, stages))
             for source in pipeline.sources
         }
         self.context = RunContext(
@@ -182,7 +182,9 @@ class _Executor(InMemoryExecutor):
         super().__init__(batch_rows)
         self._state = state
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(
+        self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
+    ) -> list[Ack]:
         bases = task.bases or (instances.snapshots(task, self._state) if self._state else {})
         task = replace(task, bases=bases, tables={LATE: Target(LATE, LATE)}, channel=True)
         return super().run(task, rows, columns, deadline)
@@ -190,7 +192,26 @@ class _Executor(InMemoryExecutor):
 
 def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
     """A pipeline of one stage. Its rows are given as its transform returns them, or the stage upstream."""
-    return Pipeline(stage.uid, (replace(stage, input=source_of(stage), transform=None),), max_parallelism)
+    if stage.sides:
+        raise PipelineError(
+            f"{stage.uid} has several inputs, and testing.run gives rows of one.",
+            next="Test a pipeline of it with testing.run_pipeline, whose epochs take rows by source.",
+        )
+    source = next(iter(sources_of(stage)))
+    return Pipeline(stage.uid, (replace(stage, input=source, transform=None),), max_parallelism)
+
+
+def _reader(source: Source, stages: Sequence[Stage]) -> Stage:
+    """A stage that reads a source, or one before it."""
+    readers = [stage for stage in stages if source in stage.inputs]
+    return readers[0] if readers else next(stage for stage in stages if source in sources_of(stage))
+
+
+def columns_of(source: Source, schema: Schema) -> pa.Schema | None:
+    """The columns of a source by a test's `schema`: of all sources, or by their names."""
+    if isinstance(schema, Mapping) and any(isinstance(of, pa.Schema | Mapping) for of in schema.values()):
+        return canonical(cast(Mapping[str, pa.Schema], schema).get(source.name))
+    return canonical(cast("pa.Schema | Mapping[str, pa.DataType] | None", schema))
 
 
 def utc(moment: datetime) -> datetime:

@@ -83,4 +83,6 @@ def _by_key(table: pa.Table, names: Sequence[str]) -> list[tuple[Any, dict[str, 
 
 
 def _element(declared: Collection, row: dict[str, Any]) -> Any:
-    return declared.row(**row) if declared.row is not None else row[declared.name]
+    if declared.row is not None:
+        return declared.row(**row)
+    return row[declared.name] if list(row) == [declared.name] else row

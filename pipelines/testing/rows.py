@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.definition import Stage, source_of
+from pipelines.runtime.definition import Source, Stage
 from pipelines.runtime.operators import event_time_of
 from pipelines.runtime.sources.slices import Slice, SourceFile
 from state_ops.arrow import frames
@@ -16,19 +16,23 @@ from state_ops.errors import InputError, PipelineError
 Rows = Any
 """A list of dicts, or a Polars, pandas or pyarrow frame."""
 
+Schema = pa.Schema | Mapping[str, pa.DataType] | Mapping[str, pa.Schema] | None
+"""The columns of every source, or those of each by its name; None: the first rows tell them."""
+
 
 class GivenRows:
     """A source that hands out what a test gives it: each epoch's rows are a slice of one file.
 
     Args:
         schema: The columns, if they are known before the first rows. These tell them otherwise.
-        stage: The stage that reads the source. Tested alone, it may be one that reads another stage: the rows then have
-            that stage's columns.
+        source: The source.
+        stage: A stage that reads it. Tested alone, it may be one that reads another stage: the rows then have that
+            stage's columns.
     """
 
-    def __init__(self, schema: pa.Schema | None, stage: Stage) -> None:
+    def __init__(self, schema: pa.Schema | None, source: Source, stage: Stage) -> None:
         self._schema, self._where = schema, f"stage {stage.uid}"
-        self._event_times = [source_of(stage).event_time, stage.on if isinstance(stage.input, Stage) else None]
+        self._event_times = [source.event_time, stage.on if isinstance(stage.input, Stage) else None]
         self._rows: pa.Table | None = None
 
     def plan(self, rows: Rows, newest: int | None) -> Slice:

@@ -17,7 +17,7 @@ from pipelines.runtime.operators import LATE, MAIN, Shapes, open_windows
 from pipelines.runtime.ownership.local_paths import backend_options
 from pipelines.testing import instances
 from pipelines.testing.epochs import Epochs
-from pipelines.testing.rows import Rows
+from pipelines.testing.rows import Rows, Schema
 from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import STATE, Ack, Snapshot, from_micros, to_micros
 from state_ops.errors import PipelineError
@@ -208,7 +208,7 @@ class PipelineRun:
         pipeline: Pipeline,
         parallelism: int,
         batch_rows: int,
-        schema: pa.Schema | Mapping[str, pa.DataType] | None,
+        schema: Schema,
     ) -> None:
         self.pipeline = pipeline
         self._epochs = Epochs(pipeline, parallelism, pipeline.max_parallelism, batch_rows, schema, {})
@@ -248,7 +248,7 @@ class PipelineRun:
     def _by_source(self, rows: Rows | Mapping[str, Rows]) -> Mapping[str, Rows]:
         names = [source.name for source in self.pipeline.sources]
         if not isinstance(rows, Mapping):
-            if len(names) > 1:
+            if len(names) > 1 and len(rows):
                 raise ValueError(
                     f"{self.pipeline.name} has several sources; give rows by source name: {', '.join(names)}"
                 )

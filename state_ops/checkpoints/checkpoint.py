@@ -189,6 +189,7 @@ class Ack:
         traffic: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
         handover: What is still to be uploaded. The coordinator counts only acks that have none.
         exchange: How its rows reached it, on Spark.
+        newest_by_side: Of a stage with several inputs, the newest event time of each that is a directory of files.
     """
 
     operator: str
@@ -212,6 +213,7 @@ class Ack:
     traffic: dict[str, int] | None = None
     handover: PendingUpload | None = None
     exchange: str | None = None
+    newest_by_side: tuple[int | None, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -221,7 +223,7 @@ class Ack:
         raw = json.loads(text)
         files = tuple(StateFile(**file) for file in raw["files"])
         handover = _handover(raw["handover"]) if raw["handover"] else None
-        return cls(**{**raw, "files": files, "handover": handover})
+        return cls(**{**raw, "files": files, "handover": handover, "newest_by_side": tuple(raw["newest_by_side"])})
 
     def staged(self, name: str) -> list[StagedFile | StateFile]:
         """The files of one output's rows, uploaded or still local."""

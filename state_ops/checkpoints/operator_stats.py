@@ -33,6 +33,7 @@ class OperatorStats(Recorded):
         exchange: How its rows reached its subtasks: "direct", "files", "cut" or "rows"
             (docs/adr/0071-blocks-of-columns.md); None: without Spark, or there were none.
         delivery: How often the pipeline's sinks got rows then, as its definition says; None: an earlier release.
+        sides: Of a stage with several inputs, where event time stands in each, as `SidesTime` has it.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
     """
 
@@ -71,6 +72,7 @@ class OperatorStats(Recorded):
     gates: list[dict[str, Any]] = field(default_factory=list)
     exchange: str | None = None
     delivery: str | None = None
+    sides: dict[str, Any] | None = None
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property

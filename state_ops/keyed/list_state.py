@@ -83,7 +83,7 @@ class ListState(CollectionState):
                 for f in self._declared.fields
             ]
         )
-        self._put(self._entry_keys(codes, self._next[codes] + _position(codes)), rows)
+        self._put(self._entry_keys(codes, self._next[codes] + position_in_key(codes)), rows)
         self._next += np.bincount(codes, minlength=len(self.batch))
         self._moved[codes] = True
 
@@ -108,7 +108,7 @@ class ListState(CollectionState):
         self._load()
         self._advance(codes, None)
         first = np.maximum(self._first[codes], self._next[codes] - keep)  # type: ignore[index]
-        self._entries.delete(self._entry_keys(*_expanded(codes, self._first[codes], first)))  # type: ignore[index]
+        self._entries.delete(self._entry_keys(*expanded(codes, self._first[codes], first)))  # type: ignore[index]
         moved = first > self._first[codes]  # type: ignore[index]
         self._first[codes] = first  # type: ignore[index]
         self._moved[codes[moved]] = True
@@ -157,7 +157,7 @@ class ListState(CollectionState):
         first, after = self._first[codes], self._next[codes]
         if n is not None:
             first = np.maximum(first, after - n)
-        owners, numbers = _expanded(codes, first, after)
+        owners, numbers = expanded(codes, first, after)
         values = self._entries.get(self._entry_keys(owners, numbers))
         here = np.fromiter((value is not None for value in values), bool, len(values))
         if not here.all() and not self._swept:
@@ -196,7 +196,7 @@ def _of_ends(elements: StateSchema) -> StateSchema:
     return _STAMPED_ENDS if any(field.name == TOUCHED for field in elements.fields) else _PLAIN_ENDS
 
 
-def _position(codes: np.ndarray) -> np.ndarray:
+def position_in_key(codes: np.ndarray) -> np.ndarray:
     """How many rows of the same code come before each row."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
@@ -206,7 +206,7 @@ def _position(codes: np.ndarray) -> np.ndarray:
     return position
 
 
-def _expanded(codes: np.ndarray, first: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expanded(codes: np.ndarray, first: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The numbers first <= number < after of each code, one after the other, with their codes."""
     sizes = np.maximum(after - first, 0)
     ends = np.cumsum(sizes)

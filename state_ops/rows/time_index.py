@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from state_ops.backends.base import Backend
-from state_ops.schema.key_codec import decode_keys, encode_int64, encode_keys, group_prefix
+from state_ops.schema.key_codec import decode_int64, decode_keys, encode_int64, encode_keys, group_prefix
 
 MOMENTS = 16
+_PREFIX = 3  # bytes of key group and state id
 
 
 def entries(moments: np.ndarray, keys: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray) -> list[bytes]:
@@ -50,3 +51,8 @@ def owners(entries: Sequence[bytes], keys: pa.Schema) -> tuple[np.ndarray, pa.Ta
     """The groups, uint16[n], and the key columns of entries."""
     groups, columns = decode_keys(entries, [pa.int64(), *keys.types])
     return groups, pa.table(columns[1:], schema=keys)
+
+
+def moment_of(entry: bytes) -> int:
+    """The moment of an entry."""
+    return decode_int64(entry[_PREFIX:])

@@ -18,6 +18,7 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.operators.watermarks import SidesTime
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import Slice
@@ -93,6 +94,7 @@ class StageProgress:
         waiting: The rows that the stage has not applied.
         pace: How many rows it applied last; None: not known.
         forgotten: What a TTL has let expire.
+        sides: Where event time stands in its inputs, if it has several.
     """
 
     watermark: int | None = None
@@ -102,6 +104,7 @@ class StageProgress:
     waiting: tuple[InFlightData, ...] = ()
     pace: int | None = None
     forgotten: Forgotten | None = None
+    sides: SidesTime = field(default_factory=SidesTime)
 
     @classmethod
     def at(
@@ -132,16 +135,23 @@ class StageProgress:
 
         waiting = tuple(InFlightData.from_json(raw, file_of) for raw in recorded.waiting)
         forgotten = forgotten_in(recorded, to_micros(head.epoch_now)) if head else None
-        return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting, forgotten=forgotten)
+        watermark, sides = head.watermarks.get(stage) if head else None, SidesTime.from_json(recorded.sides)
+        return cls(watermark, swept, bases, waiting=waiting, forgotten=forgotten, sides=sides)
 
     def after(
-        self, acks: list[Ack], watermark: int | None, waiting: tuple[InFlightData, ...], forgotten: Forgotten | None
+        self,
+        acks: list[Ack],
+        watermark: int | None,
+        waiting: tuple[InFlightData, ...],
+        forgotten: Forgotten | None,
+        sides: SidesTime,
     ) -> StageProgress:
         """Where the stage stands after an epoch whose acks these are.
 
         Args:
             waiting: The rows that it leaves.
             forgotten: What a TTL has let expire by then.
+            sides: Where its inputs stand.
         """
         bases, settled = dict(self.bases), True
         for ack in acks:
@@ -151,7 +161,8 @@ class StageProgress:
             elif ack.attempt:  # it has uploaded by itself
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
-        return StageProgress(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks), forgotten)
+        pace = sum(ack.rows_in for ack in acks)
+        return StageProgress(watermark, swept, bases, settled, waiting, pace, forgotten, sides)
 
     @property
     def rescaled(self) -> bool:
@@ -259,6 +270,7 @@ class InFlightEpoch:
         waiting: By stage, what it has not applied after that.
         applied: By stage, which epoch it was at.
         forgotten: By stage, what a TTL has let expire by then.
+        sides: By stage with several inputs, where their event time stands with this epoch's.
         losers: Objects of attempts that do not count.
         handed_over: Acks whose files lie on this disk.
     """
@@ -287,6 +299,7 @@ class InFlightEpoch:
     waiting: dict[str, tuple[InFlightData, ...]] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
     forgotten: dict[str, Forgotten | None] = field(default_factory=dict)
+    sides: dict[str, SidesTime] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
@@ -301,10 +314,11 @@ class InFlightEpoch:
         return [ack.handover for ack in acks if ack.handover is not None]
 
     def ahead_of(self, stage: Stage) -> list[Rows]:
-        """Rows that the stage upstream has handed out, until this one has acked."""
-        if not isinstance(stage.input, Stage) or stage.uid in self.acks:
+        """Rows that the stages upstream have handed out, until this one has acked."""
+        if stage.uid in self.acks:
             return []
-        return [file for ack in self.acks.get(stage.input.uid, ()) for file in read_by_next(ack)]
+        acks = [ack for before in stage.stages_before for ack in self.acks.get(before.uid, ())]
+        return [file for ack in acks for file in read_by_next(ack)]
 
     @property
     def waiting_paths(self) -> set[str]:

@@ -136,7 +136,7 @@ def stage_has_done_epoch_before(epochs: EpochsInFlight, epoch: InFlightEpoch, st
 
 def gates_have_passed_upstream(_: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
     """No stage gets to see rows that a gate refuses."""
-    return not isinstance(stage.input, Stage) or stage.input.uid in epoch.judged
+    return all(before.uid in epoch.judged for before in stage.stages_before)
 
 
 def base_is_at_hand(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:

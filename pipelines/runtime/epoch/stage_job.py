@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +14,18 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, source_of
-from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
+from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage
+from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from pipelines.runtime.execution import direct_read
-from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.gates import evaluation, quarantine
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes, watermarks
 from pipelines.runtime.operators.base import check_storable, refuse_same_names
 from pipelines.runtime.operators.compatibility import fit
+from pipelines.runtime.operators.joins import sides
+from pipelines.runtime.operators.watermarks import SidesTime
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
@@ -59,8 +61,10 @@ log = structlog.get_logger("weir.epoch")
 
 
 def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has
+    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stages upstream have
     acked."""
+    if stage.sides:
+        return _plan_sides(epoch, stage, progress)
     if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         newest = planned.newest if planned else None
@@ -72,6 +76,27 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
         schema = context.shapes[upstream].outputs[MAIN] if rows else None
         more = InFlightData(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
     return work(joined(progress.waiting, more), progress.pace)
+
+
+def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
+    """The same for a stage with several inputs: it leaves no rows, nor do those before it (`Pipeline.must_finish`)."""
+    arriving: list[int | None] = []
+    files: list[Rows] = []
+    for input in stage.inputs:
+        if isinstance(input, Source):
+            planned = epoch.plan.slices.get(input.name)
+            arriving.append(planned.newest if planned else None)
+            continue
+        at = epoch.applied.get(input.uid)
+        arriving.append(at.watermark if at is not None else None)
+    for before in stage.stages_before:
+        files += [file for ack in epoch.acks[before.uid] for file in read_by_next(ack)]
+    now = to_micros(epoch.now)
+    read = {name: planned.rows > 0 or planned.limited for name, planned in epoch.plan.slices.items()}
+    epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, read, now)
+    layers = (tuple(files),) if files else ()
+    arrived = InFlightData(epoch.pending.id, stage.uid, epoch.now, inputs.least(stage, now), layers, None)
+    return Work(arrived, layers)
 
 
 def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
@@ -128,8 +153,14 @@ def run_job(
         here: As in `KeyedTask`, like `reread` and `asynchronous`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
-    rows = _input(context, epoch, stage)
-    fixed = _shapes(context, epoch, stage, rows)
+    rows: Landed | Channel | Several | None
+    if stage.sides:
+        parts = _parts(context, epoch, stage)
+        fixed = _shapes_of_sides(context, epoch, stage, parts)
+        rows = Several(context.inputs[stage.uid], tuple(parts.items())) if fixed is not None and parts else None
+    else:
+        rows = _input(context, epoch, stage)
+        fixed = _shapes(context, epoch, stage, rows)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
@@ -227,25 +258,50 @@ def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
     )
 
 
-def _input(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
-    """What the stage reads in this epoch; None if that is nothing."""
-    if isinstance(stage.input, Source):
-        planned = epoch.plan.slices.get(stage.input.name)
-        if planned is None or not planned.files:
-            return None
-        assert planned.schema is not None
-        schema, reader = source_schema(stage, planned.schema), context.readers[stage.input.name]
-        return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
-    upstream = stage.input.uid
-    acks = epoch.acks[upstream]
+def _parts(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int, Landed | Channel]:
+    """What a stage with several inputs reads in this epoch, by the numbers of the inputs that have rows."""
+    parts: dict[int, Landed | Channel] = {}
+    for side, lane in enumerate(stage.sides):
+        if isinstance(lane.input, Source):
+            landed = _landed(context, epoch, lane, lane.input)
+            if landed is not None:
+                parts[side] = landed
+            continue
+        staged = _staged(epoch, stage, lane.input)
+        if staged:
+            schema = context.shapes[lane.input.uid].outputs[MAIN]
+            parts[side] = Channel(schema, context.storage, tuple(staged))
+    return parts
+
+
+def _landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
+    planned = epoch.plan.slices.get(source.name)
+    if planned is None or not planned.files:
+        return None
+    assert planned.schema is not None
+    schema, reader = source_schema(stage, planned.schema), context.readers[source.name]
+    return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
+
+
+def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
+    """The rows that a stage upstream hands out in this epoch."""
+    acks = epoch.acks[upstream.uid]
     staged = [file for ack in acks for file in read_by_next(ack)]
     if (rows_staged := sum(file.rows or 0 for file in staged)) != (rows_out := sum(ack.rows_out for ack in acks)):
         raise DamageError(
-            f"{upstream} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
+            f"{upstream.uid} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
             f"{agrees(rows_staged, 'is', 'are')} staged for {stage.uid}.",
             where=f"epoch {epoch.pending.id}",
             next="Nothing was applied. If it happens again, report it: it must not.",
         )
+    return staged
+
+
+def _input(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
+    """What the stage reads in this epoch; None if that is nothing."""
+    if isinstance(stage.input, Source):
+        return _landed(context, epoch, stage, stage.input)
+    _staged(epoch, stage, stage.input)
     done = epoch.work[stage.uid]
     if done.first is None or not done.files:
         return None
@@ -294,7 +350,7 @@ def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> N
 def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
     first = epoch.work[stage.uid].first
     seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
-    has_other_types = seen is not None and seen != context.reads.get(stage.uid)  # a column of nulls has got its type
+    has_other_types = seen is not None and (seen,) != context.reads.get(stage.uid)  # a column of nulls has got its type
     if stage.uid in context.shapes and not has_other_types:
         return context.shapes[stage.uid]
     if seen is not None:
@@ -309,12 +365,64 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
         return None
     direct_read.check_where(stage, raw, context.settings.spark.conf)
     schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
-    fixed = shapes_of(stage, schema, raw)
+    return _fixed(context, stage, shapes_of(stage, schema, raw), (raw,), schema)
+
+
+def _shapes_of_sides(
+    context: RunContext, epoch: InFlightEpoch, stage: Stage, parts: Mapping[int, Landed | Channel]
+) -> Shapes | None:
+    """The same for a stage with several inputs; None as long as none of them has had rows.
+
+    Raises PipelineError where only some have, and nothing tells the columns of the others.
+    """
+    raw = [_columns_of(context, epoch, lane, parts.get(side)) for side, lane in enumerate(stage.sides)]
+    if stage.uid in context.shapes and tuple(raw) == context.reads.get(stage.uid):
+        return context.shapes[stage.uid]
+    if not parts and None in raw:
+        return context.shapes.get(stage.uid)
+    seen = []
+    for side, (lane, columns) in enumerate(zip(stage.sides, raw, strict=True)):
+        if columns is None:
+            raise PipelineError(
+                f"T{sides.name_of(stage, side)[1:]} has had no row yet, so nothing tells its columns, and"
+                f" {stage.uid} has rows of another input that wait for them.",
+                where=f"stage {stage.uid}",
+                next="Say them at the source (schema=...), or run again when it has a first file.",
+            )
+        part = parts.get(side)
+        direct_read.check_where(lane, columns, context.settings.spark.conf)
+        seen.append(context.executor.columns(lane, columns, "what was read before" if part is None else part.where))
+    schema = sides.wide(stage, seen)
+    return _fixed(context, stage, shapes(stage, schema), tuple(raw), schema)
+
+
+def _columns_of(
+    context: RunContext, epoch: InFlightEpoch, lane: Stage, part: Landed | Channel | None
+) -> pa.Schema | None:
+    """The columns of an input; None if nothing tells them yet."""
+    if part is not None:
+        return part.schema
+    if isinstance(lane.input, Source):
+        expected = epoch.source_offsets.expected.get(lane.input.name)
+        return lane.input.declared_columns if expected is None else expected
+    upstream = context.shapes.get(lane.input.uid)
+    return upstream.outputs[MAIN] if upstream else None
+
+
+def _fixed(
+    context: RunContext, stage: Stage, fixed: Shapes, raw: tuple[pa.Schema | None, ...], seen: pa.Schema
+) -> Shapes:
+    """Keep a stage's shapes, once they fit its state, its backend and its sinks.
+
+    Args:
+        raw: By input, the columns that it has.
+        seen: Those that the stage's function sees.
+    """
     _check_backend(context, stage)
     fixed = _fitted_to_head(context, stage, fixed)
     for sink, output in sinks_of(stage, fixed):
         context.sinks.check(sink, output)
-    context.reads[stage.uid], context.inputs[stage.uid], context.shapes[stage.uid] = raw, schema, fixed
+    context.reads[stage.uid], context.inputs[stage.uid], context.shapes[stage.uid] = raw, seen, fixed
     return fixed
 
 
@@ -405,7 +513,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
     doing = epoch.work[stage.uid]
     first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
-    stops = isinstance(stage.input, Stage) and epoch.plan.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
+    stops = not pipeline.must_finish(stage) and epoch.plan.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
     return KeyedTask(
         stage=stage,
         shapes=fixed,
@@ -423,7 +531,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         bases=progress.bases,
         tables=targets,
         channel=pipeline.feeds_others(stage) or bool(evaluation.of_rows(stage)),
-        event_time=source_of(stage).event_time,
+        event_time=stage.input.event_time if isinstance(stage.input, Source) and not stage.sides else None,
         backend=settings.state.backend,
         options=backend_options(settings),
         cache=cache_sizes(settings, stage),
@@ -483,34 +591,58 @@ def note_progress(
         columns: Those that its function sees.
     """
     acks, done = epoch.pending.acks_of(stage.uid), epoch.work[stage.uid]
-    after, waiting, forgotten = progress.watermark, done.behind, progress.forgotten
+    after, waiting, forgotten, inputs = progress.watermark, done.behind, progress.forgotten, progress.sides
     if done.first is not None:
         left = rest(done, acks, columns)
         if left is not None:
             waiting = (left, *waiting)
         forgotten = forgotten_after(progress.forgotten, stage.ttl, to_micros(done.first.now))
         watermark, handed_on = known_watermark(epoch, stage, progress), None
+        if stage.sides:
+            watermark, inputs = _watermark_of_sides(epoch, stage, watermark, acks)
         if left is None:
             after = watermarks.after_job(stage, watermark, acks, epoch.plan.drain)
             handed_on = watermarks.handed_on(stage, watermark, after, epoch.plan.drain)
         epoch.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
         offered = _rows_offered(epoch, stage)
-        if offered and stage.transform is None:
+        if offered and all(lane.transform is None for lane in stage.lanes):
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
             epoch.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
     if after is not None:
         epoch.watermarks[stage.uid] = after
     epoch.waiting[stage.uid] = waiting
     epoch.forgotten[stage.uid] = forgotten
-    return progress.after(acks, after, waiting, forgotten)
+    return progress.after(acks, after, waiting, forgotten, inputs)
+
+
+def _watermark_of_sides(
+    epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]
+) -> tuple[int | None, SidesTime]:
+    """The watermark of a stage with several inputs after its job: files without statistics tell only now what their
+    newest event time is."""
+    now, inputs = to_micros(epoch.now), epoch.sides[stage.uid]
+    if any(ack.newest_by_side for ack in acks):
+        seen = zip(*(ack.newest_by_side for ack in acks if ack.newest_by_side), strict=True)
+        newest = [max((time for time in times if time is not None), default=None) for times in seen]
+        epoch.sides[stage.uid] = inputs = inputs.after(newest, {}, now)
+    return watermarks.before_job(stage, watermark, inputs.least(stage, now)), inputs
 
 
 def _rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
+    if stage.sides:
+        return sum(_rows_of(epoch, input) for input in stage.inputs)
     if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         return planned.rows - len(planned.left_out) if planned else 0
     first = epoch.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
+
+
+def _rows_of(epoch: InFlightEpoch, input: Source | Stage) -> int:
+    if isinstance(input, Stage):
+        return sum(ack.rows_out for ack in epoch.acks[input.uid])
+    planned = epoch.plan.slices.get(input.name)
+    return planned.rows if planned else 0
 
 
 def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:

@@ -398,20 +398,26 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
         is_told = not isinstance(source, FileSource) or source.event_time is None
         if not is_told and planned is not None and planned.rows and planned.newest is None:
             readers = [
-                stage
+                (stage, side)
                 for stage in context.pipeline.stages
-                if isinstance(stage.input, Source) and stage.input.name == name
+                for side, input in enumerate(stage.inputs)
+                if isinstance(input, Source) and input.name == name
             ]
-            acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage in readers}
-            newest += [ack.max_event_time for seen in acks.values() for ack in seen]
-            untold |= not any(_sees_all(epoch, stage, acks[stage.uid]) for stage in readers)
+            acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage, _ in readers}
+            newest += [_newest(ack, side) for stage, side in readers for ack in acks[stage.uid]]
+            untold |= not any(_sees_all(epoch, stage, acks[stage.uid]) for stage, _ in readers)
         positions[name] = told_times(position, newest, untold=untold)
     return positions
 
 
+def _newest(ack: Ack, side: int) -> int | None:
+    """The newest event time that a subtask has seen of one of its stage's inputs."""
+    return ack.newest_by_side[side] if ack.newest_by_side else ack.max_event_time
+
+
 def _sees_all(epoch: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
     """Whether a stage that reads a source has taken every row as it stands in the files."""
-    if stage.transform is not None:
+    if any(lane.transform is not None for lane in stage.lanes):
         return False
     return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 
@@ -497,6 +503,7 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         cache=cache,
         cache_totals=_added(before.cache_totals, cache),
         delivery=context.pipeline.delivery,
+        sides=epoch.sides[stage.uid].to_json() if stage.uid in epoch.sides else None,
         exchange=next((ack.exchange for ack in acks if ack.exchange is not None), None),
     )
 
@@ -525,7 +532,9 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
 
 def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
     """Rows of the slice that the stage has not got to see: bad ones, and those that some stage's gate has set aside."""
-    planned = epoch.plan.slices.get(stage.input.name) if isinstance(stage.input, Source) else None
+    if not isinstance(stage.input, Source) or stage.sides:  # of several inputs no rows are set aside
+        return 0
+    planned = epoch.plan.slices.get(stage.input.name)
     return planned.rows_quarantined if planned is not None else 0
 
 

@@ -168,7 +168,7 @@ class Transitions:
         if epochs.before(epoch) is not None:  # it has waited for its turn
             self._failover.prolong(epoch)
         # On a cluster a scan of rows that one host alone has may run on another.
-        leaves = isinstance(stage.input, Stage) and epochs.may_leave_rows
+        leaves = epochs.may_leave_rows and not self._context.pipeline.must_finish(stage)
         apart = self._context.pipeline.feeds_others(stage) or leaves
         shared = self._context.settings.spark.master.startswith("local") or not apart
         progress = epochs.progress[stage.uid]

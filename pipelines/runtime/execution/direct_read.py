@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.execution.executor import Channel, Landed, staged_tables
+from pipelines.runtime.execution.executor import Channel, Landed, Several, staged_tables
 from pipelines.runtime.execution.external_sort import in_order
 from pipelines.runtime.operators import where
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.sources.slices import WHOLE, Share, position
 from state_ops.arrow import frames
 from state_ops.errors import DISK_FULL, DiskFullError, PipelineError, is_full, plainly
@@ -143,7 +144,7 @@ def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
 
 def own_batches(
     stage: Stage,
-    rows: Landed | Channel,
+    rows: Landed | Channel | Several,
     subtask: int,
     parallelism: int,
     max_parallelism: int,
@@ -154,9 +155,19 @@ def own_batches(
 
     Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `kept`.
     """
-    seen = as_seen(stage, rows, tables(rows, batch_rows))
-    parts = (_rows_of_subtask(stage, table, subtask, parallelism, max_parallelism) for table in seen)
-    return in_batches(stage, parts, batch_rows, work_dir)
+
+    def own(lane: Stage, part: Landed | Channel) -> Iterator[pa.Table]:
+        for table in as_seen(lane, part, tables(part, batch_rows)):
+            yield _rows_of_subtask(lane, table, subtask, parallelism, max_parallelism)
+
+    if isinstance(rows, Several):
+        seen = (
+            sides.widened(stage, side, table, rows.schema)
+            for side, part in rows.parts
+            for table in own(stage.sides[side], part)
+        )
+        return in_batches(stage, seen, batch_rows, work_dir)
+    return in_batches(stage, own(stage, rows), batch_rows, work_dir)
 
 
 def _rows_of_subtask(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:

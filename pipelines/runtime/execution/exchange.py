@@ -20,8 +20,10 @@ from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import Share, SourceFile
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 
-SCHEMA = "subtask int, block binary"
-"""What map tasks hand to Spark, as it writes the schema."""
+SCHEMA = "subtask int, side int, block binary"
+"""What map tasks hand to Spark, as it writes the schema: blocks, each of one input's rows for one subtask."""
+
+_COLUMNS = ["subtask", "side", "block"]
 
 DIRECT, FILES, CUT, ROWS = "direct", "files", "cut", "rows"
 """How rows reach their subtasks: each subtask reads all and keeps its own; map tasks read files into blocks; map tasks
@@ -111,6 +113,7 @@ def read_blocks(
     read: Pieces,
     parallelism: int,
     max_parallelism: int,
+    side: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Yield what one map task reads, as `SCHEMA` says; raises InputError and TransientError as
     `direct_read.own_batches`. Where the stage's where cannot be evaluated for a row, a block is null and the last one.
@@ -121,23 +124,27 @@ def read_blocks(
         for table in direct_read.file_tables(rows, file, _rows_at_once(rows.files[file]), share)
     )
     try:
-        yield from cut(stage, direct_read.as_seen(stage, rows, tables), parallelism, max_parallelism)
+        yield from cut(stage, direct_read.as_seen(stage, rows, tables), parallelism, max_parallelism, side)
     except (where.Fails, where.Refused):
-        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.nulls(1, pa.binary())], ["subtask", "block"])
+        nothing = pa.array([0], pa.int32())
+        yield pa.RecordBatch.from_arrays([nothing, nothing, pa.nulls(1, pa.binary())], _COLUMNS)
 
 
-def cut(stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallelism: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows as blocks, one for each subtask that has some of what is cut at once."""
+def cut(
+    stage: Stage, tables: Iterable[pa.Table], parallelism: int, max_parallelism: int, side: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows as blocks, one for each subtask that has some of what is cut at once. side: of which input they
+    are."""
     waiting: list[pa.Table] = []
     count = size = 0
     for table in (part for whole in tables for part in _small(whole)):
         waiting.append(table)
         count, size = count + table.num_rows, size + table.nbytes
         if count >= max(_CUT_ROWS, _ROWS_A_BLOCK * parallelism) or size >= _CUT_BYTES:
-            yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism)
+            yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism, side)
             waiting, count, size = [], 0, 0
     if waiting:
-        yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism)
+        yield from _blocks(stage, pa.concat_tables(waiting), parallelism, max_parallelism, side)
 
 
 def _small(rows: pa.Table) -> Iterator[pa.Table]:
@@ -150,7 +157,9 @@ def _small(rows: pa.Table) -> Iterator[pa.Table]:
         yield from _small(rows.slice(half))
 
 
-def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> Iterator[pa.RecordBatch]:
+def _blocks(
+    stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int, side: int
+) -> Iterator[pa.RecordBatch]:
     if not rows.num_rows:
         return
     rows, owners = direct_read.with_owners(stage, rows, parallelism, max_parallelism)
@@ -164,21 +173,22 @@ def _blocks(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int
         offsets.append(stream.tell())
     buffers = [None, pa.py_buffer(np.array(offsets, np.int32)), stream.getvalue()]
     blocks = pa.Array.from_buffers(pa.binary(), len(subtasks), buffers)
-    yield pa.RecordBatch.from_arrays([pa.array(subtasks.astype(np.int32)), blocks], ["subtask", "block"])
+    sides = pa.array(np.full(len(subtasks), side, np.int32))
+    yield pa.RecordBatch.from_arrays([pa.array(subtasks.astype(np.int32)), sides, blocks], _COLUMNS)
 
 
-def opened(blocks: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of blocks, with their key group as the first column.
+def opened(blocks: Iterable[pa.RecordBatch], columns: Sequence[pa.Schema]) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the rows of blocks with the number of their input, their key group as the first column.
 
     Args:
-        columns: The others.
+        columns: By input, the others.
 
     Raises:
-        where.Refused: Where a block is null.
+        where.Refused: A block is null.
     """
-    schema = direct_read.with_group(columns)
+    schemas = [direct_read.with_group(of) for of in columns]
     for batch in blocks:
-        for block in batch.column("block"):
+        for side, block in zip(batch.column("side").to_pylist(), batch.column("block"), strict=True):
             if not block.is_valid:
                 raise where.Refused("a map task has met a row that Spark alone can judge")
-            yield pa.Table.from_batches([pa.ipc.read_record_batch(block.as_buffer(), schema)])
+            yield side, pa.Table.from_batches([pa.ipc.read_record_batch(block.as_buffer(), schemas[side])])

@@ -66,6 +66,19 @@ class Channel:
         return uri(self.storage, self.files[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Rows of several inputs.
+
+    Attributes:
+        schema: The columns in which they reach the stage's subtasks, as `operators.joins.sides` has them.
+        parts: By the number of an input that has rows, what is read of it.
+    """
+
+    schema: pa.Schema
+    parts: tuple[tuple[int, Landed | Channel], ...]
+
+
 def uri(storage: Storage, file: StagedFile | StateFile) -> str:
     """Where staged rows are read from: the disk that their subtask shares with the coordinator, or storage."""
     return file.local if isinstance(file, StagedFile) else storage.full(file.path)
@@ -143,7 +156,9 @@ class Executor(Protocol):
         """
         ...
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(
+        self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
+    ) -> list[Ack]:
         """Run every subtask of the stage to its ack, a decline included; a subtask that died has none.
 
         Raises the WeirError that says what the operator should do when the job as a whole failed.

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read
-from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.operators import where
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
@@ -39,12 +40,18 @@ class InMemoryExecutor:
             raise PipelineError(f"The transform of {stage.uid} needs Spark.", where=where, next="Run it on Spark.")
         return filtered(stage, frames.canonical(schema.empty_table())).schema
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+    def run(
+        self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
+    ) -> list[Ack]:
         table = columns.empty_table()
-        if rows is not None:
-            table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
-            if not rows.as_seen:
-                table = filtered(task.stage, table)
+        if isinstance(rows, Several):
+            parts_seen = [
+                sides.widened(task.stage, side, self._seen(task.stage.sides[side], part), columns)
+                for side, part in rows.parts
+            ]
+            table = pa.concat_tables([table, *parts_seen])
+        elif rows is not None:
+            table = self._seen(task.stage, rows)
         parts = routed(task.stage, table, task.parallelism, task.max_parallelism, self._batch_rows)
         acks = []
         for subtask, batches in enumerate(parts):
@@ -53,6 +60,11 @@ class InMemoryExecutor:
             # Through JSON, as from an executor: an ack that could not travel must not pass here.
             acks.append(Ack.from_json(run_task.run(task, subtask, iter(batches)).to_json()))
         return acks
+
+    def _seen(self, stage: Stage, rows: Landed | Channel) -> pa.Table:
+        """The rows as the stage's function sees them."""
+        table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
+        return table if rows.as_seen else filtered(stage, table)
 
     def cancel(self) -> None:
         """Subtasks run to their end here: they are short."""

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from configs.redaction import redacted
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import spark_plan
-from pipelines.runtime.execution.executor import Channel, Landed, unreadable, uri
+from pipelines.runtime.execution.executor import Channel, Landed, Several, unreadable, uri
 from pipelines.runtime.execution.spark_task import error_told
 from state_ops import errors
 from state_ops.errors import (
@@ -90,7 +90,9 @@ def _server_is_gone(error: BaseException) -> bool:
     return _SERVER_GONE.match(str(error)) is not None
 
 
-def of_job(stage: Stage, error: Exception, master: str = "", rows: Landed | Channel | None = None) -> WeirError:
+def of_job(
+    stage: Stage, error: Exception, master: str = "", rows: Landed | Channel | Several | None = None
+) -> WeirError:
     """What a stage's job failed of.
 
     Args:
@@ -169,7 +171,7 @@ def _of_local_disk(stage: Stage, text: str) -> DiskFullError | None:
     )
 
 
-def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | None) -> WeirError | None:
+def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | Several | None) -> WeirError | None:
     """What went wrong while Spark read files: the store, the right to read it, or a file."""
     read, named = _FILE_READ.search(text), _PATH.search(text)
     written = read["uri"] if read is not None else named["sought"] or named["word"] if named is not None else None
@@ -179,12 +181,14 @@ def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | None
     for spelling in (written, place):
         text = _without_path(text, _SCHEME.sub("", spelling))
     error = _of_reading(stage, text, why, place)
-    if isinstance(error, InputError) and isinstance(rows, Landed):
-        blamed = (rows.reader.blamed(file) for file in rows.files if _same_place(rows.reader.stored_uri(file), place))
-        error.files = next(blamed, {})
-    if type(error) is InputError and isinstance(rows, Channel):
-        staged = (file for file in rows.files if _same_place(uri(rows.storage, file), place))
-        return next((unreadable(rows.storage, file, why) for file in staged), error)
+    for part in (part for _, part in rows.parts) if isinstance(rows, Several) else (rows,):
+        if isinstance(error, InputError) and isinstance(part, Landed):
+            files = [file for file in part.files if _same_place(part.reader.stored_uri(file), place)]
+            error.files = part.reader.blamed(files[0]) if files else error.files
+        if type(error) is InputError and isinstance(part, Channel):
+            staged = [file for file in part.files if _same_place(uri(part.storage, file), place)]
+            if staged:
+                return unreadable(part.storage, staged[0], why)
     return error
 
 

@@ -21,7 +21,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution import direct_read, exchange, gx_loading, spark_errors, spark_plan, spark_session
-from pipelines.runtime.execution.executor import Channel, Deadline, Landed, uri
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several, uri
 from pipelines.runtime.execution.placement import Placement
 from pipelines.runtime.execution.spark_task import (
     cut_blocks,
@@ -87,7 +87,7 @@ class SparkExecutor:
     def run(
         self,
         task: KeyedTask,
-        rows: Landed | Channel | None,
+        rows: Landed | Channel | Several | None,
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: Deadline,
     ) -> list[Ack]:
@@ -96,11 +96,12 @@ class SparkExecutor:
             return self._run(session, task, rows, deadline)
 
     def _run(
-        self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | None, deadline: Deadline
+        self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | Several | None, deadline: Deadline
     ) -> list[Ack]:
         if task.stage.gates:  # also where they look at something else, later
             gx_loading.load_meanwhile()
-        rows = None if rows is None else direct_read.narrowed(task.stage, rows)
+        if isinstance(rows, Landed | Channel):
+            rows = direct_read.narrowed(task.stage, rows)
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
@@ -128,36 +129,78 @@ class SparkExecutor:
             stage, rows, parallelism, configured.direct_read_mb << 20, configured.exchange, by_python=by_python
         )
 
-    def _job(self, task: KeyedTask, rows: Landed | Channel) -> DataFrame:
+    def _job(self, task: KeyedTask, rows: Landed | Channel | Several) -> DataFrame:
         """The acks of a job that brings rows to their subtasks."""
-        stage, layout = task.stage, (task.parallelism, task.max_parallelism)
+        if isinstance(rows, Several):
+            return self._job_of_several(task, rows)
+        stage, layout = task.stage, (task.parallelism, task.max_parallelism, 0)
         way = self._way(stage, rows, task.parallelism)
         if way == exchange.DIRECT:
             return self._reading(task, rows)
         if way == exchange.FILES:
-            pieces, columns = exchange.pieces(rows, task.parallelism), rows.schema
-            tasks = self.session.range(0, len(pieces), 1, len(pieces))
-            blocks = tasks.mapInArrow(
-                lambda numbers: read_blocks(stage, rows, pieces, layout, numbers), exchange.SCHEMA
-            )
-        else:
-            frame = self._read(rows)
-            if not rows.as_seen:
-                frame = spark_plan.prepared(stage, frame)
-            columns = direct_read.looked_at(stage, spark_plan.schema_of(frame, stage))
-            frame = frame.select(*[spark_plan.quoted(name) for name in columns.names])
-            if self._settings.spark.exchange == exchange.AUTO and not exchange.is_narrow(stage, rows, columns):
-                way = exchange.ROWS
-            if way == exchange.ROWS:
-                keyed = spark_plan.exchanged(stage, frame, *layout)
-                return keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
-            blocks = frame.mapInArrow(lambda batches: cut_blocks(stage, layout, batches), exchange.SCHEMA)
+            return self._with_blocks(task, self._cut_files(stage, rows, layout), (rows.schema,), None, way)
+        frame, columns = self._seen(stage, rows)
+        if self._settings.spark.exchange == exchange.AUTO and not exchange.is_narrow(stage, rows, columns):
+            way = exchange.ROWS
+        if way == exchange.ROWS:
+            return self._with_rows(task, frame)
+        blocks = frame.mapInArrow(lambda batches: cut_blocks(stage, layout, batches), exchange.SCHEMA)
+        return self._with_blocks(task, blocks, (columns,), None, way)
+
+    def _job_of_several(self, task: KeyedTask, rows: Several) -> DataFrame:
+        """One job for all inputs, of which each is read as it is best: blocks of all go through one shuffle."""
+        lanes, asked = task.stage.sides, self._settings.spark.exchange
+        ways = [self._way(lanes[side], part, task.parallelism) for side, part in rows.parts]
+        if set(ways) == {exchange.DIRECT}:
+            return self._reading(task, rows)
+        frames: list[DataFrame] = []
+        columns = [pa.schema([])] * len(lanes)
+        by_python = asked != exchange.ROWS and all(way in (exchange.DIRECT, exchange.FILES) for way in ways)
+        for (side, part), way in zip(rows.parts, ways, strict=True):
+            lane, layout = lanes[side], (task.parallelism, task.max_parallelism, side)
+            if asked != exchange.ROWS and way in (exchange.DIRECT, exchange.FILES):
+                columns[side] = part.schema
+                frames.append(self._cut_files(lane, part, layout))
+                continue
+            frame, columns[side] = self._seen(lane, part)
+            if asked == exchange.ROWS:
+                frames.append(spark_plan.widened(task.stage, side, frame, rows.schema))
+            else:
+                frames.append(frame.mapInArrow(functools.partial(cut_blocks, lane, layout), exchange.SCHEMA))
+        whole = functools.reduce(lambda first, second: first.union(second), frames)  # all have the same columns
+        if asked == exchange.ROWS:
+            return self._with_rows(task, whole)
+        way = exchange.FILES if by_python else exchange.CUT
+        return self._with_blocks(task, whole, columns, rows.schema, way)
+
+    def _seen(self, stage: Stage, rows: Landed | Channel) -> tuple[DataFrame, pa.Schema]:
+        """The rows as the stage's function sees them, and their columns."""
+        frame = self._read(rows)
+        if not rows.as_seen:
+            frame = spark_plan.prepared(stage, frame)
+        columns = direct_read.looked_at(stage, spark_plan.schema_of(frame, stage))
+        return frame.select(*[spark_plan.quoted(name) for name in columns.names]), columns
+
+    def _cut_files(self, stage: Stage, rows: Landed | Channel, layout: tuple[int, int, int]) -> DataFrame:
+        """Blocks of rows whose files map tasks read by themselves. layout: as `spark_task.read_blocks` has it."""
+        pieces = exchange.pieces(rows, layout[0])
+        tasks = self.session.range(0, len(pieces), 1, len(pieces))
+        return tasks.mapInArrow(lambda numbers: read_blocks(stage, rows, pieces, layout, numbers), exchange.SCHEMA)
+
+    def _with_rows(self, task: KeyedTask, frame: DataFrame) -> DataFrame:
+        keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
+        return keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
+
+    def _with_blocks(
+        self, task: KeyedTask, blocks: DataFrame, columns: Sequence[pa.Schema], whole: pa.Schema | None, way: str
+    ) -> DataFrame:
+        """The acks of blocks of rows; columns, whole: as `spark_task.with_blocks` has them."""
         batch_rows = self._settings.spark.batch_rows
         return spark_plan.routed(blocks, task.parallelism).mapInArrow(
-            lambda batches: with_blocks(task, columns, batch_rows, way, batches), _ACK
+            lambda batches: with_blocks(task, columns, whole, batch_rows, way, batches), _ACK
         )
 
-    def _reading(self, task: KeyedTask, rows: Landed | Channel | None) -> DataFrame:
+    def _reading(self, task: KeyedTask, rows: Landed | Channel | Several | None) -> DataFrame:
         """The acks of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
         batch_rows = self._settings.spark.batch_rows
         session, parallelism = self.session, task.parallelism
@@ -200,7 +243,7 @@ def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Even
 
 
 @contextmanager
-def _translated(stage: Stage, master: str, rows: Landed | Channel | None = None) -> Iterator[None]:
+def _translated(stage: Stage, master: str, rows: Landed | Channel | Several | None = None) -> Iterator[None]:
     """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone
     is left as it is. rows: what the stage reads."""
     from py4j.protocol import Py4JJavaError

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
+from pipelines.runtime.operators.joins import sides
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError, StageError, WeirError, first_line
 from state_ops.keyed.keyed_state import GROUP
@@ -188,6 +189,19 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
     if stage.order_by:
         keyed = keyed.sortWithinPartitions(*[quoted(name) for name in (*stage.key, *stage.order_by)])
     return keyed
+
+
+def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> DataFrame:
+    """Rows of one of a stage's inputs in the columns that all of them have there (`operators.joins.sides`)."""
+    from pyspark.sql import functions as F
+
+    types = spark_schema(columns, f"stage {stage.uid}")
+    own = dict(zip(stage.sides[side].key, stage.key, strict=True))
+    given = {own.get(name, f"{side}_{name}"): F.col(quoted(name)) for name in rows.columns}
+    given[sides.SIDE] = F.lit(side)
+    return rows.select(
+        *[given.get(field.name, F.lit(None)).cast(types[field.name].dataType).alias(field.name) for field in columns]
+    )
 
 
 def routed(blocks: DataFrame, parallelism: int) -> DataFrame:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read, exchange
 from pipelines.runtime.execution.exchange import Pieces
-from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.operators import where
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.arrow import frames
@@ -39,20 +40,27 @@ def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 def with_blocks(
-    task: KeyedTask, columns: pa.Schema, batch_rows: int, way: str, blocks: Iterator[pa.RecordBatch]
+    task: KeyedTask,
+    columns: Sequence[pa.Schema],
+    whole: pa.Schema | None,
+    batch_rows: int,
+    way: str,
+    blocks: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The same for rows that come in blocks.
 
     Args:
-        columns: Theirs, without the key group.
+        columns: Theirs by input, without the key group.
+        whole: Of a stage with several inputs, the columns that its rows have there.
     """
-    subtask, tables = _context().partitionId(), exchange.opened(blocks, columns)
+    subtask, opened = _context().partitionId(), exchange.opened(blocks, columns)
+    tables = (rows if whole is None else sides.widened(task.stage, side, rows, whole) for side, rows in opened)
     batches = direct_read.in_batches(task.stage, tables, batch_rows, task.work_dir)
     yield _acked(task, subtask, _routed(task, subtask, batches), way)
 
 
 def reading_rows(
-    task: KeyedTask, rows: Landed | Channel | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
+    task: KeyedTask, rows: Landed | Channel | Several | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The same for rows that each subtask reads by itself, or for none.
 
@@ -73,13 +81,13 @@ def reading_rows(
 
 
 def read_blocks(
-    stage: Stage, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int],
+    stage: Stage, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int, int],
     tasks: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The blocks of what map tasks read, whose numbers stand in the batches of `tasks`.
 
     Args:
-        layout: The parallelism, and the greatest one.
+        layout: The parallelism, the greatest one, and the number of the input.
     """
     with _telling():
         for batch in tasks:
@@ -87,7 +95,9 @@ def read_blocks(
                 yield from exchange.read_blocks(stage, rows, pieces[task], *layout)
 
 
-def cut_blocks(stage: Stage, layout: tuple[int, int], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def cut_blocks(
+    stage: Stage, layout: tuple[int, int, int], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """The blocks of rows that Spark has read; as `read_blocks`."""
     with _telling():
         yield from exchange.cut(stage, (frames.canonical(pa.Table.from_batches([batch])) for batch in batches), *layout)

@@ -27,6 +27,7 @@ from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.operators import MAIN, Shapes, open_windows
 from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import unpublished
@@ -312,6 +313,10 @@ class PlanBuilder:
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """The columns that the stage's function sees; None if nothing has ever arrived."""
+        if stage.sides:
+            seen = [self._columns(lane) for lane in stage.sides]
+            known = [columns for columns in seen if columns is not None]
+            return sides.wide(stage, known) if len(known) == len(seen) else None
         if isinstance(stage.input, Source):
             files = self.sources[stage.input.name]
             raw = None if files is None else source_schema(stage, files)
@@ -320,7 +325,8 @@ class PlanBuilder:
             raw = shapes.outputs[MAIN] if shapes else None
         if raw is not None and stage.where is not None:
             direct_read.check_where(stage, raw, self._settings.spark.conf)
-            self.where[stage.uid] = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
+            alone = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
+            self.where[stage.uid] = self.where.get(stage.uid) or alone  # of one input after the other
         if raw is None or stage.transform is None:
             return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
         self.spark.append(stage.uid)
@@ -328,7 +334,7 @@ class PlanBuilder:
 
     def _files(self, stage: Stage) -> pa.Schema | None:
         """The columns of the source that the stage reads."""
-        return self.sources[stage.input.name] if isinstance(stage.input, Source) else None
+        return self.sources[stage.input.name] if isinstance(stage.input, Source) and not stage.sides else None
 
     # -- stages
 
@@ -365,12 +371,15 @@ class PlanBuilder:
         there is none.
         """
         refused = {(finding.kind, finding.name) for finding in self.findings if finding.verdict.stops}
-        while isinstance(stage.input, Stage):
-            stage = stage.input
-            if ("stage", stage.uid) in refused:
-                return stage.uid
-        name = stage.input.name
-        return f"the source {name}" if ("source", name) in refused else None
+        for input in stage.inputs:
+            if isinstance(input, Source):
+                if ("source", input.name) in refused:
+                    return f"the source {input.name}"
+            elif ("stage", input.uid) in refused:
+                return input.uid
+            elif (before := self._refused_before(input)) is not None:
+                return before
+        return None
 
     def _look_at_state(self, stage: Stage, fixed: Shapes, recorded: OperatorStats) -> None:
         fitted = fit(stage, fixed, recorded, self._pipeline)

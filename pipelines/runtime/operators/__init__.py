@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.definition import ROW, Aggregation, Deduplication, Epoch, SessionWindow, Stage, Window
+from pipelines.runtime.definition import ROW, Aggregation, Deduplication, Epoch, Join, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
 from pipelines.runtime.operators.deduplication import (
@@ -22,6 +22,7 @@ from pipelines.runtime.operators.deduplication import (
 )
 from pipelines.runtime.operators.event_time import shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
+from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
 from pipelines.runtime.operators.session_store import no_sessions
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
 from pipelines.runtime.operators.windows import WindowOperator, no_windows, window_shapes
@@ -91,7 +92,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)
-    operator = stage.window or stage.aggregation or stage.deduplication
+    operator = stage.window or stage.aggregation or stage.deduplication or stage.join
     if operator is None:
         return function_shapes(stage, rows, keys)
     return _SHAPES[type(operator)](stage, operator, rows, keys)
@@ -102,6 +103,7 @@ _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {
     SessionWindow: session_shapes,
     Aggregation: aggregation_shapes,
     Deduplication: deduplication_shapes,
+    Join: join_shapes,
 }
 
 
@@ -137,6 +139,8 @@ def build(
         return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups, residence)
+    if stage.join is not None:
+        return JoinOperator(stage, stage.join, fixed, backend, epoch, progress, groups, residence)
     return FunctionOperator(
         stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence, forgotten=forgotten
     )

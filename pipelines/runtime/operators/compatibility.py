@@ -22,7 +22,7 @@ from pipelines.runtime.definition import (
     SessionWindow,
     Source,
     Stage,
-    source_of,
+    sources_of,
 )
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.timer_use import uses_timers
@@ -291,7 +291,7 @@ def _lifetime(ttl: Mapping[str, Any] | None) -> str:
 
 def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     """The watermark stays behind the newest row by a window's lateness, and never goes back."""
-    was, now = recorded.lateness, stage.window.lateness if stage.window else None
+    was, now = recorded.lateness, stage.lateness if stage.window or stage.join else None
     if was is None or now is None or was == now:
         return
     if now < was:
@@ -326,6 +326,9 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
         return {"aggregates": _listed(stage.aggregation.aggregates)}
     if stage.deduplication is not None:
         return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
+    if stage.join is not None:  # a row says itself when it goes: another ttl holds for new ones
+        join = stage.join
+        return {"how": join.how, "lower": join.lower, "upper": join.upper, "times": join.times and list(join.times)}
     if stage.window is None:
         return None
     common = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
@@ -351,12 +354,14 @@ def changeable(stage: Stage) -> dict[str, Any]:
     """
     return {
         "on_timer": stage.on_timer is not None,
-        "lateness": stage.window.lateness if stage.window else None,
+        "lateness": stage.lateness if stage.window or stage.join else None,
         "forgets": stage.deduplication.ttl if stage.deduplication else None,
     }
 
 
 def _kind(stage: Stage) -> str:
+    if stage.join:
+        return "rules of what is joined"
     return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
 
 
@@ -368,6 +373,10 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
     """What `meaning` gives, for people."""
     if meaning is None:
         return "none"
+    if "how" in meaning:
+        if meaning["lower"] is None:
+            return f"{meaning['how']}, at any time"
+        return f"{meaning['how']}, from {shown(meaning['lower'])} to {shown(meaning['upper'])} later"
     aggregates = ", ".join(_aggregate_shown(*aggregate) for aggregate in meaning.get("aggregates", ()))
     if "size" in meaning:
         every = f" every {shown(meaning['every'])}" if meaning.get("every", meaning["size"]) != meaning["size"] else ""
@@ -430,9 +439,10 @@ def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
 
 
 def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    inputs = {stage.uid: stage.input.uid if isinstance(stage.input, Stage) else None for stage in pipeline.stages}
+    inputs = {stage.uid: stage.input for stage in pipeline.stages if not stage.sides}
+    upstream = {uid: input.uid for uid, input in inputs.items() if isinstance(input, Stage)}
     for uid, recorded in head.operators.items():
-        if any(inputs.get(uid) != entry["upstream"] for entry in recorded.waiting):
+        if any(upstream.get(uid) != entry["upstream"] for entry in recorded.waiting):
             yield Finding(
                 "stage",
                 uid,
@@ -492,7 +502,7 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         keeping = [
             stage.uid
             for stage in pipeline.stages
-            if source_of(stage.input).name == name and stats_of(head, stage.uid).has_state
+            if any(before.name == name for before in sources_of(stage)) and stats_of(head, stage.uid).has_state
         ]
         # State that was imported before its source was first read has that source's columns on record, and no position.
         if not keeping or name in pipeline.added or name in head.inputs:

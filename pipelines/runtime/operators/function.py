@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import Epoch, Stage, source_of
+from pipelines.runtime.definition import Epoch, Stage, is_timed
 from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
 from pipelines.runtime.operators.per_key import PerKey
 from state_ops.arrow import frames
@@ -114,7 +114,7 @@ class FunctionOperator:
             self._now,
             epoch.id,
             allowed=stage.on_timer is not None,
-            event_time=source_of(stage.input).event_time is not None,
+            event_time=is_timed(stage),
         )
         self._state = KeyedState(
             backend,

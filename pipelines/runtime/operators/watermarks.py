@@ -5,9 +5,11 @@ Lateness in an epoch is judged by the watermark after the previous epoch; window
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pipelines.runtime.definition import FileSource, Stage
+from pipelines.runtime.definition import FileSource, Source, Stage, sources_of
 from state_ops.checkpoints.checkpoint import Ack
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment after it, before which state is read
@@ -22,7 +24,7 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
     """
     if arriving is None:
         return before
-    watermark = min(max(arriving - (stage.window.lateness if stage.window else 0), _LOWEST), _HIGHEST)
+    watermark = min(max(arriving - stage.lateness, _LOWEST), _HIGHEST)
     return watermark if before is None else max(before, watermark)
 
 
@@ -32,17 +34,69 @@ def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) 
     Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that
     yet: what they hand out in the next epoch must not be late there.
     """
-    holds_back = stage.window is not None or stage.on_timer is not None
-    return before if holds_back and not drain else after
+    holds_back = stage.window is not None or stage.on_timer is not None or stage.join is not None
+    watermark = before if holds_back and not drain else after
+    return watermark if watermark is None or stage.join is None else max(watermark - stage.join.behind, _LOWEST)
 
 
 def after_job(stage: Stage, watermark: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
     """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
     seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
-    if isinstance(stage.input, FileSource) and seen:
+    if isinstance(stage.input, FileSource) and not stage.sides and seen:
         watermark = before_job(stage, watermark, max(seen))
     if drain:
         # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
         closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
         watermark = max([*closed, *([watermark] if watermark is not None else [])], default=None)
     return watermark
+
+
+@dataclass(frozen=True, slots=True)
+class SidesTime:
+    """Where event time stands in the inputs of a stage with several.
+
+    Attributes:
+        newest: By input, how far its event time is, in microseconds; None: nothing has come that tells it.
+        quiet: By source, the processing time in microseconds since which it has had no rows.
+    """
+
+    newest: tuple[int | None, ...] = ()
+    quiet: Mapping[str, int] = field(default_factory=dict)
+
+    def after(self, arriving: Sequence[int | None], read: Mapping[str, bool], now: int) -> SidesTime:
+        """The same after an epoch.
+
+        Args:
+            arriving: By input, how far the epoch brings it; None: it tells nothing.
+            read: By source that was looked at, whether it had rows.
+            now: The epoch's processing time.
+        """
+        before = self.newest or (None,) * len(arriving)
+        newest = tuple(
+            max((time for time in pair if time is not None), default=None)
+            for pair in zip(before, arriving, strict=True)
+        )
+        quiet = {name: self.quiet.get(name, now) for name, had_rows in read.items() if not had_rows}
+        return replace(self, newest=newest, quiet={**{n: t for n, t in self.quiet.items() if n not in read}, **quiet})
+
+    def least(self, stage: Stage, now: int) -> int | None:
+        """How far the stage's event time is: as far as that of its slowest input that is not idle. None: not known, or
+        all are idle."""
+        times = [
+            time
+            for input, time in zip(stage.inputs, self.newest, strict=True)
+            if not all(self._is_idle(source, now) for source in sources_of(input))
+        ]
+        known = [time for time in times if time is not None]
+        return min(known) if known and len(known) == len(times) else None
+
+    def _is_idle(self, source: Source, now: int) -> bool:
+        after, since = source.length("idle_after"), self.quiet.get(source.name)
+        return after is not None and since is not None and now - since >= after
+
+    def to_json(self) -> dict[str, Any]:
+        return {"newest": list(self.newest), "quiet": dict(self.quiet)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any] | None) -> SidesTime:
+        return cls(tuple(raw["newest"]), raw["quiet"]) if raw else cls()

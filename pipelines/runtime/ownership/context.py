@@ -53,7 +53,7 @@ class RunContext:
     head: Checkpoint | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
-    reads: dict[str, pa.Schema] = field(default_factory=dict)
+    reads: dict[str, tuple[pa.Schema | None, ...]] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
     held: bool = False

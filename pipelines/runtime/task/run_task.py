@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from polars.exceptions import PanicException
 
-from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.definition import Epoch, FileSource, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from pipelines.runtime.operators.compatibility import timers_left
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
@@ -133,6 +133,7 @@ class _Counters:
     rows_out: int = 0
     rows_null_key: int = 0
     max_event_time: int | None = None
+    newest_by_side: list[int | None] = field(default_factory=list)
     entries: int | None = None
     ms: dict[str, float] = field(default_factory=dict)
 
@@ -385,6 +386,7 @@ def _ack(
         rows_late=operator.rows_late,
         rows_null_key=counters.rows_null_key,
         max_event_time=counters.max_event_time,
+        newest_by_side=tuple(counters.newest_by_side),
         closed_upto=operator.closed_upto,
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         ms=counters.ms,
@@ -433,12 +435,24 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
         if not rows.num_rows:
             continue
         counters.rows_in += rows.num_rows
+        if task.stage.sides:
+            _note_newest_by_side(task.stage, rows, counters)
         if task.event_time is not None and task.event_time in rows.column_names:
             newest = event_time_of(rows, task.event_time)
             if newest is not None:
                 seen = counters.max_event_time
                 counters.max_event_time = newest if seen is None else max(newest, seen)
         yield rows
+
+
+def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> None:
+    counters.newest_by_side = counters.newest_by_side or [None] * len(stage.sides)
+    for side, lane in enumerate(stage.sides):
+        column = f"{side}_{lane.input.event_time}" if isinstance(lane.input, FileSource) else None
+        if column is not None and column in rows.column_names:
+            newest = event_time_of(rows, column)
+            times = [time for time in (newest, counters.newest_by_side[side]) if time is not None]
+            counters.newest_by_side[side] = max(times, default=None)
 
 
 def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> pa.Table:

@@ -451,7 +451,7 @@ def blocks_of(rows: Landed | Channel, tasks: int, parallelism: int, stage_: Any)
     for read in exchange.pieces(rows, tasks):
         for cut in exchange.read_blocks(stage_, rows, read, parallelism, MAX_PARALLELISM):
             for at, subtask in enumerate(cut.column("subtask").to_pylist()):
-                got[subtask] += exchange.opened([cut.slice(at, 1)], columns)
+                got[subtask] += (rows for _, rows in exchange.opened([cut.slice(at, 1)], [columns]))
     return got
 
 
@@ -512,7 +512,7 @@ def test_wide_rows_are_read_and_cut_some_at_a_time_however_many_lie_together(tmp
     # read together all the same, as a stage's transform may hand them out
     cut = list(exchange.cut(asked, [table], 2, MAX_PARALLELISM))
     assert max(len(block.as_py()) for batch in cut for block in batch.column("block")) < 2 * most
-    assert sum(part.num_rows for part in exchange.opened(cut, table.schema)) == 300
+    assert sum(part.num_rows for _, part in exchange.opened(cut, [table.schema])) == 300
 
 
 def test_batches_of_wide_rows_have_fewer_of_them(tmp_path, monkeypatch):

@@ -1,0 +1,465 @@
+"""Join: rows of two inputs with one key, whose event times lie near each other, or of any time.
+
+Each row looks for partners among the other side's rows in state, and is put there itself: so each pair is found once,
+by the later of its two rows. State has, by key, how many rows either side has and which numbers they bear, and each row
+as an entry of its own under its number:
+
+    value                                    left_first, left_next, left_rows, right_first, right_next, right_rows
+    map "left" or "right", by number         the row, and whether it has had a partner
+    index by moment                          key, side, number: when a row cannot have another partner, it goes
+
+A number that has gone leaves a hole; numbers are found by one multi-get for all keys of a batch, without a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import ANTI, FULL, LEFT, RIGHT, SEMI, Epoch, Join, Stage
+from pipelines.runtime.operators.base import (
+    MAIN,
+    Progress,
+    Shapes,
+    check_event_time,
+    check_storable,
+    event_times,
+    refuse_clash,
+)
+from pipelines.runtime.operators.event_time import EventTimeOperator
+from pipelines.runtime.operators.joins import sides
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.checkpoints.checkpoint import to_micros
+from state_ops.errors import PipelineError
+from state_ops.keyed.key_batch import Batch
+from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
+from state_ops.keyed.list_state import expanded, position_in_key
+from state_ops.rows import time_index
+from state_ops.rows.resident_table import Residence
+from state_ops.rows.row_store import Rows
+from state_ops.schema.descriptors import MAP, MAP_STATE, Collection, collection
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_schema import StateSchema
+
+_NAMES = ("left", "right")
+_STATE = StateSchema.build(
+    [(f"{name}_{field}", pa.int64(), False, 0) for name in _NAMES for field in ("first", "next", "rows")]
+)
+_ROW, _FLAGS = "row", {"__weir_matched": "matched", "__weir_until": "until"}  # the fields of an entry
+_MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
+_NUMBER = "__weir_number"
+_READ_ROWS, _PAIRS, _EVICTED = 100_000, 200_000, 50_000  # at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What holds for the rows of one side.
+
+    Attributes:
+        kept: The columns of its rows that state has.
+        shift: How long after its time a row may find partners, in microseconds; None: times do not matter.
+        outer: A row without a partner is handed out when it goes.
+        ends: A row that has found a partner is done with.
+    """
+
+    number: int
+    declared: Collection
+    kept: tuple[str, ...]
+    shift: int | None
+    outer: bool
+    ends: bool
+
+    @property
+    def name(self) -> str:
+        return _NAMES[self.number]
+
+
+class JoinOperator(EventTimeOperator):
+    """State: the rows of either side that may still find a partner."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        join: Join,
+        shapes: Shapes,
+        backend: Backend,
+        epoch: Epoch,
+        progress: Progress,
+        groups: range,
+        residence: Residence,
+    ) -> None:
+        super().__init__("join", stage, shapes, backend, progress, groups)
+        self._join, self._now = join, to_micros(epoch.now)
+        self._counts = Rows(backend, _STATE, shapes.keys, VALUE_STATE, residence)
+        outer = {LEFT: (0,), RIGHT: (1,), FULL: (0, 1), ANTI: (0,)}.get(join.how, ())
+        shifts = (None, None) if join.lower is None or join.upper is None else (join.upper, -join.lower)
+        by_name = {declared.name: declared for declared in shapes.collections}
+        self._sides = tuple(
+            _Side(
+                number,
+                by_name[name],
+                _columns(by_name[name]),
+                shifts[number],
+                number in outer,
+                number == 0 and join.how in (SEMI, ANTI),
+            )
+            for number, name in enumerate(_NAMES)
+        )
+        self._begun = False
+
+    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        self._begin()
+        for side in self._sides:
+            arrived = sides.narrowed(self._stage, side.number, rows)
+            if arrived.num_rows:
+                yield from self._arrived(side, arrived)
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        self._counts.flush()
+        return iter(())
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        self._begin()
+        if self._join.times is not None and (self._progress.drain or self._progress.now is not None):
+            now = self._progress.now
+            yield from self._gone(None if self._progress.drain or now is None else now - 1)
+        self._counts.barrier()
+
+    def _begin(self) -> None:
+        """What has expired by the epoch's clock finds no partner in it."""
+        if not self._begun and self._join.ttl is not None:
+            for _ in self._gone(self._now):
+                pass
+        self._begun = True
+
+    # -- rows that arrive
+
+    def _arrived(self, side: _Side, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        join, other, times = self._join, self._sides[1 - side.number], None
+        if join.times is not None:
+            times = event_times(rows, join.times[side.number], self._where)
+            if self._progress.before is not None and (late := times < self._progress.before).any():
+                self.rows_late += int(late.sum())
+                rows, times = rows.filter(pa.array(~late)), times[~late]
+        if not rows.num_rows:
+            return
+        batch = Batch(frames.from_arrow(rows.select([*self._stage.key, GROUP])), self._shapes.keys, self._where)
+        codes = batch.codes(frames.from_arrow(rows.select(self._stage.key)), "join")
+        stored, _ = self._counts.get(batch.grouped)
+        counts = {name: stored[name].to_numpy().copy() for name in stored.columns}
+        matched = np.zeros(len(codes), bool)
+        for owners, numbers, partners in self._stored(batch, other, counts):
+            pairs = self._paired(side, codes, times, owners, partners)
+            matched |= pairs.counts > 0
+            if join.how not in (SEMI, ANTI):
+                for first, second in pairs.indices():
+                    yield self._handed_out(side, rows.take(first), partners.take(second))
+            fresh = np.zeros(len(owners), bool)
+            if other.outer or other.ends:
+                fresh[pairs.partners()] = True
+                fresh &= ~partners.column(_MATCHED).to_numpy()
+            if other.ends and fresh.any():
+                if join.how == SEMI:
+                    keys = pa.Table.from_arrays(
+                        [column.take(pa.array(owners[fresh])) for column in batch.columns], schema=self._shapes.keys
+                    )
+                    yield self._handed_out(other, _beside(keys, partners.filter(pa.array(fresh))), None)
+                self._remove(batch, other, owners[fresh], numbers[fresh], partners.filter(pa.array(fresh)))
+                counts[f"{other.name}_rows"] -= np.bincount(owners[fresh], minlength=len(batch))
+            elif fresh.any():
+                self._write(batch, other, owners[fresh], numbers[fresh], _marked(partners.filter(pa.array(fresh))))
+        if side.ends:
+            if join.how == SEMI and matched.any():
+                yield self._handed_out(side, rows.filter(pa.array(matched)), None)
+            rows, codes = rows.filter(pa.array(~matched)), codes[~matched]
+            times, matched = None if times is None else times[~matched], matched[~matched]
+        self._insert(batch, side, codes, rows, times, matched, counts)
+        present = counts["left_rows"] + counts["right_rows"] > 0
+        self._counts.put(batch.grouped, pl.DataFrame(counts), present)
+
+    def _stored(
+        self, batch: Batch, side: _Side, counts: dict[str, np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, pa.Table]]:
+        """The rows of a side that state has for a batch's keys, some at a time: the codes of their keys, their numbers,
+        and they themselves. Ahead of what is left, holes are forgotten."""
+        first, after = counts[f"{side.name}_first"], counts[f"{side.name}_next"]
+        having = np.flatnonzero(counts[f"{side.name}_rows"] > 0)
+        owners, numbers = expanded(having, first[having], after[having])
+        oldest = after.copy()
+        for start in range(0, len(owners), _READ_ROWS):
+            some = slice(start, start + _READ_ROWS)
+            values = self._backend.multi_get(self._names(batch, side, owners[some], numbers[some]))
+            here = np.fromiter((value is not None for value in values), bool, len(values))
+            rows = _decoded(side, values)
+            np.minimum.at(oldest, owners[some][here], numbers[some][here])
+            yield owners[some][here], numbers[some][here], rows
+        first[having] = oldest[having]
+
+    def _paired(
+        self, side: _Side, codes: np.ndarray, times: np.ndarray | None, owners: np.ndarray, partners: pa.Table
+    ) -> _Pairs:
+        join = self._join
+        if join.times is None or join.lower is None or join.upper is None or times is None:
+            return _Pairs.of(codes, None, owners, None)
+        moments = event_times(partners, join.times[1 - side.number], self._where)
+        near = (join.lower, join.upper) if side.number == 0 else (-join.upper, -join.lower)
+        return _Pairs.of(codes, (times + near[0], times + near[1]), owners, moments)
+
+    def _insert(
+        self,
+        batch: Batch,
+        side: _Side,
+        codes: np.ndarray,
+        rows: pa.Table,
+        times: np.ndarray | None,
+        matched: np.ndarray,
+        counts: dict[str, np.ndarray],
+    ) -> None:
+        """Put rows into state. counts: of the batch's keys, which are told of it."""
+        if not len(codes):
+            return
+        numbers = counts[f"{side.name}_next"][codes] + position_in_key(codes)
+        kept = rows.select(side.kept).append_column(_MATCHED, pa.array(matched))
+        moments = self._moments(side, times, len(codes))
+        if self._join.ttl is not None:
+            kept = kept.append_column(_UNTIL, pa.array(moments))
+        self._write(batch, side, codes, numbers, kept)
+        if moments is not None:
+            self._backend.write([(entry, b"") for entry in self._index(batch, side, codes, numbers, moments)])
+        more = np.bincount(codes, minlength=len(batch))
+        counts[f"{side.name}_next"] += more
+        counts[f"{side.name}_rows"] += more
+
+    def _write(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
+        values = _encoded(side, rows)
+        names = self._names(batch, side, codes, numbers)
+        self._backend.write(list(zip(names, values, strict=True)))
+
+    def _remove(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
+        moments: np.ndarray | None = None
+        if self._join.ttl is not None:
+            moments = rows.column(_UNTIL).to_numpy()
+        elif self._join.times is not None:
+            moments = self._moments(side, event_times(rows, self._join.times[side.number], self._where), len(codes))
+        index = [] if moments is None else self._index(batch, side, codes, numbers, moments)
+        self._backend.write([], self._names(batch, side, codes, numbers) + index)
+
+    def _moments(self, side: _Side, times: np.ndarray | None, count: int) -> np.ndarray | None:
+        """When rows go, in microseconds; None: never."""
+        if times is not None and side.shift is not None:
+            return times + side.shift
+        return None if self._join.ttl is None else np.full(count, self._now + self._join.ttl)
+
+    def _names(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
+        """The keys of rows in state."""
+        return batch.encoded(MAP_STATE, codes, [side.declared.tag], [pa.array(numbers)])
+
+    def _index(
+        self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, moments: np.ndarray
+    ) -> list[bytes]:
+        keys = [column.take(pa.array(codes)) for column in batch.columns]
+        number = pa.array(np.full(len(codes), side.number, np.int8))
+        return time_index.entries(moments, [*keys, number, pa.array(numbers)], batch.groups[codes])
+
+    # -- rows that go
+
+    def _gone(self, upto: int | None) -> Iterator[tuple[str, pa.Table]]:
+        """Forget the rows that find no partner any more; yields those whose side is outer and that have had none.
+
+        Args:
+            upto: The moment up to which; None: all.
+        """
+        columns = pa.schema([*self._shapes.keys, (sides.SIDE, pa.int8()), (_NUMBER, pa.int64())])
+        for piece in time_index.due(self._backend, self._groups, upto, _EVICTED):
+            groups, entries = time_index.owners(piece, columns)
+            if self._progress.drain and self._join.times is not None:
+                newest = max(time_index.moment_of(entry) for entry in piece) + 1
+                self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)
+            of_side = entries.column(sides.SIDE).to_numpy()
+            deletes = list(piece)
+            keyed = frames.from_arrow(entries.select(self._stage.key)).with_columns(
+                pl.Series(GROUP, groups.astype(np.int32))
+            )
+            batch = Batch(keyed, self._shapes.keys, self._where)
+            codes = batch.codes(keyed, "join")
+            stored, present = self._counts.get(batch.grouped)
+            counts = {name: stored[name].to_numpy().copy() for name in stored.columns}
+            for side in self._sides:
+                mine = np.flatnonzero(of_side == side.number)
+                names = self._names(batch, side, codes[mine], entries.column(_NUMBER).to_numpy()[mine])
+                values = self._backend.multi_get(names)
+                here = np.fromiter((value is not None for value in values), bool, len(values))
+                if side.outer and here.any():
+                    rows = _decoded(side, values)
+                    whole = _beside(entries.select(self._stage.key).take(pa.array(mine[here])), rows)
+                    alone = whole.filter(pa.array(~rows.column(_MATCHED).to_numpy()))
+                    if alone.num_rows:
+                        yield self._handed_out(side, alone, None)
+                deletes += names
+                counts[f"{side.name}_rows"] -= np.bincount(codes[mine][here], minlength=len(batch))
+            self._backend.write([], deletes)
+            present = counts["left_rows"] + counts["right_rows"] > 0
+            self._counts.put(batch.grouped, pl.DataFrame(counts), present)
+
+    # -- what comes out
+
+    def _handed_out(self, side: _Side, rows: pa.Table, partners: pa.Table | None) -> tuple[str, pa.Table]:
+        """Rows of one side, with their partners or with nulls for them."""
+        shape = self._shapes.outputs[MAIN]
+        of_side = [rows, partners] if side.number == 0 else [partners, rows]
+        arrays = [rows.column(name) for name in self._stage.key]
+        for table, names in zip(of_side, _value_names(self._stage, self._shapes), strict=True):
+            for name in names:
+                field = shape.field(len(arrays))
+                arrays.append(pa.nulls(rows.num_rows, field.type) if table is None else table.column(name))
+        return MAIN, pa.table(arrays, names=shape.names).cast(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Which rows are partners: of row i those at first[i] to first[i] + counts[i] in `order`."""
+
+    first: np.ndarray
+    counts: np.ndarray
+    order: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        codes: np.ndarray,
+        between: tuple[np.ndarray, np.ndarray] | None,
+        owners: np.ndarray,
+        moments: np.ndarray | None,
+    ) -> _Pairs:
+        """The pairs of rows with partners of the same key.
+
+        Args:
+            codes: int64[n], the rows' keys.
+            between: int64[n] twice, from when to when a row's partners are; None: at any time.
+            owners: int64[m], the keys of what may be partners.
+            moments: int64[m], their times.
+        """
+        if between is None or moments is None:
+            order = np.argsort(owners, kind="stable")
+            ranks = owners[order]
+            first, after = np.searchsorted(ranks, codes, "left"), np.searchsorted(ranks, codes, "right")
+            return cls(first, after - first, order)
+        order = np.lexsort((moments, owners))
+        distinct = np.unique(moments)
+        span = len(distinct) + 1
+        ranks = owners[order] * span + np.searchsorted(distinct, moments[order])
+        first = np.searchsorted(ranks, codes * span + np.searchsorted(distinct, between[0], "left"))
+        after = np.searchsorted(ranks, codes * span + np.searchsorted(distinct, between[1], "right"))
+        return cls(first, np.maximum(after - first, 0), order)
+
+    def indices(self) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield the pairs, some at a time: indices of the rows, and of their partners."""
+        ends = np.cumsum(self.counts)
+        total = int(ends[-1]) if len(ends) else 0
+        for start in range(0, total, _PAIRS):
+            pair = np.arange(start, min(start + _PAIRS, total))
+            row = np.searchsorted(ends, pair, "right")
+            yield pa.array(row), pa.array(self.order[self.first[row] + pair - (ends[row] - self.counts[row])])
+
+    def partners(self) -> np.ndarray:
+        """Which are partners of any row."""
+        steps = np.zeros(len(self.order) + 1, np.int64)
+        paired = self.counts > 0
+        np.add.at(steps, self.first[paired], 1)
+        np.add.at(steps, (self.first + self.counts)[paired], -1)
+        return self.order[np.cumsum(steps)[:-1] > 0]
+
+
+def _columns(declared: Collection) -> tuple[str, ...]:
+    """The columns of the rows that a side keeps."""
+    return tuple(part.name for field in declared.schema.arrow if field.name == _ROW for part in field.type)
+
+
+def _encoded(side: _Side, rows: pa.Table) -> list[bytes]:
+    """Entries of rows: the row as one field, so that its columns may have any names."""
+    columns = {field: rows.column(flag) for flag, field in _FLAGS.items() if flag in rows.column_names}
+    if side.kept:
+        columns[_ROW] = pa.chunked_array(rows.select(side.kept).to_struct_array())
+    schema = side.declared.schema
+    return encode_rows(schema, pa.table(columns).select(schema.arrow.names).cast(schema.arrow))
+
+
+def _decoded(side: _Side, values: Sequence[bytes | None]) -> pa.Table:
+    """The rows of those entries that are there."""
+    fields = decode_rows(side.declared.schema, [value for value in values if value is not None])
+    columns = {flag: fields.column(field) for flag, field in _FLAGS.items() if field in fields.column_names}
+    if side.kept:
+        row = fields.column(_ROW).combine_chunks()
+        columns = {**{name: row.field(number) for number, name in enumerate(side.kept)}, **columns}
+    return pa.table(columns)
+
+
+def _marked(rows: pa.Table) -> pa.Table:
+    """Rows that have had a partner."""
+    at = rows.column_names.index(_MATCHED)
+    return rows.set_column(at, rows.schema.field(at), pa.array(np.ones(rows.num_rows, bool)))
+
+
+def _beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
+    return pa.table([*keys.columns, *rows.columns], names=[*keys.column_names, *rows.column_names])
+
+
+def _value_names(stage: Stage, shapes: Shapes) -> tuple[list[str], list[str]]:
+    """The columns of either side that are handed out, by their own names."""
+    assert stage.join is not None
+    left, right = (list(_columns(declared)) for declared in shapes.collections)
+    return left, [] if stage.join.how in (SEMI, ANTI) else right
+
+
+def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> Shapes:
+    """The output: key columns, then the left side's columns, then the right side's; of `semi` and `anti` the left
+    side's alone. rows: the columns of both, as `sides.wide` has them."""
+    where = f"join {stage.uid}"
+    columns = [sides.values_of(stage, side, rows) for side in (0, 1)]
+    for side, own in enumerate(columns) if join.times is not None else ():
+        assert join.times is not None
+        name = join.times[side]
+        if name not in own.names:
+            raise PipelineError(
+                f"T{sides.name_of(stage, side)[1:]}, the {_NAMES[side]} side of {stage.uid}, has no column"
+                f" {name!r} beside its key.",
+                where=where,
+                next=f"Say which has its event time: side(..., time=...). Its columns are: {', '.join(own.names)}.",
+            )
+        check_event_time(own, name, where)
+    refuse_clash(stage, {*_STATE.arrow.names, *_NAMES}, "a field of its state")
+    left, right = columns
+    taken = {*keys.names, *left.names}
+    named = [
+        field.with_name(field.name + join.suffix if field.name in taken else field.name)
+        for field in (() if join.how in (SEMI, ANTI) else right)
+    ]
+    twice = [field.name for field in named if field.name in taken]
+    if twice or len({field.name for field in named}) < len(named):
+        raise PipelineError(
+            f"{stage.uid} would hand out {(twice or [field.name for field in named])[0]!r} twice.",
+            where=where,
+            next="Say another suffix=, or rename the column in the transform of its side.",
+        )
+    output = pa.schema([*keys, *left, *named])
+    check_storable(output, where, "Cast or drop it in the transform of its side")
+    if join.how in (SEMI, ANTI):  # of what is only looked for, no more than when it was
+        right = pa.schema([right.field(join.times[1])] if join.times is not None else [])
+    kept = []
+    for name, own in zip(_NAMES, (left, right), strict=True):
+        fields: list[tuple[str, pa.DataType, bool, Any]] = [(_FLAGS[_MATCHED], pa.bool_(), False, False)]
+        fields += [(_FLAGS[_UNTIL], pa.int64(), False, 0)] if join.ttl is not None else []
+        fields += [(_ROW, pa.struct(list(own)), True, None)] if len(own) else []
+        try:
+            schema = StateSchema.build(fields)
+            kept.append(collection(name, MAP, pa.int64(), schema, None))
+        except PipelineError as error:
+            advice = "Leave it out, or cast its column, in the transform of its side."
+            raise PipelineError(error.what, where=where, next=advice) from error
+    return replace(Shapes(keys, _STATE, {MAIN: output}), collections=tuple(kept))

@@ -1,0 +1,88 @@
+"""Rows of several inputs as rows of one table, in which they reach a stage's subtasks.
+
+    key columns | SIDE | "0_price", "0_at" ... of the first input | "1_name" ... of the second
+
+A row has the values of its own side, and nulls elsewhere. So one exchange serves any number of inputs, and whatever
+holds for rows of one input on their way, order, retries and limits of memory, holds for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.runtime.definition import Source, Stage
+from state_ops.errors import PipelineError
+from state_ops.keyed.keyed_state import GROUP
+
+SIDE = "__weir_side"
+
+
+def name_of(stage: Stage, side: int) -> str:
+    """An input of a stage, for people."""
+    input = stage.sides[side].input
+    return f"the source {input.name}" if isinstance(input, Source) else f"the stage {input.uid}"
+
+
+def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns of the table. columns: by side, those that its where and transform leave.
+
+    Raises PipelineError where a side has no such key column, or one of another type than the first side's.
+    """
+    keys = []
+    for side, (lane, seen) in enumerate(zip(stage.sides, columns, strict=True)):
+        for number, name in enumerate(lane.key):
+            if name not in seen.names:
+                raise PipelineError(
+                    f"The input of {stage.uid}, {name_of(stage, side)}, has no column {name!r}.",
+                    where=f"stage {stage.uid}",
+                    next=f"Its columns are: {', '.join(seen.names)}.",
+                )
+            if not side:
+                keys.append(pa.field(stage.key[number], seen.field(name).type))
+            elif seen.field(name).type != keys[number].type:
+                raise PipelineError(
+                    f"The key {keys[number].name!r} of {stage.uid} is {keys[number].type} in {name_of(stage, 0)}, and"
+                    f" {name!r} is {seen.field(name).type} in {name_of(stage, side)}.",
+                    where=f"stage {stage.uid}",
+                    next="Cast one of the two in the transform of its side.",
+                )
+    values = [
+        pa.field(f"{side}_{field.name}", field.type)
+        for side, (lane, seen) in enumerate(zip(stage.sides, columns, strict=True))
+        for field in seen
+        if field.name not in lane.key
+    ]
+    return pa.schema([*keys, pa.field(SIDE, pa.int8()), *values])
+
+
+def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Rows of one side in the table's columns, behind their key group if they have it."""
+    lane, count = stage.sides[side], rows.num_rows
+    own = dict(zip(lane.key, stage.key, strict=True))
+    given = {own.get(name, f"{side}_{name}"): rows.column(name) for name in rows.column_names if name != GROUP}
+    given[SIDE] = pa.array(np.full(count, side, np.int8))
+    arrays = [given.get(field.name, pa.nulls(count, field.type)) for field in columns]
+    if GROUP not in rows.column_names:
+        return pa.Table.from_arrays(arrays, schema=columns)
+    schema = pa.schema([rows.schema.field(GROUP), *columns])
+    return pa.Table.from_arrays([rows.column(GROUP), *arrays], schema=schema)
+
+
+def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
+    """The columns of one side in the table that are no key, by their own names."""
+    mark = f"{side}_"
+    return pa.schema([field.with_name(field.name[len(mark) :]) for field in columns if field.name.startswith(mark)])
+
+
+def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
+    """The rows of one side: key columns as the stage names them, key group, then the side's own."""
+    mine = pc.equal(rows.column(SIDE), side)
+    if not pc.all(mine, min_count=0).as_py():
+        rows = rows.filter(mine)
+    kept, mark = [GROUP, *stage.key], f"{side}_"
+    names = [name for name in rows.column_names if name in kept or name.startswith(mark)]
+    return rows.select(names).rename_columns([name if name in kept else name[len(mark) :] for name in names])

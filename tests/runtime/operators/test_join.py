@@ -1,0 +1,317 @@
+"""Joins against DuckDB: every way to join, rows out of order, slices of random size, and what state keeps."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipelines import testing
+from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, files, join, side, window
+from pipelines.runtime.definition import JOINS
+from state_ops.backends.base import BEYOND
+from state_ops.backends.memory import MemoryBackend
+from state_ops.errors import InputError, PipelineError
+from state_ops.keyed.forget import ForgottenKey, copy_without
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+TIME = pa.timestamp("us", tz="UTC")
+ORDERS = pa.schema([("id", pa.int64()), ("at", TIME), ("what", pa.string()), ("price", pa.float64())])
+PAYMENTS = pa.schema([("order", pa.int64()), ("paid_at", TIME), ("price", pa.float64())])
+SCHEMAS = {"orders": ORDERS, "payments": PAYMENTS}
+
+
+def sources(lateness_by_time: bool = True) -> tuple:
+    timed = {"event_time": "at"} if lateness_by_time else {}
+    timed_right = {"event_time": "paid_at"} if lateness_by_time else {}
+    return (
+        files("orders/*.parquet", name="orders", **timed),
+        files("payments/*.parquet", name="payments", **timed_right),
+    )
+
+
+def paid(how: str = "inner", within=("-10s", "30s"), lateness="0s", **more) -> Pipeline:
+    orders, payments = sources()
+    joined = join(
+        "paid",
+        orders,
+        payments,
+        on={"id": "order"},
+        within=within,
+        how=how,
+        lateness=lateness,
+        sink=delta.append("paid"),
+        **more,
+    )
+    return Pipeline("shop", stages=[joined])
+
+
+def rows(seed: int, number: int, keys: int, seconds: int = 600) -> dict[str, pl.DataFrame]:
+    chance = random.Random(seed)
+    moments = [[START + timedelta(seconds=chance.uniform(0, seconds)) for _ in range(number)] for _ in range(2)]
+    orders = pl.DataFrame(
+        {
+            "id": [chance.randrange(keys) for _ in range(number)],
+            "at": moments[0],
+            "what": [chance.choice(["tea", "soap", None]) for _ in range(number)],
+            "price": [chance.choice([1.5, 2.0, None]) for _ in range(number)],
+        }
+    ).sort("at")
+    payments = pl.DataFrame(
+        {
+            "order": [chance.randrange(keys) for _ in range(number)],
+            "paid_at": moments[1],
+            "price": [chance.uniform(0, 9) for _ in range(number)],
+        }
+    ).sort("paid_at")
+    return {"orders": orders, "payments": payments}
+
+
+CONDITION = "o.id = p.order AND p.paid_at BETWEEN o.at - INTERVAL 10 SECOND AND o.at + INTERVAL 30 SECOND"
+SQL = {
+    **{
+        how: "SELECT coalesce(o.id, p.order) AS id, o.at, o.what, o.price, p.paid_at, p.price AS price_right"
+        f" FROM orders o {how} JOIN payments p ON {CONDITION}"
+        for how in ("inner", "left", "right", "full")
+    },
+    "semi": f"SELECT o.id, o.at, o.what, o.price FROM orders o SEMI JOIN payments p ON {CONDITION}",
+    "anti": f"SELECT o.id, o.at, o.what, o.price FROM orders o ANTI JOIN payments p ON {CONDITION}",
+}
+
+
+def truth(how: str, given: dict[str, pl.DataFrame]) -> list[tuple]:
+    orders, payments = given["orders"], given["payments"]  # noqa: F841 - DuckDB reads them by their names
+    with duckdb.connect() as db:
+        db.sql("SET TimeZone = 'UTC'")
+        return comparable(db.sql(SQL[how].replace("p.order", 'p."order"')).pl())
+
+
+def comparable(frame: pl.DataFrame) -> list[tuple]:
+    return sorted(frame.with_columns(pl.col(pl.Datetime).dt.epoch("us")).rows(), key=str)
+
+
+def cut(frame: pl.DataFrame, parts: int, chance: random.Random) -> list[pl.DataFrame]:
+    ends = sorted(chance.randrange(len(frame) + 1) for _ in range(parts - 1))
+    return [
+        frame[start:end].sample(fraction=1, shuffle=True, seed=chance.randrange(1 << 30))
+        for start, end in zip([0, *ends], [*ends, len(frame)], strict=True)
+    ]
+
+
+def played(pipeline: Pipeline, slices: list[dict[str, pl.DataFrame]], **options) -> testing.PipelineRun:
+    run = testing.run_pipeline(pipeline, (), schema=SCHEMAS, **options)
+    run.handed = [run.epoch(some)["paid"] for some in slices] + [run.epoch(drain=True)["paid"]]
+    return run
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("how", JOINS)
+def test_a_join_is_duckdbs_whatever_the_slices_are(how, seed):
+    chance = random.Random(seed)
+    given = rows(seed, 300, chance.choice([5, 40, 300]))
+    cuts = [cut(given[name], 6, chance) for name in ("orders", "payments")]
+    slices = [dict(zip(("orders", "payments"), some, strict=True)) for some in zip(*cuts, strict=True)]
+    # One side may be far ahead of the other: a row is late by the slower one.
+    run = played(
+        paid(how, lateness="10m"), slices, parallelism=chance.choice([1, 2, 3]), batch_rows=chance.choice([7, 10**6])
+    )
+    assert comparable(pl.concat(run.handed)) == truth(how, given)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def order(id: int | None, seconds: float, what: str = "tea") -> dict:
+    return {"id": id, "at": at(seconds), "what": what, "price": 1.0}
+
+
+def payment(id: int | None, seconds: float) -> dict:
+    return {"order": id, "paid_at": at(seconds), "price": 2.0}
+
+
+def ids(frame: pl.DataFrame) -> list[int]:
+    return sorted(frame["id"].to_list())
+
+
+def stored(run: testing.PipelineRun) -> int:
+    """How many rows either side has in state."""
+    return sum(row.left_rows + row.right_rows for row in run.states["paid"].values())
+
+
+def test_rows_that_come_behind_the_slower_inputs_watermark_are_late_and_counted():
+    run = testing.run_pipeline(paid(), schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 100)], "payments": [payment(9, 50)]})  # the watermark: 50
+    out = run.epoch({"orders": [order(2, 49.9), order(3, 50)], "payments": [payment(2, 60), payment(3, 60)]})
+    assert ids(out["paid"]) == [3]
+    assert sum(ack.rows_late for ack in run.stages["paid"].acks) == 1
+
+
+def test_a_row_goes_once_no_partner_can_come_and_no_sooner():
+    run = testing.run_pipeline(paid(), schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 100)], "payments": [payment(1, 130)]})
+    run.epoch({"orders": [order(2, 130)]})  # the watermark: 130, until when payments of the first order may come
+    assert ids(run.epoch({"payments": [payment(1, 130), payment(7, 131)]})["paid"]) == [1]
+    run.epoch({"orders": [order(3, 131)]})
+    assert 1 not in run.states["paid"] or run.states["paid"][1].left_rows == 0
+    run.epoch({"orders": [order(5, 10_000)], "payments": [payment(5, 10_000)]})
+    assert stored(run) == 2, "what is older than the watermark and the bounds has gone"
+    run.epoch(drain=True)
+    assert stored(run) == 0 and not run.states["paid"]
+
+
+def test_state_stays_as_large_as_the_bounds_however_long_the_input_is():
+    run, sizes = testing.run_pipeline(paid("full"), schema=SCHEMAS, parallelism=2), []
+    for minute in range(30):
+        seconds = [60 * minute + second for second in range(60)]
+        some = {"orders": [order(s % 7, s) for s in seconds], "payments": [payment(s % 5, s + 0.5) for s in seconds]}
+        run.epoch(some)
+        sizes.append(stored(run))
+    assert max(sizes[3:]) <= max(sizes[:3]) + 10
+
+
+@pytest.mark.parametrize(("how", "wanted"), [("inner", [1, 1, 2]), ("semi", [1, 2])])
+def test_without_bounds_rows_wait_for_their_ttl_by_processing_time(how, wanted):
+    orders, payments = sources(False)
+    joined = join("paid", orders, payments, on={"id": "order"}, ttl="10m", how=how, sink=delta.append("paid"))
+    run = testing.run_pipeline(Pipeline("shop", (joined,)), schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 0), order(2, 0), order(3, 0)], "payments": [payment(1, 5)]}, now=at(0))
+    run.epoch({"payments": [payment(1, 900), payment(2, 900)]}, now=at(599))
+    run.epoch({"payments": [payment(1, 0), payment(3, 0)]}, now=at(600))  # by now the orders have gone
+    assert ids(run.tables["paid"]) == wanted
+    run.epoch({}, now=at(599 + 600))
+    run.epoch({}, now=at(600 + 600))
+    assert stored(run) == 0 and not run.states["paid"]
+
+
+def test_without_end_each_row_finds_all_that_ever_came():
+    orders, payments = sources(False)
+    joined = join("paid", orders, payments, on={"id": "order"}, ttl=None, sink=delta.append("paid"))
+    run = testing.run_pipeline(Pipeline("shop", (joined,)), schema=SCHEMAS)
+    given = rows(3, 200, 9)
+    chance = random.Random(3)
+    for some in zip(cut(given["orders"], 4, chance), cut(given["payments"], 4, chance), strict=True):
+        run.epoch(dict(zip(("orders", "payments"), some, strict=True)))
+    assert len(run.tables["paid"]) == given["orders"].join(given["payments"], left_on="id", right_on="order").height
+
+
+def test_a_stage_may_be_joined_with_what_it_reads_and_a_join_with_a_join():
+    orders, payments = sources()
+    unique = deduplicate("unique", orders, key="id", on="at", ttl="1d")
+    first = join("first", unique, orders, on="id", within=("0s", "60s"), sink=delta.append("first"))
+    second = join(
+        "second",
+        side(first, time="at_right"),
+        payments,
+        on={"id": "order"},
+        within=("0s", "60s"),
+        suffix="_paid",
+        sink=delta.append("second"),
+    )
+    run = testing.run_pipeline(Pipeline("shop", (unique, first, second)), schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 0), order(1, 5), order(2, 6)], "payments": [payment(1, 7)]})
+    run.epoch({"orders": [order(1, 20)], "payments": [payment(1, 30), payment(2, 31)]})
+    run.epoch(drain=True)
+    pairs = [(1, 0), (1, 5), (2, 6), (1, 20)]
+    assert sorted(run.tables["first"].select("id", "at_right").rows()) == sorted((id, at(s)) for id, s in pairs)
+    found = [
+        (id, p) for id, s in pairs for order_id, p in ((1, 7), (1, 30), (2, 31)) if id == order_id and 0 <= p - s <= 60
+    ]
+    assert sorted(run.tables["second"].select("id", "paid_at").rows()) == sorted((id, at(p)) for id, p in found)
+
+
+def test_what_a_window_reads_from_a_join_is_never_late_and_comes_as_soon_as_it_can():
+    orders, payments = sources()
+    joined = join("paid", orders, payments, on={"id": "order"}, within=("-30s", "30s"), how="left")
+    counted = window("counted", joined, key="what", on="at", every="10s", n=agg.count(), sink=delta.append("counted"))
+    pipeline = Pipeline("shop", (joined, counted))
+    given = rows(11, 300, 20)
+    testing.assert_slicing_does_not_matter(pipeline, {**given, "orders": given["orders"].drop_nulls("what")})
+    run = testing.run_pipeline(pipeline, schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 0), order(1, 100)], "payments": [payment(1, 10), payment(1, 100)]})
+    # The join may still hand out rows from 30 s before its watermark on, and none before.
+    assert run.tables["counted"]["window_end"].to_list() == [at(10)]
+
+
+def test_an_input_that_is_quiet_for_long_holds_nothing_back():
+    run = testing.run_pipeline(paid("left"), schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 0)], "payments": [payment(8, 0)]}, now=at(0))
+    run.epoch({"orders": [order(2, 1000)]}, now=at(1))
+    assert ids(run.tables["paid"]) == []
+    run.epoch({"orders": [order(3, 1001)]}, now=at(301))  # five minutes without a payment
+    assert ids(run.tables["paid"]) == [1]
+    run.epoch({"payments": [payment(2, 1002)]}, now=at(302))
+    assert ids(run.tables["paid"]) == [1, 2]
+
+
+def test_rows_without_a_key_fail_the_epoch_or_are_dropped_and_counted():
+    run = testing.run_pipeline(paid(), schema=SCHEMAS)
+    with pytest.raises(InputError, match="1 rows of a batch have no 'id'"):
+        run.epoch({"orders": [order(None, 0)], "payments": [payment(1, 0)]})
+    dropping = testing.run_pipeline(paid("full", null_keys="drop"), schema=SCHEMAS)
+    dropping.epoch({"orders": [order(None, 0), order(1, 0)], "payments": [payment(None, 0)]})
+    assert sum(ack.rows_null_key for ack in dropping.stages["paid"].acks) == 2
+
+
+def test_one_key_with_very_many_partners_comes_some_at_a_time(monkeypatch):
+    monkeypatch.setattr("pipelines.runtime.operators.joins.join._READ_ROWS", 7)
+    monkeypatch.setattr("pipelines.runtime.operators.joins.join._PAIRS", 5)
+    monkeypatch.setattr("pipelines.runtime.operators.joins.join._EVICTED", 3)
+    given = rows(5, 60, 2, seconds=60)
+    for how in JOINS:
+        run = played(paid(how, lateness="10m"), [given])
+        assert comparable(pl.concat(run.handed)) == truth(how, given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"how": "outer"}, "how='outer' is no way to join"),
+        ({"within": None}, "does not say for how long its rows wait"),
+        ({"within": ("30s", "-10s")}, "is no stretch of time"),
+        ({"ttl": "1d"}, "says within=, by which rows are forgotten, and ttl="),
+        ({"within": None, "ttl": None, "how": "left"}, "hands out rows that have no partner"),
+    ],
+)
+def test_what_makes_no_join_is_refused_where_it_is_defined(change, message):
+    with pytest.raises(PipelineError, match=message):
+        paid(**change)
+
+
+def test_columns_that_do_not_fit_are_refused_before_the_first_row():
+    wrong = {**SCHEMAS, "payments": PAYMENTS.set(0, pa.field("order", pa.string()))}
+    with pytest.raises(
+        PipelineError, match="The key 'id' of paid is int64 in the source orders, and 'order' is string"
+    ):
+        testing.run_pipeline(paid(), [{"orders": [order(1, 0)]}], schema=wrong)
+    missing = {**SCHEMAS, "payments": pa.schema([("paid_at", TIME)])}
+    with pytest.raises(PipelineError, match="the source payments, has no column 'order'"):
+        testing.run_pipeline(paid(), [{"orders": [order(1, 0)]}], schema=missing)
+    with pytest.raises(PipelineError, match="The source payments has had no row yet"):
+        testing.run_pipeline(paid(), [{"orders": [order(1, 0)]}], schema={"orders": ORDERS})
+
+
+def test_stages_before_a_join_leave_no_rows_behind():
+    orders, payments = sources()
+    unique = deduplicate("unique", orders, key="id")
+    totals = aggregate("totals", unique, key="id", n=agg.count())
+    behind = aggregate("behind", unique, key="id", n=agg.count())
+    joined = join("paid", totals, payments, on={"id": "order"}, ttl=None, sink=delta.append("paid"))
+    pipeline = Pipeline("shop", (unique, totals, behind, joined))
+    must = [stage.uid for stage in pipeline.stages if pipeline.must_finish(stage)]
+    assert sorted(must) == ["paid", "totals", "unique"]
+
+
+def test_all_that_a_join_keeps_of_a_key_is_found_when_the_key_is_forgotten():
+    run = testing.run_pipeline(paid(), schema=SCHEMAS)
+    run.epoch({"orders": [order(1, 0), order(2, 0), order(1, 1)], "payments": [payment(1, 2), payment(2, 2)]})
+    for _, backend in run.stages["paid"].backends():
+        key = ForgottenKey.of([pa.array([1])], run.pipeline.max_parallelism)
+        assert len(list(key.entries(backend))) == 1 + 3 + 3, "its numbers, its rows, and when they go"
+        left = MemoryBackend()
+        assert copy_without(backend, left, key) == 7
+        assert len(list(left.scan(b"", BEYOND))) == 1 + 2 + 2
