@@ -173,7 +173,7 @@ def test_a_null_key_declines_the_epoch_unless_it_is_to_be_dropped():
 
     rows = [{"k": "a"}, {"k": None}]
     strict = stage("strict", source=files("x/*.parquet"), key="k", state=Total)(counting)
-    with pytest.raises(InputError, match="have no 'k'"):
+    with pytest.raises(InputError, match="has no 'k'"):
         testing.run(strict).epoch(rows)
     lax = stage("lax", source=files("x/*.parquet"), key="k", state=Total, null_keys="drop")(counting)
     run = testing.run(lax)

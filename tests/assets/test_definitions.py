@@ -16,7 +16,7 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from assets.factory import weir_definitions
 from configs.settings import PROJECT, Settings
 from pipelines import flights
-from pipelines.api import Pipeline, Stage, State, files, stage
+from pipelines.api import Pipeline, Stage, State, files, join, stage
 from state_ops.errors import PipelineError
 
 PROBE = """
@@ -161,11 +161,19 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
     hourly = flights.airport_hourly
     columns = ["origin", "window_start", "window_end", "departures", "mean_dep_delay", "inherited"]
     inputs = ["origin", "scheduled", "dep_delay", "inherited", "tailnum"]
-    assert lineage(hourly, columns, inputs) == {
-        "origin": ["origin"],
-        "window_start": ["scheduled"],
-        "window_end": ["scheduled"],
-        "mean_dep_delay": ["dep_delay"],
-        "inherited": ["inherited"],
+    assert lineage(hourly, columns, [inputs]) == {
+        "origin": [(0, "origin")],
+        "window_start": [(0, "scheduled")],
+        "window_end": [(0, "scheduled")],
+        "mean_dep_delay": [(0, "dep_delay")],
+        "inherited": [(0, "inherited")],
     }
-    assert lineage(flights.aircraft_rotation, ["tailnum", "gap"], inputs) == {"tailnum": ["tailnum"]}
+    assert lineage(flights.aircraft_rotation, ["tailnum", "gap"], [inputs]) == {"tailnum": [(0, "tailnum")]}
+    flown = join("flown", hourly, flights.aircraft_rotation, on={"origin": "tailnum"}, ttl=None)
+    both = [["origin", "departures", "gap"], ["tailnum", "gap"]]
+    assert lineage(flown, ["origin", "departures", "gap", "gap_right"], both) == {
+        "origin": [(0, "origin"), (1, "tailnum")],
+        "departures": [(0, "departures")],
+        "gap": [(0, "gap")],
+        "gap_right": [(1, "gap")],
+    }

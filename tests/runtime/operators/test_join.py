@@ -250,7 +250,7 @@ def test_an_input_that_is_quiet_for_long_holds_nothing_back():
 
 def test_rows_without_a_key_fail_the_epoch_or_are_dropped_and_counted():
     run = testing.run_pipeline(paid(), schema=SCHEMAS)
-    with pytest.raises(InputError, match="1 rows of a batch have no 'id'"):
+    with pytest.raises(InputError, match="1 row of a batch has no 'id'"):
         run.epoch({"orders": [order(None, 0)], "payments": [payment(1, 0)]})
     dropping = testing.run_pipeline(paid("full", null_keys="drop"), schema=SCHEMAS)
     dropping.epoch({"orders": [order(None, 0), order(1, 0)], "payments": [payment(None, 0)]})
