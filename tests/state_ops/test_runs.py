@@ -168,6 +168,15 @@ def test_runs_that_follow_each_other_are_one_file_of_each_shard_until_something_
         assert not list(backend.path.glob("*.unfinished"))
 
 
+def test_a_run_within_one_that_was_to_be_below_it_has_the_last_word(tmp_path):
+    with closing(RocksDBBackend(tmp_path / "db", 16)) as backend:
+        backend.write(run_of({b"a": b"1", b"c": b"1"}, more=True))
+        backend.write(run_of({b"b": b"2", b"c": b"2"}, more=True))
+        backend.write(run_of({b"d": b"3"}))
+        backend.snapshot(tmp_path / "taken")
+        assert dict(backend.scan(*EVERYTHING)) == {b"a": b"1", b"b": b"2", b"c": b"2", b"d": b"3"}
+
+
 def test_large_values_are_a_run_although_they_are_few(tmp_path, monkeypatch):
     monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 10_000)
     monkeypatch.setattr(rocksdb, "_FILE_BYTES", 50_000)
