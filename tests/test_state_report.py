@@ -14,7 +14,7 @@ from benchmarks.state.measure import Measurement
 from benchmarks.state.workload import Slices, Workload, expected, verify
 
 RESULTS = report.RESULTS.parent
-RECORDED = ("state", "state-flat", "state-spark")
+RECORDED = ("per-key", "state", "state-flat", "state-spark")
 
 
 def measured(workload: str, row: str, steady: float = 1000.0, **others) -> Measurement:
