@@ -23,12 +23,13 @@ from configs import settings
 from configs.settings import EpochSettings, S3Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.runtime.definition import ROW
-from pipelines.runtime.execution import direct_read, exchange
+from pipelines.runtime.execution import direct_read, exchange, in_process
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.sources.slices import Slice, SourceFile, position
+from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, StagedFile
 from state_ops.errors import InputError, TransientError
@@ -453,6 +454,73 @@ def blocks_of(rows: Landed | Channel, tasks: int, parallelism: int, stage_: Any)
             for at, subtask in enumerate(cut.column("subtask").to_pylist()):
                 got[subtask] += (rows for _, rows in exchange.opened([cut.slice(at, 1)], [columns]))
     return got
+
+
+def types_of_files(count: int) -> pa.Table:
+    """A column of each type that a file may hold, and one of nulls alone."""
+    ticks = pa.array([None if row % 5 == 2 else (-1, 0, 10**9, 7)[row % 4] for row in range(count)], pa.int64())
+    zones = (None, "UTC", "Europe/Berlin", "+05:30")
+    columns = {
+        f"at {unit} {zone}": ticks.cast(pa.timestamp(unit, tz=zone)) for unit in ("s", "ms", "us") for zone in zones
+    }
+    columns |= {f"span {unit}": ticks.cast(pa.duration(unit)) for unit in ("s", "ms", "us")}
+    others: list[tuple[list[Any], pa.DataType]] = [
+        ([1, 86_399_999, None], pa.time32("ms")),
+        ([1, None], pa.time64("us")),
+        ([date(1969, 12, 31), None], pa.date64()),
+        (["a", None, ""], pa.large_string()),
+        (["a", None, "x" * 40], pa.string_view()),
+        ([b"a", None, b""], pa.large_binary()),
+        ([b"a", None, b"x" * 40], pa.binary_view()),
+        ([b"abcd", None], pa.binary(4)),
+        ([0.0, -0.0, math.nan, None, math.inf, -math.inf], pa.float32()),
+        ([-0.0, 0.0, math.nan, None, math.inf, -math.inf], pa.float64()),
+        ([Decimal("1.5"), None], pa.decimal128(38, 10)),
+        ([Decimal("1.5"), None], pa.decimal256(30, 10)),
+        ([2**63 - 1, 0, None], pa.uint64()),
+        ([255, None], pa.uint8()),
+        ([2**16 - 1, None], pa.uint16()),
+        ([None], pa.null()),
+        ([[1, 2], None, []], pa.list_(pa.int64())),
+        ([["a", None], None, []], pa.large_list(pa.string())),
+        ([[1, 2], None], pa.list_(pa.int64(), 2)),
+        ([{"a": 1, "b": "x"}, None, {"a": None, "b": None}], pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        ([[("k", [1])], None, []], pa.map_(pa.string(), pa.list_(pa.int32()))),
+        ([[{"m": [("k", 1)]}], None], pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.int64()))]))),
+    ]
+    for values, kind in others:
+        columns[str(kind)] = pa.array([values[row % len(values)] for row in range(count)], kind)
+    columns["coded"] = pa.array([("x", None, "y")[row % 3] for row in range(count)]).dictionary_encode()
+    return pa.table(columns)
+
+
+def test_each_type_reaches_its_subtask_alike_in_blocks_read_by_itself_and_in_memory(tmp_path, monkeypatch):
+    """With each of them as the order too: ties, nulls, NaN and both zeros come in the order of the files' rows."""
+    monkeypatch.setattr(exchange, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(exchange, "_READ_ROWS", 6)
+    monkeypatch.setattr(exchange, "_CUT_ROWS", 17)
+    monkeypatch.setattr(exchange, "_ROWS_A_BLOCK", 1)
+    landing, work, parallelism = tmp_path / "landing", tmp_path / "work", 3
+    landing.mkdir()
+    for number, count in enumerate((60, 0, 1)):
+        rows = types_of_files(count).add_column(0, "id", pa.array([row % 7 for row in range(count)], pa.int64()))
+        pq.write_table(rows, landing / f"{number}.parquet", row_group_size=20)
+    schema = pa.schema([(field.name, frames.canonical_type(field.type)) for field in rows.schema])
+    landed = slice_of(landing, schema=schema.append(pa.field(ROW, pa.int64())))
+    whole = pa.concat_tables(direct_read.tables(landed, 50))
+    for name in [None, *schema.names[1:]]:
+        if name is not None and pa.types.is_nested(schema.field(name).type):
+            continue
+        asked = replace(first, key=("id",), order_by=(name,) if name else ())
+        by_blocks = blocks_of(landed, 3, parallelism, asked)
+        for subtask, in_memory in enumerate(in_process.routed(asked, whole, parallelism, MAX_PARALLELISM, 1000)):
+            expected = pa.Table.from_batches(in_memory)
+            itself = direct_read.own_batches(asked, landed, subtask, parallelism, MAX_PARALLELISM, 7, work)
+            parts = direct_read.in_batches(asked, by_blocks[subtask], 7, work)
+            for way in (pa.Table.from_batches(itself), pa.Table.from_batches(parts)):
+                assert way.schema == expected.schema and expected.num_rows > 5
+                # As text: NaN is no value's equal, and -0.0 is that of 0.0.
+                assert str(way.to_pylist()) == str(expected.to_pylist()), (name, subtask)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7])
