@@ -41,7 +41,7 @@ from benchmarks.harness import Row, Stopwatch, seconds
 from benchmarks.incremental import SnapshotChain
 from state_ops.backends.base import Backend, Compression
 from state_ops.backends.rocksdb import SHARD_MB, RocksDBBackend
-from state_ops.keyed.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
+from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage

@@ -23,8 +23,8 @@ from benchmarks import harness
 from benchmarks.harness import Row
 from configs import settings
 from pipelines.runtime.connectors.formats.decoding import decode
-from pipelines.runtime.execution import spark_plan, spark_session
-from pipelines.runtime.execution.spark_jars import fetch, locked_jars
+from pipelines.runtime.execution.spark import spark_plan, spark_session
+from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 
 FORMATS = ("csv", "json", "avro")
 SCHEMA = pa.schema(

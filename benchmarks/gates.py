@@ -41,7 +41,7 @@ from benchmarks.state.workload import Slices, Workload
 from pipelines.api import Pipeline, agg, aggregate, delta, expect, files
 from pipelines.runtime.definition import Gate
 from pipelines.runtime.epoch import transitions
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.gates import epoch_gates
 
 WARM, COUNTED, ROUNDS, ROWS = 2, 5, 6, 500_000

@@ -33,8 +33,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from configs.settings import Settings, load
 from pipelines.api import Pipeline
 from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.execution.java import java_home
-from pipelines.runtime.execution.spark_jars import fetch, locked_jars
+from pipelines.runtime.execution.spark.java import java_home
+from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 from pipelines.runtime.run.run import RunOptions, run
 
 RESULTS = Path(__file__).parent / "results"

@@ -31,8 +31,8 @@ from configs.settings import PROJECT
 from infra.kafka_broker import KafkaBroker
 from pipelines.api import kafka
 from pipelines.runtime.connectors.source import Connector, Limits, Opening, Part
-from pipelines.runtime.execution.java import java_home
-from pipelines.runtime.execution.spark_jars import fetch, locked_jars
+from pipelines.runtime.execution.spark.java import java_home
+from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 
 CACHE = PROJECT / ".weir" / "cache"
 PARTITIONS = 4

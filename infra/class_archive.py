@@ -20,10 +20,10 @@ import polars as pl
 
 from configs import settings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution import class_archive
-from pipelines.runtime.execution.java import java_home
-from pipelines.runtime.execution.spark_executor import SparkExecutor
-from pipelines.runtime.execution.spark_session import light_jvm
+from pipelines.runtime.execution.spark import class_archive
+from pipelines.runtime.execution.spark.java import java_home
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_session import light_jvm
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import ConfigurationError, WeirError
 

@@ -354,7 +354,7 @@ def _most_delayed(settings: Settings) -> Table:
 
 def _tables(settings: Settings, watch: Watch, landing: Path) -> dict[str, str]:
     """Row counts as Spark sees them, against what they must be."""
-    from pipelines.runtime.execution import spark_session as sessions
+    from pipelines.runtime.execution.spark import spark_session as sessions
 
     _step("Reading the tables with Spark and Delta, as anyone would")
     spark = sessions.session(settings, app="weir demo", delta=True)

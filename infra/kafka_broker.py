@@ -28,8 +28,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.runtime.execution.java import java_home
-from pipelines.runtime.execution.spark_jars import fetch, locked_jars
+from pipelines.runtime.execution.spark.java import java_home
+from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 from state_ops.errors import TransientError
 
 _START_SECONDS = 60

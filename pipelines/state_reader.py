@@ -16,7 +16,7 @@ import pyarrow as pa
 from configs.settings import Settings, load
 from pipelines.loading import named
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution.spark import spark_plan
 from pipelines.runtime.inspection.export import storable
 from pipelines.runtime.inspection.state_reader import viewed
 from pipelines.runtime.inspection.view import View

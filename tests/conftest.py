@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from configs import settings
-from pipelines.runtime.execution import spark_session as runtime
+from pipelines.runtime.execution.spark import spark_session as runtime
 from tests.tools.postgres_server import postgres as postgres
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from benchmarks.harness import Row
 from benchmarks.state import workload
 from benchmarks.state.workload import Slices, Workload
 from configs.settings import Settings
-from pipelines.runtime.execution import spark_session as weir_spark
+from pipelines.runtime.execution.spark import spark_session as weir_spark
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 

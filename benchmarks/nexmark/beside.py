@@ -25,7 +25,7 @@ _FILES = 8  # of each folder; one is an epoch
 def on_weir(query: str, source: Path, out: Path, scratch: Path) -> Took:
     """Weir's run of a query, in a process whose Spark has started."""
     from configs.settings import load
-    from pipelines.runtime.execution.spark_session import session
+    from pipelines.runtime.execution.spark.spark_session import session
 
     session(load({"WEIR_SPARK__MASTER": "local[2]"}), app="nexmark").range(1).count()
     return run_query(query, source, out, scratch / "work", Options(files=1)).took

@@ -160,7 +160,7 @@ def session(scratch: Path) -> Any:
     from pyspark.sql import SparkSession
 
     from configs.settings import load
-    from pipelines.runtime.execution.java import java_home
+    from pipelines.runtime.execution.spark.java import java_home
 
     os.environ["JAVA_HOME"] = str(java_home(load({}).cache_dir))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -53,8 +53,8 @@ from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipe
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
 from state_ops.durations import micros
-from state_ops.keyed.key_state import KeyState
 from state_ops.keyed.keyed_state import KeyedState, ValueState
+from state_ops.keyed.per_key.key_state import KeyState
 from state_ops.keyed.ttl import READ_AND_WRITE, WRITE, Ttl
 from state_ops.rows import aggregates as agg
 from state_ops.schema.annotations import renamed_from

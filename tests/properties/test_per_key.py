@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines import testing
 from pipelines.api import Epoch, KeyState, State, ValueState, agg, delta, files, stage
-from state_ops.keyed.state_cache import CacheSizes
+from state_ops.keyed.per_key.state_cache import CacheSizes
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 SOURCE = files("x/*.parquet", event_time="at")

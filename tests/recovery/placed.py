@@ -14,7 +14,7 @@ import structlog
 
 from configs import settings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.run.run import RunOptions, run
 
 sums = aggregate(

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from configs.settings import PROJECT
-from pipelines.runtime.execution.placement import fair
+from pipelines.runtime.execution.spark.placement import fair
 from tests.recovery.placed import TURNS
 from tests.tools.spark_cluster import cluster, kill_family
 

@@ -18,9 +18,9 @@ import typer
 
 from pipelines.api import Pipeline, agg, delta, window
 from pipelines.cli import main
-from pipelines.runtime.execution import spark_session
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark import spark_session
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.ownership import ownership
 from pipelines.runtime.run import progress
 from pipelines.runtime.run.run import open_storage

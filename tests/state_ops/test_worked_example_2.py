@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.keyed.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
+from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
 
 
 class Counted:

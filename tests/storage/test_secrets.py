@@ -24,8 +24,8 @@ from configs.errors import ConfigurationError
 from configs.settings import PROJECT, S3Settings
 from pipelines.cli import main
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.execution import spark_session
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.execution.spark import spark_session
 from pipelines.runtime.inspection.sql import answered
 from pipelines.runtime.ownership.pipeline_storage import storage_errors
 from pipelines.runtime.run.run import RunOptions, run

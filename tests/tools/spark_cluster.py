@@ -24,7 +24,7 @@ import psutil
 import pyspark
 
 from configs.settings import PROJECT, load
-from pipelines.runtime.execution.java import java_home
+from pipelines.runtime.execution.spark.java import java_home
 from tests.tools.servers import missing
 
 PYTHON = "/weir-python/bin/python"  # on the workers, and only there

@@ -52,7 +52,7 @@ from state_ops.errors import (
     TransientError,
 )
 from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
-from state_ops.keyed.state_cache import CacheSizes
+from state_ops.keyed.per_key.state_cache import CacheSizes
 from state_ops.keyed.ttl import forgotten_after
 from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next

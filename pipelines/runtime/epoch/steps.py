@@ -30,7 +30,7 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import FileSource, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
 from pipelines.runtime.epoch.stage_job import sinks_of
-from pipelines.runtime.execution import spark_errors
+from pipelines.runtime.execution.spark import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys
@@ -87,7 +87,7 @@ from state_ops.errors import (
     plainly,
 )
 from state_ops.ids import CheckpointId
-from state_ops.keyed.state_cache import CacheFigures
+from state_ops.keyed.per_key.state_cache import CacheFigures
 from state_ops.schema import evolution
 from state_ops.snapshots import stage_upload
 from state_ops.storage.transfers import at_once

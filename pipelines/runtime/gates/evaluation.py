@@ -22,7 +22,7 @@ import structlog
 
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Stage
 from pipelines.runtime.execution.executor import staged_table
-from pipelines.runtime.execution.gx_loading import load
+from pipelines.runtime.execution.spark.gx_loading import load
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.counts import counted

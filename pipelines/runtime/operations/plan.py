@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline, Source, Stage
 from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, sinks_of, source_schema
-from pipelines.runtime.execution import direct_read, spark_plan
+from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark import spark_plan
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.inspection.view import View, view_of

@@ -21,7 +21,7 @@ import pyarrow as pa
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations.plan import today
 from pipelines.runtime.operations.state_edit import IDLE, Routed, Target, carry_out
 from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys

@@ -31,7 +31,7 @@ from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
-from state_ops.keyed.key_state import OpenCache
+from state_ops.keyed.per_key.key_state import OpenCache
 from state_ops.keyed.ttl import Forgotten
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_codec import check_key_type

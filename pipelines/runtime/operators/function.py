@@ -20,8 +20,8 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.checkpoints.checkpoint import from_micros, to_micros
 from state_ops.errors import StageError, WeirError
 from state_ops.keyed import ttl
-from state_ops.keyed.key_state import OpenCache, no_cache
 from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
+from state_ops.keyed.per_key.key_state import OpenCache, no_cache
 from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
 from state_ops.keyed.ttl import Forgotten
 from state_ops.rows.resident_table import Residence

@@ -19,8 +19,8 @@ from state_ops.arrow import frames
 from state_ops.arrow.types import zero_of
 from state_ops.backends.base import Backend
 from state_ops.errors import InputError, PipelineError, StageError, WeirError
-from state_ops.keyed.key_state import KeyState, KeyStates, OpenCache, row_store
 from state_ops.keyed.keyed_state import KeyedState
+from state_ops.keyed.per_key.key_state import KeyState, KeyStates, OpenCache, row_store
 from state_ops.keyed.ttl import Expiry
 from state_ops.schema.python_rows import columns
 from state_ops.schema.state_schema import Field, StateSchema

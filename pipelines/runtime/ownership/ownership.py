@@ -17,7 +17,7 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.source import RUNNING
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors

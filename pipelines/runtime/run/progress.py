@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import counted
 

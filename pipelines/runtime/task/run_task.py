@@ -47,7 +47,7 @@ from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, LocalBaseError, PipelineError, StageError, TransientError, WeirError, to_report
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
-from state_ops.keyed.state_cache import CacheSizes
+from state_ops.keyed.per_key.state_cache import CacheSizes
 from state_ops.keyed.timers import are_set
 from state_ops.keyed.ttl import Forgotten
 from state_ops.rows.resident_table import Residence

@@ -12,10 +12,10 @@ import pytest
 
 from configs import settings
 from infra import class_archive as making
-from pipelines.runtime.execution import class_archive, spark_session
-from pipelines.runtime.execution.class_archive import QUIET
-from pipelines.runtime.execution.java import java_home
-from pipelines.runtime.execution.spark_session import _java_options
+from pipelines.runtime.execution.spark import class_archive, spark_session
+from pipelines.runtime.execution.spark.class_archive import QUIET
+from pipelines.runtime.execution.spark.java import java_home
+from pipelines.runtime.execution.spark.spark_session import _java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs import settings
-from pipelines.runtime.execution import code_archive, spark_session
+from pipelines.runtime.execution.spark import code_archive, spark_session
 
 
 def _write(root: Path, files: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, de
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution import direct_read, exchange, in_process
 from pipelines.runtime.execution.executor import Channel, Landed
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.sources.slices import Slice, SourceFile, position

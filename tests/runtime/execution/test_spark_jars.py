@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime.execution import java, spark_jars
-from pipelines.runtime.execution.spark_jars import delta_jars, fetch, locked_jars
+from pipelines.runtime.execution.spark import java, spark_jars
+from pipelines.runtime.execution.spark.spark_jars import delta_jars, fetch, locked_jars
 from state_ops.errors import DamageError, TransientError
 
 CACHE = Path(__file__).parents[3] / ".weir" / "cache"  # shared with everything else that starts Spark here

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.api import Stage, State, files, stage
-from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution.spark import spark_plan
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError, StageError
 from state_ops.keyed.keyed_state import GROUP

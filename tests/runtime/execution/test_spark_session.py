@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.runtime.execution.spark_session import light_jvm
+from pipelines.runtime.execution.spark.spark_session import light_jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

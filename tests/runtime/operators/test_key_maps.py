@@ -12,7 +12,8 @@ import pytest
 
 from pipelines import testing
 from pipelines.api import Epoch, KeyState, MapOf, Stage, State, delta, files, stage
-from state_ops.keyed import key_collections, map_state
+from state_ops.keyed import map_state
+from state_ops.keyed.per_key import key_collections
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 TTL = timedelta(minutes=3)

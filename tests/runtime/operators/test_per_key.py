@@ -34,7 +34,7 @@ from pipelines.api import (
 )
 from pipelines.runtime.task import worker_cache
 from state_ops.errors import ConfigurationError, PipelineError, StageError
-from state_ops.keyed.state_cache import CacheFigures, CacheSizes
+from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")

@@ -18,7 +18,7 @@ from pipelines.loading import load_pipeline
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import ConfigurationError
-from state_ops.keyed.state_cache import CacheFigures
+from state_ops.keyed.per_key.state_cache import CacheFigures
 from tests.tools.reading import state_at, table_at
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)

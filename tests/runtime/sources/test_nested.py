@@ -15,7 +15,7 @@ from pipelines.runtime.connectors.formats import hive
 from pipelines.runtime.definition import ROW, FileSource
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Landed
-from pipelines.runtime.execution.spark_executor import _read_source
+from pipelines.runtime.execution.spark.spark_executor import _read_source
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import Slice
 from state_ops.errors import ConfigurationError, InputError

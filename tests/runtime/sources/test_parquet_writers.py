@@ -26,7 +26,7 @@ from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Landed
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.execution.spark_executor import SparkExecutor, _read_source
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor, _read_source
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import position

@@ -14,7 +14,7 @@ from pipelines.runtime.task.worker_cache import Warm
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import DamageError, PipelineError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId
-from state_ops.keyed.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
+from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.errors import StageError
-from state_ops.keyed.key_collections import KeyList, KeyMap, KeyTimers
 from state_ops.keyed.keyed_state import KeyedState
-from state_ops.keyed.state_cache import StateCache, ValueStore
+from state_ops.keyed.per_key.key_collections import KeyList, KeyMap, KeyTimers
+from state_ops.keyed.per_key.state_cache import StateCache, ValueStore
 from state_ops.keyed.ttl import Expiry, decoded_table, encoded, visible
 from state_ops.schema.descriptors import LIST, VALUE_STATE, collections_of
 from state_ops.schema.python_rows import Row, RowReader, as_stored, beside, columns, copied, tuples, typed

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 from configs.redaction import redacted
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.execution import spark_plan
 from pipelines.runtime.execution.executor import Channel, Landed, Several, unreadable, uri
-from pipelines.runtime.execution.spark_task import error_told
+from pipelines.runtime.execution.spark import spark_plan
+from pipelines.runtime.execution.spark.spark_task import error_told
 from state_ops import errors
 from state_ops.errors import (
     ConfigurationError,

@@ -8,7 +8,7 @@ import os
 import threading
 from typing import Any
 
-from pipelines.runtime.execution.spark_session import name_main_module
+from pipelines.runtime.execution.spark.spark_session import name_main_module
 
 _loading = threading.Lock()
 

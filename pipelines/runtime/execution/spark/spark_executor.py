@@ -20,10 +20,11 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.execution import direct_read, exchange, gx_loading, spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution import direct_read, exchange
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several, uri
-from pipelines.runtime.execution.placement import Placement
-from pipelines.runtime.execution.spark_task import (
+from pipelines.runtime.execution.spark import gx_loading, spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution.spark.placement import Placement
+from pipelines.runtime.execution.spark.spark_task import (
     cut_blocks,
     landed_rows,
     read_blocks,

@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from pipelines.runtime.execution.java import java_home
+from pipelines.runtime.execution.spark.java import java_home
 from state_ops.errors import ConfigurationError, DamageError, TransientError
 
 _FETCH_TIMEOUT_S = 600
