@@ -78,7 +78,7 @@ mutants-changed: $(STAMP) ## The same for what the last commit, or what is not c
 	@$(PY) -m tests.tools.mutants --changed --since $(or $(SINCE),HEAD~1)
 
 bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
-	@$(PY) -m benchmarks.incremental
+	@$(PY) -m benchmarks.storage.incremental
 
 bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; about five minutes
 	@$(PY) -m benchmarks.cache
@@ -99,7 +99,7 @@ bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside
 	@$(PY) -m benchmarks.asynchronous.run
 
 bench-snapshots: $(STAMP) ## Measure snapshots of state in memory, at the barrier and after it; about ten minutes
-	@$(PY) -m benchmarks.asynchronous_snapshots
+	@$(PY) -m benchmarks.storage.asynchronous_snapshots
 
 bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about five minutes
 	@$(PY) -m benchmarks.dagster_overhead

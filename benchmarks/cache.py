@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import harness
 from benchmarks.harness import Row, Stopwatch, seconds
-from benchmarks.incremental import SnapshotChain
+from benchmarks.storage.incremental import SnapshotChain
 from state_ops.backends.base import Backend, Compression
 from state_ops.backends.rocksdb import SHARD_MB, RocksDBBackend
 from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore

@@ -38,6 +38,7 @@ from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 from pipelines.runtime.run.run import RunOptions, run
 
 RESULTS = Path(__file__).parent / "results"
+TEMPLATES = Path(__file__).parent / "templates"
 TOLERANCE = 1.25
 """By how much two looks at the pace may differ and still count as the same machine."""
 _LOOPS, _ADDITIONS, _ATTEMPTS = 7, 1_000_000, 3
@@ -284,7 +285,7 @@ def command(module: str, target: str = "") -> str:
 def render(template: str, **values: Any) -> str:
     """A page from `templates/`."""
     pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader([TEMPLATES, TEMPLATES / "storage"]),
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     pages.filters |= {

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import asynchronous_snapshots, compression, dagster_overhead, epoch_profile, gates, harness, incremental
+from benchmarks import dagster_overhead, epoch_profile, gates, harness
 from benchmarks.asynchronous import report
 from benchmarks.nexmark import beside
+from benchmarks.storage import asynchronous_snapshots, compression, incremental
 
 PAGES = {
     "asynchronous": report.page,

@@ -1,7 +1,7 @@
 """What the registry costs, epoch after epoch: the commit, the publications, the pruning, and what is left on disk.
 
-    python -m benchmarks.registry                    20,000 epochs; writes benchmarks/results/registry.md
-    python -m benchmarks.registry --epochs 500 --results /dev/stdout
+    python -m benchmarks.storage.registry                    20,000 epochs; writes benchmarks/results/registry.md
+    python -m benchmarks.storage.registry --epochs 500 --results /dev/stdout
 
 No Spark and no objects: the real Registry on the real Storage of a local disk. Wall-clock times depend on the machine
 and its neighbours; the trend is judged by CPU time too, which depends on neither.

@@ -2,7 +2,7 @@
 turns.
 
     make bench-snapshots                                     about ten minutes; writes benchmarks/results/snapshots.*
-    python -m benchmarks.asynchronous_snapshots --reps 1     a look
+    python -m benchmarks.storage.asynchronous_snapshots --reps 1     a look
 
 Real runs on Spark with `state.backend: filesystem`, each in a process of its own. `totals` counts, sums and takes the
 maximum by key; with two stages `often` counts how many keys have been seen how often. The first epoch gives every key

@@ -1,9 +1,9 @@
 """Forks: how long, and how many bytes, beside plainly copying the state that the branch has then.
 
-    python -m benchmarks.fork                        states of 1 and 5 GB; about five minutes and 12 GB of disk
-    python -m benchmarks.fork --sizes 0.2 --reps 2 --results /tmp/fork
+    python -m benchmarks.storage.fork                        states of 1 and 5 GB; about five minutes and 12 GB of disk
+    python -m benchmarks.storage.fork --sizes 0.2 --reps 2 --results /tmp/fork
 
-No Spark: a pipeline of 1 KB values, as benchmarks.restore has it, storage and work directory on one local disk.
+No Spark: a pipeline of 1 KB values, as benchmarks.storage.restore has it, storage and work directory on one local disk.
 Repetitions alternate, medians count.
 
 - copy: the checkpoint's objects copied file by file, in as many threads as a restore uses.
@@ -23,7 +23,7 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import seconds
-from benchmarks.restore import PIPELINE, Site, copied
+from benchmarks.storage.restore import PIPELINE, Site, copied
 from configs.settings import Settings
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks

@@ -1,7 +1,7 @@
 """What RocksDB's two compressions cost: bytes of a snapshot, and processor time of writing and reading.
 
-    python -m benchmarks.compression                            # two minutes
-    python -m benchmarks.compression --quick --results /tmp/compression
+    python -m benchmarks.storage.compression                            # two minutes
+    python -m benchmarks.storage.compression --quick --results /tmp/compression
 
 The two take turns, and each repetition begins with an empty database. What is measured: benchmarks/README.md.
 """

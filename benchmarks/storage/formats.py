@@ -1,7 +1,7 @@
 """What it costs to decode CSV, JSON lines and Avro, beside Spark's own readers of the same files.
 
-    python -m benchmarks.formats                            # three minutes
-    python -m benchmarks.formats --quick --results /tmp/formats
+    python -m benchmarks.storage.formats                            # three minutes
+    python -m benchmarks.storage.formats --quick --results /tmp/formats
 
 Both read the same file whole, in turns, with a declared schema, in memory of the operating system. Spark counts the
 rows of all columns into its noop sink, Weir throws away the batches. What is measured: benchmarks/README.md.

@@ -1,7 +1,7 @@
 """What a snapshot of a keyed stage costs: incremental against full, with compaction, epoch after epoch.
 
-    python -m benchmarks.incremental                 5M keys; about ten minutes; writes benchmarks/results/incremental.*
-    python -m benchmarks.incremental --keys 200000 --results /tmp/incremental
+    python -m benchmarks.storage.incremental        5M keys; about ten minutes; writes benchmarks/results/incremental.*
+    python -m benchmarks.storage.incremental --keys 200000 --results /tmp/incremental
 
 No Spark: real RocksDB databases of two subtasks, driven as the keyed task drives them (fork, write, take, upload), on
 the real Storage of a local disk. Every changed share continues from the same first snapshot of all keys. In some epochs

@@ -1,7 +1,7 @@
 """Restore, rescale and the first epoch after a kill: beside plainly copying the same bytes.
 
-    python -m benchmarks.restore      states of 1 and 5 GB, 10M keys; a quarter of an hour and 20 GB of disk
-    python -m benchmarks.restore --sizes 0.2 --keys 500000 --reps 1 --results /tmp/restore
+    python -m benchmarks.storage.restore      states of 1 and 5 GB, 10M keys; a quarter of an hour and 20 GB of disk
+    python -m benchmarks.storage.restore --sizes 0.2 --keys 500000 --reps 1 --results /tmp/restore
 
 No Spark: a running count of keys with values of 1 KB (for the sizes), or of 8-byte keys (for rescaling), in a real
 pipeline of the runtime in one process. Storage and work directory are on the same local disk. Repetitions alternate,
