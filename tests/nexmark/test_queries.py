@@ -29,7 +29,7 @@ from tests.tools.sampling import sampled
 
 def needs_spark(query: str) -> bool:
     pipeline = importlib.import_module(f"benchmarks.nexmark.queries.{query}").pipeline
-    return any(stage.transform is not None for stage in pipeline.stages)
+    return any(lane.transform is not None for stage in pipeline.stages for lane in stage.lanes)
 
 
 ON_SPARK = [query for query in available() if needs_spark(query)]

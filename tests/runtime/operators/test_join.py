@@ -257,6 +257,18 @@ def test_rows_without_a_key_fail_the_epoch_or_are_dropped_and_counted():
     assert sum(ack.rows_null_key for ack in dropping.stages["paid"].acks) == 2
 
 
+def test_a_column_of_the_right_side_may_be_called_like_a_key_of_the_left():
+    bills = pa.schema([("bill", pa.int64()), ("id", pa.string()), ("at", TIME)])
+    joined = join(
+        "paid", sources()[0], files("bills/*", name="bills"), on={"id": "bill"}, ttl=None, sink=delta.append("paid")
+    )
+    run = testing.run_pipeline(Pipeline("shop", (joined,)), schema={"orders": ORDERS, "bills": bills})
+    run.epoch({"orders": [order(1, 0), order(2, 0)], "bills": [{"bill": 1, "id": "b7", "at": at(3)}]})
+    run.epoch({"bills": [{"bill": 2, "id": "b8", "at": None}]})
+    kept = run.tables["paid"].select("id", "id_right", "at", "at_right")
+    assert sorted(kept.rows()) == [(1, "b7", at(0), at(3)), (2, "b8", at(0), None)]
+
+
 def test_one_key_with_very_many_partners_comes_some_at_a_time(monkeypatch):
     monkeypatch.setattr("pipelines.runtime.operators.joins.join._READ_ROWS", 7)
     monkeypatch.setattr("pipelines.runtime.operators.joins.join._PAIRS", 5)

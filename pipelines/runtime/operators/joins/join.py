@@ -62,7 +62,7 @@ class _Side:
     """What holds for the rows of one side.
 
     Attributes:
-        kept: The columns of its rows that state has.
+        kept: The columns of its rows that state has, as `sides.column` calls them.
         shift: How long after its time a row may find partners, in microseconds; None: times do not matter.
         outer: A row without a partner is handed out when it goes.
         ends: A row that has found a partner is done with.
@@ -104,7 +104,7 @@ class JoinOperator(EventTimeOperator):
             _Side(
                 number,
                 by_name[name],
-                _columns(by_name[name]),
+                tuple(sides.column(number, column) for column in _columns(by_name[name])),
                 shifts[number],
                 number in outer,
                 number == 0 and join.how in (SEMI, ANTI),
@@ -143,7 +143,7 @@ class JoinOperator(EventTimeOperator):
     def _arrived(self, side: _Side, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         join, other, times = self._join, self._sides[1 - side.number], None
         if join.times is not None:
-            times = event_times(rows, join.times[side.number], self._where)
+            times = self._times(side, rows)
             if self._progress.before is not None and (late := times < self._progress.before).any():
                 self.rows_late += int(late.sum())
                 rows, times = rows.filter(pa.array(~late)), times[~late]
@@ -207,7 +207,7 @@ class JoinOperator(EventTimeOperator):
         join = self._join
         if join.times is None or join.lower is None or join.upper is None or times is None:
             return _Pairs.of(codes, None, owners, None)
-        moments = event_times(partners, join.times[1 - side.number], self._where)
+        moments = self._times(self._sides[1 - side.number], partners)
         near = (join.lower, join.upper) if side.number == 0 else (-join.upper, -join.lower)
         return _Pairs.of(codes, (times + near[0], times + near[1]), owners, moments)
 
@@ -246,9 +246,15 @@ class JoinOperator(EventTimeOperator):
         if self._join.ttl is not None:
             moments = rows.column(_UNTIL).to_numpy()
         elif self._join.times is not None:
-            moments = self._moments(side, event_times(rows, self._join.times[side.number], self._where), len(codes))
+            moments = self._moments(side, self._times(side, rows), len(codes))
         index = [] if moments is None else self._index(batch, side, codes, numbers, moments)
         self._backend.write([], self._names(batch, side, codes, numbers) + index)
+
+    def _times(self, side: _Side, rows: pa.Table) -> np.ndarray:
+        """int64[n], the event times of rows of a side in microseconds."""
+        assert self._join.times is not None, "the join goes by them"
+        name = self._join.times[side.number]
+        return event_times(pa.table({name: rows.column(sides.column(side.number, name))}), name, self._where)
 
     def _moments(self, side: _Side, times: np.ndarray | None, count: int) -> np.ndarray | None:
         """When rows go, in microseconds; None: never."""
@@ -385,7 +391,8 @@ def _encoded(side: _Side, rows: pa.Table) -> list[bytes]:
     """Entries of rows: the row as one field, so that its columns may have any names."""
     columns = {field: rows.column(flag) for flag, field in _FLAGS.items() if flag in rows.column_names}
     if side.kept:
-        columns[_ROW] = pa.chunked_array(rows.select(side.kept).to_struct_array())
+        own = rows.select(side.kept).rename_columns(list(_columns(side.declared)))
+        columns[_ROW] = pa.chunked_array(own.to_struct_array())
     schema = side.declared.schema
     return encode_rows(schema, pa.table(columns).select(schema.arrow.names).cast(schema.arrow))
 
@@ -411,9 +418,11 @@ def _beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _value_names(stage: Stage, shapes: Shapes) -> tuple[list[str], list[str]]:
-    """The columns of either side that are handed out, by their own names."""
+    """The columns of either side that are handed out, as `sides.column` calls them."""
     assert stage.join is not None
-    left, right = (list(_columns(declared)) for declared in shapes.collections)
+    left, right = (
+        [sides.column(side, name) for name in _columns(declared)] for side, declared in enumerate(shapes.collections)
+    )
     return left, [] if stage.join.how in (SEMI, ANTI) else right
 
 

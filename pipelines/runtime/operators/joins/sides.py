@@ -56,7 +56,20 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
         for field in seen
         if field.name not in lane.key
     ]
-    return pa.schema([*keys, pa.field(SIDE, pa.int8()), *values])
+    whole = pa.schema([*keys, pa.field(SIDE, pa.int8()), *values])
+    if len(set(whole.names)) < len(whole):
+        taken = next(field.name for field in values if field.name in stage.key)
+        raise PipelineError(
+            f"The key of {stage.uid} cannot be called {taken!r}: so is a column of an input on its way.",
+            where=f"stage {stage.uid}",
+            next="Rename the key column in the transform of its side.",
+        )
+    return whole
+
+
+def column(side: int, name: str) -> str:
+    """What a column of one side is called in the table."""
+    return f"{side}_{name}"
 
 
 def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.Table:
@@ -79,10 +92,9 @@ def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
 
 
 def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
-    """The rows of one side: key columns as the stage names them, key group, then the side's own."""
+    """The rows of one side: key columns and key group, then the side's own columns under their names in the table."""
     mine = pc.equal(rows.column(SIDE), side)
     if not pc.all(mine, min_count=0).as_py():
         rows = rows.filter(mine)
-    kept, mark = [GROUP, *stage.key], f"{side}_"
-    names = [name for name in rows.column_names if name in kept or name.startswith(mark)]
-    return rows.select(names).rename_columns([name if name in kept else name[len(mark) :] for name in names])
+    kept = [GROUP, *stage.key]
+    return rows.select([name for name in rows.column_names if name in kept or name.startswith(f"{side}_")])
