@@ -387,7 +387,11 @@ class Stage:
     @property
     def stages_before(self) -> tuple[Stage, ...]:
         """The stages among its inputs, each once."""
-        return tuple(dict.fromkeys(input for input in self.inputs if isinstance(input, Stage)))
+        stages: list[Stage] = []
+        for input in self.inputs:
+            if isinstance(input, Stage) and input not in stages:  # gates of a stage may have no hash
+                stages.append(input)
+        return tuple(stages)
 
     @property
     def lateness(self) -> int:

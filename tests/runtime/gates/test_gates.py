@@ -241,7 +241,7 @@ def test_tables_are_looked_at_once_more_after_gates_on_the_whole(tmp_path, monke
 
 def test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing(tmp_path):
     bank = gated(tmp_path, between("rows_out", 0, 9, of="figures"))
-    with pytest.raises(GateError, match="1 of 1 rows"):
+    with pytest.raises(GateError, match="1 of 1 row,"):
         bank.epochs(1)
     assert not bank.ids() and not (bank.site.storage / "tables").exists()
     assert gate_hold.read(storage_of(bank), None) is not None

@@ -181,7 +181,7 @@ def test_a_landing_directory_that_comes_back_lets_the_pipeline_go_on(bank):
 def test_rows_that_no_epoch_can_read_hold_with_the_files_that_it_had_read(bank):
     rows = pa.table({"id": ["k0", None], "at": [0, 1], "amount": [3, 3]})
     pq.write_table(rows, bank.site.landing / "00003.parquet")
-    with pytest.raises(InputError, match="have no 'id'"):
+    with pytest.raises(InputError, match="has no 'id'"):
         bank.epochs()
     reason = decide(seen(bank), Memory(), 0).reason
     assert reason.startswith("held: InputError, stage accounts") and "00003.parquet" in reason

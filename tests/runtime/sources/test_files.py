@@ -96,7 +96,7 @@ def test_a_late_file_is_reported_however_many_old_files_were_cleaned_away(landin
     for at in (10, 20, 30)[:cleaned]:
         (landing / f"{at}.parquet").unlink()
     put(landing, "25", ns=60)
-    assert_late(landing, floored, "1 files", "25.parquet", "'30.parquet'")
+    assert_late(landing, floored, "1 file ", "25.parquet", "'30.parquet'")
 
 
 def test_a_file_that_changed_below_the_floor_is_reported(landing, floored):
