@@ -19,15 +19,16 @@ def micros(duration: str | timedelta, where: str, name: str) -> int:
     Args:
         name: Of the argument.
     """
-    if isinstance(duration, timedelta):
-        return duration // timedelta(microseconds=1)
     match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration) if isinstance(duration, str) else None
-    if not match:
+    if isinstance(duration, timedelta):
+        length = duration // timedelta(microseconds=1)
+    elif match:
+        length = int(match[1]) * _UNITS[match[2]]
+    else:
         raise PipelineError(
             f"{name}={duration!r} is no duration.", where=where, next='Write it like "90s", "15m", "1h" or "1d".'
         )
-    length = int(match[1]) * _UNITS[match[2]]
-    if length > _LONGEST:
+    if abs(length) > _LONGEST:
         raise PipelineError(f"{name}={duration!r} is too long.", where=where, next='Make it at most "36500d".')
     return length
 

@@ -597,12 +597,13 @@ def note_progress(
         if left is not None:
             waiting = (left, *waiting)
         forgotten = forgotten_after(progress.forgotten, stage.ttl, to_micros(done.first.now))
-        watermark, handed_on = known_watermark(epoch, stage, progress), None
+        known, handed_on = known_watermark(epoch, stage, progress), None
+        watermark = known
         if stage.sides:
-            watermark, inputs = _watermark_of_sides(epoch, stage, watermark, acks)
+            watermark, inputs = _watermark_of_sides(epoch, stage, known, acks)
         if left is None:
             after = watermarks.after_job(stage, watermark, acks, epoch.plan.drain)
-            handed_on = watermarks.handed_on(stage, watermark, after, epoch.plan.drain)
+            handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
         epoch.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
         offered = _rows_offered(epoch, stage)
         if offered and all(lane.transform is None for lane in stage.lanes):

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import random
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines import testing
 from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, files, join, side, window
 from pipelines.runtime.definition import JOINS
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations.plan import plan
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.testing.rows import GivenRows
 from state_ops.backends.base import BEYOND
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.forget import ForgottenKey, copy_without
+from tests.recovery.harness import Site
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -285,6 +294,8 @@ def test_one_key_with_very_many_partners_comes_some_at_a_time(monkeypatch):
         ({"how": "outer"}, "how='outer' is no way to join"),
         ({"within": None}, "does not say for how long its rows wait"),
         ({"within": ("30s", "-10s")}, "is no stretch of time"),
+        ({"within": (timedelta(0), timedelta.max)}, "is too long"),
+        ({"within": (-timedelta(days=40_000), timedelta(0))}, "is too long"),
         ({"ttl": "1d"}, "says within=, by which rows are forgotten, and ttl="),
         ({"within": None, "ttl": None, "how": "left"}, "hands out rows that have no partner"),
     ],
@@ -327,3 +338,94 @@ def test_all_that_a_join_keeps_of_a_key_is_found_when_the_key_is_forgotten():
         left = MemoryBackend()
         assert copy_without(backend, left, key) == 7
         assert len(list(left.scan(b"", BEYOND))) == 1 + 2 + 2
+
+
+@pytest.mark.parametrize("keys", [("0_id", "1_id"), ("1_id", "order"), ("0_id", "order")])
+def test_a_key_that_is_called_like_a_column_on_its_way_comes_once(keys):
+    left = pa.schema([(keys[0], pa.int64()), ("at", TIME)])
+    right = pa.schema([(keys[1], pa.int64()), ("note", pa.string())])
+    joined = join(
+        "paid",
+        files("orders/*", name="orders"),
+        files("notes/*", name="notes"),
+        on=dict([keys]),
+        ttl=None,
+        sink=delta.append("paid"),
+    )
+    run = testing.run_pipeline(Pipeline("shop", (joined,)), schema={"orders": left, "notes": right})
+    run.epoch({"orders": [{keys[0]: 1, "at": at(0)}], "notes": [{keys[1]: 1, "note": "a"}]})
+    assert run.tables["paid"].columns == [keys[0], "at", "note"] and run.tables["paid"].rows() == [(1, at(0), "a")]
+
+
+ORDERS_HERE = files("{landing}/orders/*.parquet", name="orders", event_time="at")
+PAYMENTS_HERE = files("{landing}/payments/*.parquet", name="payments", event_time="paid_at")
+
+
+def site_of(root: Path, pipeline: Pipeline, **options: str) -> Site:
+    site = Site(root, {"WEIR_SPARK__PARALLELISM": "2", **options}, pipeline, __name__)
+    for name in ("orders", "payments"):
+        (site.landing / name).mkdir(parents=True)
+    return site
+
+
+def land(site: Site, source: str, number: int, rows: list[dict]) -> None:
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMAS[source]), site.landing / source / f"{number}.parquet")
+
+
+def ran(site: Site) -> list:
+    return list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+
+
+def table(site: Site, name: str) -> pl.DataFrame:
+    return pl.read_delta(str(site.storage / "tables" / name))
+
+
+def test_rows_that_a_join_hands_out_later_are_not_late_behind_it_where_its_job_alone_tells_event_times(monkeypatch):
+    planned = GivenRows.plan
+    monkeypatch.setattr(GivenRows, "plan", lambda *given: replace(planned(*given), newest=None))
+    orders, payments = sources()
+    joined = join("paid", orders, payments, on={"id": "order"}, within=("-30s", "30s"), how="left")
+    counted = window("counted", joined, key="what", on="at", every="10s", n=agg.count(), sink=delta.append("counted"))
+    run = testing.run_pipeline(Pipeline("shop", (joined, counted)), schema=SCHEMAS)
+    for part in range(4):
+        seconds = [100 * part + 20 * place for place in range(5)]
+        some = [order(1000 + second, second) for second in seconds]
+        run.epoch({"orders": some, "payments": [payment(1, 100 * part + 99)]})
+        assert sum(ack.rows_late for ack in run.stages["counted"].acks) == 0
+    run.epoch(drain=True)
+    assert run.tables["counted"]["n"].sum() == 20
+
+
+def test_the_time_to_live_may_change_and_holds_for_rows_that_come_then(tmp_path):
+    def kept(ttl: timedelta | None) -> Pipeline:
+        return Pipeline(
+            "shop",
+            (
+                join(
+                    "paid",
+                    ORDERS_HERE,
+                    PAYMENTS_HERE,
+                    on={"id": "order"},
+                    ttl=ttl,
+                    how="semi",
+                    sink=delta.append("paid"),
+                ),
+            ),
+        )
+
+    site = site_of(tmp_path, kept(timedelta(seconds=1)))
+    land(site, "payments", 0, [payment(99, 0)])
+    for number, ttl in enumerate([timedelta(seconds=1), None, timedelta(days=1)]):
+        site = replace(site, pipeline=kept(ttl))
+        assert not [finding for finding in plan(site.pipeline, site.settings).findings if finding.verdict.stops]
+        land(site, "orders", number, [order(1, number, str(ttl)), order(number + 2, number)])
+        ran(site)
+        time.sleep(1.1 if not number else 0)
+    site = replace(site, pipeline=kept(None))
+    land(site, "payments", 1, [payment(id, 9) for id in (1, 2, 3, 4)])
+    ran(site)
+    assert ids(table(site, "paid")) == [1, 1, 3, 4], "those of the first second have gone"
+    land(site, "payments", 2, [payment(1, 10)])
+    land(site, "orders", 9, [order(1, 11)])
+    ran(site)
+    assert ids(table(site, "paid")) == [1, 1, 1, 3, 4]

@@ -53,6 +53,7 @@ _STATE = StateSchema.build(
 )
 _ROW, _FLAGS = "row", {"__weir_matched": "matched", "__weir_until": "until"}  # the fields of an entry
 _MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
+_FOR_EVER = 0  # as the moment until which a row is kept
 _NUMBER = "__weir_number"
 _READ_ROWS, _PAIRS, _EVICTED = 100_000, 200_000, 50_000  # at a time
 
@@ -133,7 +134,7 @@ class JoinOperator(EventTimeOperator):
 
     def _begin(self) -> None:
         """What has expired by the epoch's clock finds no partner in it."""
-        if not self._begun and self._join.ttl is not None:
+        if not self._begun and self._join.times is None:
             for _ in self._gone(self._now):
                 pass
         self._begun = True
@@ -227,8 +228,9 @@ class JoinOperator(EventTimeOperator):
         numbers = counts[f"{side.name}_next"][codes] + position_in_key(codes)
         kept = rows.select(side.kept).append_column(_MATCHED, pa.array(matched))
         moments = self._moments(side, times, len(codes))
-        if self._join.ttl is not None:
-            kept = kept.append_column(_UNTIL, pa.array(moments))
+        if self._join.times is None:
+            until = np.full(len(codes), _FOR_EVER) if moments is None else moments
+            kept = kept.append_column(_UNTIL, pa.array(until))
         self._write(batch, side, codes, numbers, kept)
         if moments is not None:
             self._backend.write([(entry, b"") for entry in self._index(batch, side, codes, numbers, moments)])
@@ -242,13 +244,13 @@ class JoinOperator(EventTimeOperator):
         self._backend.write(list(zip(names, values, strict=True)))
 
     def _remove(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
-        moments: np.ndarray | None = None
-        if self._join.ttl is not None:
+        names = self._names(batch, side, codes, numbers)
+        moments = self._moments(side, self._times(side, rows), len(codes)) if self._join.times is not None else None
+        if moments is None:
             moments = rows.column(_UNTIL).to_numpy()
-        elif self._join.times is not None:
-            moments = self._moments(side, self._times(side, rows), len(codes))
-        index = [] if moments is None else self._index(batch, side, codes, numbers, moments)
-        self._backend.write([], self._names(batch, side, codes, numbers) + index)
+            indexed = moments != _FOR_EVER
+            codes, numbers, moments = codes[indexed], numbers[indexed], moments[indexed]
+        self._backend.write([], names + self._index(batch, side, codes, numbers, moments))
 
     def _times(self, side: _Side, rows: pa.Table) -> np.ndarray:
         """int64[n], the event times of rows of a side in microseconds."""
@@ -463,7 +465,7 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
     kept = []
     for name, own in zip(_NAMES, (left, right), strict=True):
         fields: list[tuple[str, pa.DataType, bool, Any]] = [(_FLAGS[_MATCHED], pa.bool_(), False, False)]
-        fields += [(_FLAGS[_UNTIL], pa.int64(), False, 0)] if join.ttl is not None else []
+        fields += [(_FLAGS[_UNTIL], pa.int64(), False, _FOR_EVER)] if join.times is None else []
         fields += [(_ROW, pa.struct(list(own)), True, None)] if len(own) else []
         try:
             schema = StateSchema.build(fields)

@@ -58,7 +58,7 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
     ]
     whole = pa.schema([*keys, pa.field(SIDE, pa.int8()), *values])
     if len(set(whole.names)) < len(whole):
-        taken = next(field.name for field in values if field.name in stage.key)
+        taken = next((field.name for field in values if field.name in stage.key), SIDE)
         raise PipelineError(
             f"The key of {stage.uid} cannot be called {taken!r}: so is a column of an input on its way.",
             where=f"stage {stage.uid}",
@@ -88,7 +88,8 @@ def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.T
 def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
     """The columns of one side in the table that are no key, by their own names."""
     mark = f"{side}_"
-    return pa.schema([field.with_name(field.name[len(mark) :]) for field in columns if field.name.startswith(mark)])
+    own = (field for field in columns if field.name.startswith(mark) and field.name not in stage.key)
+    return pa.schema([field.with_name(field.name[len(mark) :]) for field in own])
 
 
 def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
