@@ -644,9 +644,11 @@ class Pipeline:
         """Whether a stage applies all rows of an epoch in that epoch, however long it takes: one that reads a source,
         whose slices are not kept for later, or several inputs, whose rows of an epoch belong together; and all before
         the latter."""
-        if stage.reads_source or stage.sides:
-            return True
-        return any(self.must_finish(other) for other in self.stages if stage in other.inputs)
+        return stage.reads_source or bool(stage.sides) or self.is_before_several(stage)
+
+    def is_before_several(self, stage: Stage) -> bool:
+        """Whether its rows reach a stage with several inputs, by way of other stages or none."""
+        return any(bool(other.sides) or self.is_before_several(other) for other in self.stages if stage in other.inputs)
 
     def stage(self, uid: str) -> Stage:
         for stage in self.stages:

@@ -357,6 +357,8 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
         raw: pa.Schema | None = seen
     elif isinstance(stage.input, Source):  # no rows, but the schema may be known: from the files read before,
         known_files = epoch.source_offsets.expected.get(stage.input.name)
+        if known_files is None and context.pipeline.is_before_several(stage):  # which may have rows of another input
+            known_files = stage.input.declared_columns
         raw = None if known_files is None else source_schema(stage, known_files)
     else:  # or from the stage before
         upstream = context.shapes.get(stage.input.uid)
@@ -633,8 +635,7 @@ def _rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
     if stage.sides:
         return sum(_rows_of(epoch, input) for input in stage.inputs)
     if isinstance(stage.input, Source):
-        planned = epoch.plan.slices.get(stage.input.name)
-        return planned.rows - len(planned.left_out) if planned else 0
+        return _rows_of(epoch, stage.input)
     first = epoch.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
 
@@ -643,7 +644,7 @@ def _rows_of(epoch: InFlightEpoch, input: Source | Stage) -> int:
     if isinstance(input, Stage):
         return sum(ack.rows_out for ack in epoch.acks[input.uid])
     planned = epoch.plan.slices.get(input.name)
-    return planned.rows if planned else 0
+    return planned.rows - len(planned.left_out) if planned else 0
 
 
 def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:

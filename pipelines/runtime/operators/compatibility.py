@@ -15,9 +15,11 @@ from typing import Any
 from pipelines.runtime.connectors.formats.hive import partitions_of
 from pipelines.runtime.connectors.source import ADD, changed_kind
 from pipelines.runtime.definition import (
+    ANTI,
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     EXACTLY_ONCE,
+    SEMI,
     Pipeline,
     SessionWindow,
     Source,
@@ -25,6 +27,7 @@ from pipelines.runtime.definition import (
     sources_of,
 )
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.operators.joins.join import row_columns
 from pipelines.runtime.operators.timer_use import uses_timers
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
 from state_ops.arrow.types import type_name
@@ -139,6 +142,7 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
         *_timer_findings(stage, recorded),
         *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
         *_lateness_findings(stage, recorded),
+        *_join_findings(stage, recorded, fixed),
     )
     return Fit(replace(fixed, state=evolution.successor(was_state, fixed.state), collections=collections), findings)
 
@@ -318,6 +322,27 @@ def stored_keys(fixed: Shapes | None) -> list[list[str]]:
 def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
     """A stage's lists and maps as its checkpoint records them, by name."""
     return {collection.name: collection.to_json() for collection in (fixed.collections if fixed else ())}
+
+
+def _join_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iterator[Finding]:
+    """A column that comes on the left side takes its name from the right side's, and what tables have under it would be
+    of both."""
+    if stage.join is None or stage.join.how in (SEMI, ANTI):
+        return
+    was, now = [
+        {of.name: row_columns(of) for of in collections}
+        for collections in ((Collection.from_json(*item) for item in recorded.collections.items()), fixed.collections)
+    ]
+    for name in was.get("right", ()):
+        if name in now["right"] and name not in fixed.keys.names and (name in was["left"]) != (name in now["left"]):
+            names = [name, name + stage.join.suffix]
+            before, after = reversed(names) if name in was["left"] else names
+            what = f"the right side's column {name} was handed out as {before}, and would now be as {after}"
+            next = (
+                f"Rename {name} in the transform of one side, so that the right side's is {before} again; or give the"
+                " stage a new uid: it then starts with empty state."
+            )
+            yield Finding("stage", stage.uid, "columns", Verdict.REFUSED, what, next)
 
 
 def meaning(stage: Stage) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import testing
-from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, files, join, side, window
+from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, expect, files, join, side, window
 from pipelines.runtime.definition import JOINS
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations.plan import plan
@@ -429,3 +429,58 @@ def test_the_time_to_live_may_change_and_holds_for_rows_that_come_then(tmp_path)
     land(site, "orders", 9, [order(1, 11)])
     ran(site)
     assert ids(table(site, "paid")) == [1, 1, 1, 3, 4]
+
+
+def test_an_input_without_rows_is_known_by_the_columns_that_its_source_says(tmp_path):
+    declared = {"id": pa.int64(), "at": TIME}
+    orders = files("{landing}/orders/*.csv", name="orders", event_time="at", format="csv", schema=declared)
+    unique = deduplicate("unique", orders, key="id")
+    twice = deduplicate("twice", unique, key="id")
+    joined = join("paid", twice, PAYMENTS_HERE, on={"id": "order"}, within=("-30s", "30s"), sink=delta.append("paid"))
+    site = site_of(tmp_path, Pipeline("shop", (unique, twice, joined)))
+    land(site, "payments", 0, [payment(1, 0)])
+    ran(site)
+    pl.DataFrame({"id": [1], "at": ["2026-01-01T00:00:01Z"]}).write_csv(site.landing / "orders" / "0.csv")
+    ran(site)
+    assert table(site, "paid").select("id", "at", "paid_at").rows() == [(1, at(1), at(0))]
+
+
+def test_columns_that_come_on_one_side_are_null_in_rows_from_before_and_take_no_name(tmp_path):
+    orders, payments = (replace(source, evolve="add") for source in (ORDERS_HERE, PAYMENTS_HERE))
+    sink = delta.append("paid", evolve="add")
+    joined = join("paid", orders, payments, on={"id": "order"}, within=("-30s", "30s"), how="full", sink=sink)
+    site = site_of(tmp_path, Pipeline("shop", (joined,)))
+
+    def put(number: int, order: dict, payment: dict) -> None:
+        for name, row in (("orders", order), ("payments", payment)):
+            pq.write_table(pa.Table.from_pylist([row]), site.landing / name / f"{number}.parquet")
+
+    put(0, {"id": 1, "at": at(0), "b": "x"}, {"order": 9, "paid_at": at(0)})
+    ran(site)
+    put(1, {"id": 2, "a": 7, "at": at(1), "b": "y"}, {"order": 1, "paid_at": at(2), "z": [1]})
+    ran(site)
+    put(2, {"id": 3, "at": at(3), "a": 8, "b": None}, {"order": 2, "paid_at": at(3), "z": None})
+    ran(site)
+    wanted = [(1, "x", None, [1]), (2, "y", 7, None)]
+    assert sorted(table(site, "paid").select("id", "b", "a", "z").rows(), key=str) == wanted
+    put(3, {"id": 1, "at": at(4), "z": [4]}, {"order": 1, "paid_at": at(5), "z": [5]})
+    what = "the right side's column z was handed out as z, and would now be as z_right"
+    assert what in [finding.what for finding in plan(site.pipeline, site.settings).findings if finding.verdict.stops]
+    with pytest.raises(PipelineError, match=what):
+        ran(site)
+    assert sorted(table(site, "paid").select("id", "b", "a", "z").rows(), key=str) == wanted
+
+
+def test_rows_that_another_stages_gate_sets_aside_are_none_that_a_join_has_dropped(tmp_path):
+    gate = expect(
+        "ExpectColumnValuesToBeBetween", column="price", min_value=0, on_failure="quarantine", quarantine_at_most=0.9
+    )
+    unique = deduplicate("unique", ORDERS_HERE, key="id", sink=delta.append("unique"), gate=gate)
+    left = side(ORDERS_HERE, where="id <> 3")
+    joined = join("paid", left, PAYMENTS_HERE, on={"id": "order"}, ttl=None, sink=delta.append("paid"))
+    site = site_of(tmp_path, Pipeline("shop", (unique, joined)))
+    land(site, "orders", 0, [{**order(1, 0), "price": -1.0}, order(2, 0), order(3, 0)])
+    land(site, "payments", 0, [payment(1, 0), payment(2, 0)])
+    (report,) = ran(site)
+    figures = report.checkpoint.operators["paid"]
+    assert (figures.rows_in, figures.rows_dropped, ids(table(site, "paid"))) == (3, 1, [2])

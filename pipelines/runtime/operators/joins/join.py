@@ -105,7 +105,7 @@ class JoinOperator(EventTimeOperator):
             _Side(
                 number,
                 by_name[name],
-                tuple(sides.column(number, column) for column in _columns(by_name[name])),
+                tuple(sides.column(number, column) for column in row_columns(by_name[name])),
                 shifts[number],
                 number in outer,
                 number == 0 and join.how in (SEMI, ANTI),
@@ -384,7 +384,7 @@ class _Pairs:
         return self.order[np.cumsum(steps)[:-1] > 0]
 
 
-def _columns(declared: Collection) -> tuple[str, ...]:
+def row_columns(declared: Collection) -> tuple[str, ...]:
     """The columns of the rows that a side keeps."""
     return tuple(part.name for field in declared.schema.arrow if field.name == _ROW for part in field.type)
 
@@ -393,7 +393,7 @@ def _encoded(side: _Side, rows: pa.Table) -> list[bytes]:
     """Entries of rows: the row as one field, so that its columns may have any names."""
     columns = {field: rows.column(flag) for flag, field in _FLAGS.items() if flag in rows.column_names}
     if side.kept:
-        own = rows.select(side.kept).rename_columns(list(_columns(side.declared)))
+        own = rows.select(side.kept).rename_columns(list(row_columns(side.declared)))
         columns[_ROW] = pa.chunked_array(own.to_struct_array())
     schema = side.declared.schema
     return encode_rows(schema, pa.table(columns).select(schema.arrow.names).cast(schema.arrow))
@@ -423,7 +423,7 @@ def _value_names(stage: Stage, shapes: Shapes) -> tuple[list[str], list[str]]:
     """The columns of either side that are handed out, as `sides.column` calls them."""
     assert stage.join is not None
     left, right = (
-        [sides.column(side, name) for name in _columns(declared)] for side, declared in enumerate(shapes.collections)
+        [sides.column(side, name) for name in row_columns(declared)] for side, declared in enumerate(shapes.collections)
     )
     return left, [] if stage.join.how in (SEMI, ANTI) else right
 
