@@ -311,6 +311,8 @@ class JoinOperator(EventTimeOperator):
                         yield self._handed_out(side, alone, None)
                 deletes += names
                 counts[f"{side.name}_rows"] -= np.bincount(codes[mine][here], minlength=len(batch))
+                emptied = counts[f"{side.name}_rows"] == 0  # nobody need ever look for what has gone
+                counts[f"{side.name}_first"][emptied] = counts[f"{side.name}_next"][emptied]
             self._backend.write([], deletes)
             present = counts["left_rows"] + counts["right_rows"] > 0
             self._counts.put(batch.grouped, pl.DataFrame(counts), present)
