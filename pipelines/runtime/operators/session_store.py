@@ -135,21 +135,14 @@ class OpenSessions:
         stays[kept] = old[END].to_numpy()[kept] == new[END].to_numpy()[at[kept]]
         indexed = np.ones(len(new), bool)
         indexed[at[stays]] = False
-        groups, names, values = self._values(after, new)
-        index_groups, index = self._index(new.filter(indexed))
-        # In each key group, values come before the index.
-        order = np.argsort(
-            np.concatenate([groups.astype(np.int32) * 2, index_groups.astype(np.int32) * 2 + 1]), kind="stable"
-        )
-        puts, texts = names + index, values + [b""] * len(index)
-        places = order.tolist()
-        run = SortedRun([puts[place] for place in places], [texts[place] for place in places])
+        index = self._index(new.filter(indexed))
+        run = key_order.merged(self._values(after, new), SortedRun(index, [b""] * len(index)))
         gone = old.filter(~kept)
         deletes = key_order.ascending(self._arrays(gone), gone[GROUP].to_numpy(), VALUE_STATE)[1]
-        self._backend.write(run, sorted(deletes + self._index(old.filter(~stays))[1]))
+        self._backend.write(run, sorted(deletes + self._index(old.filter(~stays))))
 
-    def _values(self, sessions: pl.DataFrame, keys: pl.DataFrame) -> tuple[np.ndarray, list[bytes], list[bytes]]:
-        """Groups, keys and values of the rows of some keys, ascending. keys: the first session of each."""
+    def _values(self, sessions: pl.DataFrame, keys: pl.DataFrame) -> SortedRun:
+        """Keys and values of the rows of some keys. keys: the first session of each."""
         order, names = key_order.ascending(self._arrays(keys), keys[GROUP].to_numpy(), VALUE_STATE)
         first = np.flatnonzero(~repeats(sessions, self._key))
         number = np.diff(first, append=len(sessions))[order]
@@ -162,13 +155,12 @@ class OpenSessions:
         offsets = pa.array(np.append(0, ends).astype(np.int32))
         lists = pa.ListArray.from_arrays(offsets, structs, type=self._state.arrow.field(SESSIONS).type)
         table = pa.table([lists], schema=self._state.arrow)
-        return keys[GROUP].to_numpy()[order], names, encode_rows(self._state, table)
+        return SortedRun(names, encode_rows(self._state, table))
 
-    def _index(self, keys: pl.DataFrame) -> tuple[np.ndarray, list[bytes]]:
-        """Groups and entries of keys in the index, ascending. keys: the first session of each."""
+    def _index(self, keys: pl.DataFrame) -> list[bytes]:
+        """Entries of keys in the index, ascending. keys: the first session of each."""
         groups, ends = keys[GROUP].to_numpy(), pa.array(keys[END].to_numpy(), pa.int64())
-        order, entries = key_order.ascending([ends, *self._arrays(keys)], groups, time_index.MOMENTS)
-        return groups[order], entries
+        return key_order.ascending([ends, *self._arrays(keys)], groups, time_index.MOMENTS)[1]
 
     def _hashes(self, rows: pl.DataFrame) -> np.ndarray:
         return xxhash64(self._arrays(rows))
