@@ -81,7 +81,6 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
 def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
     """The same for a stage with several inputs: it leaves no rows, nor do those before it (`Pipeline.must_finish`)."""
     arriving: list[int | None] = []
-    files: list[Rows] = []
     for input in stage.inputs:
         if isinstance(input, Source):
             planned = epoch.plan.slices.get(input.name)
@@ -89,8 +88,7 @@ def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> 
             continue
         at = epoch.applied.get(input.uid)
         arriving.append(at.watermark if at is not None else None)
-    for before in stage.stages_before:
-        files += [file for ack in epoch.acks[before.uid] for file in read_by_next(ack)]
+    files = epoch.ahead_of(stage)
     now = to_micros(epoch.now)
     read = {name: planned.rows > 0 or planned.limited for name, planned in epoch.plan.slices.items()}
     epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, read, now)

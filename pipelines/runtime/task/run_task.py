@@ -26,6 +26,7 @@ from polars.exceptions import PanicException
 from pipelines.runtime.definition import Epoch, FileSource, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from pipelines.runtime.operators.compatibility import timers_left
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
 from pipelines.runtime.task.staged_output import POSITIONS, StagedOutput, Target
@@ -448,7 +449,7 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
 def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> None:
     counters.newest_by_side = counters.newest_by_side or [None] * len(stage.sides)
     for side, lane in enumerate(stage.sides):
-        column = f"{side}_{lane.input.event_time}" if isinstance(lane.input, FileSource) else None
+        column = sides.column(side, lane.input.event_time or "") if isinstance(lane.input, FileSource) else None
         if column is not None and column in rows.column_names:
             newest = event_time_of(rows, column)
             times = [time for time in (newest, counters.newest_by_side[side]) if time is not None]

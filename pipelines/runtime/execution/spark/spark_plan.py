@@ -196,8 +196,8 @@ def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> Dat
     from pyspark.sql import functions as F
 
     types = spark_schema(columns, f"stage {stage.uid}")
-    own = dict(zip(stage.sides[side].key, stage.key, strict=True))
-    given = {own.get(name, f"{side}_{name}"): F.col(quoted(name)) for name in rows.columns}
+    names = sides.names_in_table(stage, side)
+    given = {names(name): F.col(quoted(name)) for name in rows.columns}
     given[sides.SIDE] = F.lit(side)
     return rows.select(
         *[given.get(field.name, F.lit(None)).cast(types[field.name].dataType).alias(field.name) for field in columns]

@@ -152,8 +152,7 @@ class JoinOperator(EventTimeOperator):
             return
         batch = Batch(frames.from_arrow(rows.select([*self._stage.key, GROUP])), self._shapes.keys, self._where)
         codes = batch.codes(frames.from_arrow(rows.select(self._stage.key)), "join")
-        stored, _ = self._counts.get(batch.grouped)
-        counts = {name: stored[name].to_numpy().copy() for name in stored.columns}
+        counts = self._counted(batch)
         matched = np.zeros(len(codes), bool)
         for owners, numbers, partners in self._stored(batch, other, counts):
             pairs = self._paired(side, codes, times, owners, partners)
@@ -181,6 +180,14 @@ class JoinOperator(EventTimeOperator):
             rows, codes = rows.filter(pa.array(~matched)), codes[~matched]
             times, matched = None if times is None else times[~matched], matched[~matched]
         self._insert(batch, side, codes, rows, times, matched, counts)
+        self._count(batch, counts)
+
+    def _counted(self, batch: Batch) -> dict[str, np.ndarray]:
+        """By field of state, the numbers of a batch's keys, to be changed and put back by `_count`."""
+        stored, _ = self._counts.get(batch.grouped)
+        return {name: stored[name].to_numpy().copy() for name in stored.columns}
+
+    def _count(self, batch: Batch, counts: dict[str, np.ndarray]) -> None:
         present = counts["left_rows"] + counts["right_rows"] > 0
         self._counts.put(batch.grouped, pl.DataFrame(counts), present)
 
@@ -296,8 +303,7 @@ class JoinOperator(EventTimeOperator):
             )
             batch = Batch(keyed, self._shapes.keys, self._where)
             codes = batch.codes(keyed, "join")
-            stored, present = self._counts.get(batch.grouped)
-            counts = {name: stored[name].to_numpy().copy() for name in stored.columns}
+            counts = self._counted(batch)
             for side in self._sides:
                 mine = np.flatnonzero(of_side == side.number)
                 names = self._names(batch, side, codes[mine], entries.column(_NUMBER).to_numpy()[mine])
@@ -314,8 +320,7 @@ class JoinOperator(EventTimeOperator):
                 emptied = counts[f"{side.name}_rows"] == 0  # nobody need ever look for what has gone
                 counts[f"{side.name}_first"][emptied] = counts[f"{side.name}_next"][emptied]
             self._backend.write([], deletes)
-            present = counts["left_rows"] + counts["right_rows"] > 0
-            self._counts.put(batch.grouped, pl.DataFrame(counts), present)
+            self._count(batch, counts)
 
     # -- what comes out
 

@@ -8,7 +8,7 @@ holds for rows of one input on their way, order, retries and limits of memory, h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
                     next="Cast one of the two in the transform of its side.",
                 )
     values = [
-        pa.field(f"{side}_{field.name}", field.type)
+        pa.field(column(side, field.name), field.type)
         for side, (lane, seen) in enumerate(zip(stage.sides, columns, strict=True))
         for field in seen
         if field.name not in lane.key
@@ -72,13 +72,18 @@ def column(side: int, name: str) -> str:
     return f"{side}_{name}"
 
 
+def names_in_table(stage: Stage, side: int) -> Callable[[str], str]:
+    """What each column of one side is called in the table: keys as the stage names them."""
+    keys = dict(zip(stage.sides[side].key, stage.key, strict=True))
+    return lambda name: keys.get(name, column(side, name))
+
+
 def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.Table:
     """Rows of one side in the table's columns, behind their key group if they have it."""
-    lane, count = stage.sides[side], rows.num_rows
-    own = dict(zip(lane.key, stage.key, strict=True))
-    given = {own.get(name, f"{side}_{name}"): rows.column(name) for name in rows.column_names if name != GROUP}
+    count, names = rows.num_rows, names_in_table(stage, side)
+    given = {names(name): rows.column(name) for name in rows.column_names if name != GROUP}
     given[SIDE] = pa.array(np.full(count, side, np.int8))
-    arrays = [given.get(field.name, pa.nulls(count, field.type)) for field in columns]
+    arrays = [given[field.name] if field.name in given else pa.nulls(count, field.type) for field in columns]
     if GROUP not in rows.column_names:
         return pa.Table.from_arrays(arrays, schema=columns)
     schema = pa.schema([rows.schema.field(GROUP), *columns])
@@ -87,9 +92,9 @@ def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.T
 
 def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
     """The columns of one side in the table that are no key, by their own names."""
-    mark = f"{side}_"
-    own = (field for field in columns if field.name.startswith(mark) and field.name not in stage.key)
-    return pa.schema([field.with_name(field.name[len(mark) :]) for field in own])
+    mark = column(side, "")
+    values = (field for field in columns if field.name.startswith(mark) and field.name not in stage.key)
+    return pa.schema([field.with_name(field.name[len(mark) :]) for field in values])
 
 
 def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
@@ -98,4 +103,4 @@ def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     if not pc.all(mine, min_count=0).as_py():
         rows = rows.filter(mine)
     kept = [GROUP, *stage.key]
-    return rows.select([name for name in rows.column_names if name in kept or name.startswith(f"{side}_")])
+    return rows.select([name for name in rows.column_names if name in kept or name.startswith(column(side, ""))])
