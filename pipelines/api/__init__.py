@@ -402,6 +402,7 @@ def stage(  # as long as what is said of its arguments
     on_timer: Callable[..., Any] | None = None,
     ttl: str | timedelta | None = None,
     ttl_on: str = WRITE,
+    accepts_changes: bool = False,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Make a keyed stage of a function `(rows, state, epoch) -> rows`.
 
@@ -431,6 +432,8 @@ def stage(  # as long as what is said of its arguments
             like the stage's own.
         ttl: For how long ("30d") state is kept after it was touched, by `epoch.now`. Later it is never seen again.
         ttl_on: Whether only a "write" touches state, or a read too: "read_and_write".
+        accepts_changes: The function looks at the column `_change_type`, which says of rows that are changes which of
+            them take others back. Without it such rows are refused.
     """
 
     lifetime = _ttl(uid, ttl, ttl_on)
@@ -468,6 +471,7 @@ def stage(  # as long as what is said of its arguments
             description=(function.__doc__ or "").strip(),
             on_timer=on_timer,
             ttl=lifetime,
+            accepts_changes=accepts_changes,
         )
 
     return decorated

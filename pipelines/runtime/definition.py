@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, DeltaSink, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import FAIL
 from pipelines.runtime.connectors.source import Source as Source
@@ -269,6 +269,7 @@ class Stage:
         ttl: When a function's state is forgotten.
         per_key: Both functions are called once per key.
         output: The columns that functions per key hand out, if they are declared.
+        accepts_changes: The function looks at the column `_change_type` of its rows.
     """
 
     uid: str
@@ -292,6 +293,7 @@ class Stage:
     description: str = ""
     on_timer: Callable[..., Any] | None = None
     ttl: Ttl | None = None
+    accepts_changes: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.uid, "stage")
@@ -331,6 +333,29 @@ class Stage:
                 )
         if self.quarantines:
             self._check_quarantine()
+        for lane in self.lanes:
+            if lane.input.hands_out_changes and lane.transform is None:  # of a transform's rows, their columns tell
+                self.check_changes(lane.input)
+
+    def check_changes(self, input: Source | Stage) -> None:
+        """Whether it can work on rows that are changes. PipelineError if it cannot.
+
+        Args:
+            input: Where they come from.
+        """
+        why: str | None = "what it made of a row cannot be taken back"
+        if self.function is not None:
+            why = None if self.accepts_changes else "its function may not look at that column"
+        if why is None:
+            return
+        remedy = "accepts_changes=True says that it does. Or leave" if self.function is not None else "Leave"
+        raise PipelineError(
+            f"{self.uid} cannot read {input.name if isinstance(input, Source) else input.uid}, whose rows are changes: "
+            f"{CHANGE_TYPE} says which of them take others back, and {why}.",
+            where=f"stage {self.uid}",
+            next=f"{remedy} {CHANGE_TYPE} out in transform=, with the rows that are no more. The reference of operators"
+            " lists what takes changes.",
+        )
 
     def _check_upsert(self, sink: UpsertSink) -> None:
         """Whether it can be told which of an epoch's rows of a key is the newest."""
@@ -392,6 +417,12 @@ class Stage:
             if isinstance(input, Stage) and input not in stages:  # gates of a stage may have no hash
                 stages.append(input)
         return tuple(stages)
+
+    @property
+    def hands_out_changes(self) -> bool:
+        """Whether its rows say by `_change_type` what became of a row, as far as the definition tells. Of the rows of a
+        function, their columns tell."""
+        return self.output is not None and CHANGE_TYPE in self.output.names
 
     @property
     def lateness(self) -> int:

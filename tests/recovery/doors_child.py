@@ -95,7 +95,15 @@ def pipeline_of(config: dict[str, Any]) -> Pipeline:
     key = {"generator": "key", "partitions": "id", "archived": "id"}.get(config["source"], "id")
     number = {"partitions": "n", "archived": "n", "queue": "n"}.get(config["source"], "seq")
 
-    @stage("all", source=source, key=key, state=Count, order_by=[number], sink=sink_of(config["sink"], config["place"]))
+    @stage(
+        "all",
+        source=source,
+        key=key,
+        state=Count,
+        order_by=[number],
+        sink=sink_of(config["sink"], config["place"]),
+        accepts_changes=True,
+    )
     def everything(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         before = state.get(rows)["rows"].fill_null(0)
         within = rows.select(pl.int_range(1, pl.len() + 1).over(key)).to_series()

@@ -302,6 +302,11 @@ class Source:
     evolve: str = FIX
 
     @property
+    def hands_out_changes(self) -> bool:
+        """Whether its rows say by `_change_type` what became of a row."""
+        return False
+
+    @property
     def kind(self) -> str:
         """What Dagster and messages call it: "kafka", "postgres"."""
         return type(self).__name__.removesuffix("Source").lower()

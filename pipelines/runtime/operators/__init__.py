@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE
 from pipelines.runtime.definition import ROW, Aggregation, Deduplication, Epoch, Join, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
@@ -22,6 +23,7 @@ from pipelines.runtime.operators.deduplication import (
 )
 from pipelines.runtime.operators.event_time import shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
 from pipelines.runtime.operators.session_store import no_sessions
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
@@ -60,6 +62,9 @@ __all__ = [
 
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
+    for number, lane in enumerate(stage.lanes):
+        if (sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE) in rows.names:
+            stage.check_changes(lane.input)
     fixed = _shapes(stage, rows)
     for sink, output in ((stage.sink, MAIN), (stage.late, LATE)):
         if sink is not None:

@@ -127,7 +127,7 @@ def test_changes_keep_a_copy_of_a_table(tmp_path: Path):
 
     changes = delta.table(str(table), changes=True)
 
-    @stage("copy", source=changes, key="id", state=Nothing, sink=delta.upsert("copy", key="id"))
+    @stage("copy", source=changes, key="id", state=Nothing, sink=delta.upsert("copy", key="id"), accepts_changes=True)
     def copy(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
         return rows.filter(pl.col("_change_type") != "update_preimage").drop("_commit_timestamp")
 

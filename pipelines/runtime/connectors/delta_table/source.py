@@ -75,6 +75,10 @@ class DeltaTableSource(Source):
     def kind(self) -> str:
         return "delta"
 
+    @property
+    def hands_out_changes(self) -> bool:
+        return self.changes
+
     def open(self, opening: Opening) -> Connector:
         return _Connector(self, opening)
 
