@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from infra.kafka_broker import KafkaBroker
+from state_ops.errors import TransientError
+from tests.tools import kafka
 from tests.tools.servers import REQUIRED, needs
 
 
@@ -26,3 +30,17 @@ def test_one_that_is_missing_skips_and_in_ci_fails(monkeypatch):
     monkeypatch.setenv(REQUIRED, "1")
     with pytest.raises(pytest.fail.Exception, match="no-such-program"):
         needs("no-such-program", "no-such-package")
+
+
+def test_a_broker_whose_jars_cannot_be_had_skips_and_one_that_does_not_come_up_fails(monkeypatch):
+    def raising(*_: object) -> NoReturn:
+        raise TransientError("Nothing answers.", where="here", next="try again")
+
+    monkeypatch.delenv(REQUIRED, raising=False)
+    monkeypatch.setattr(kafka, "fetch", lambda *_: [])
+    monkeypatch.setattr(KafkaBroker, "start", raising)
+    with pytest.raises(TransientError), kafka.broker_of_tests():
+        pass
+    monkeypatch.setattr(kafka, "fetch", raising)
+    with pytest.raises(pytest.skip.Exception, match="Nothing answers"), kafka.broker_of_tests():
+        pass

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from configs.settings import PROJECT
 from infra.kafka_broker import KafkaBroker
+from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 from state_ops.errors import TransientError
 from tests.tools.servers import missing
 
@@ -25,13 +26,15 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def broker_of_tests() -> Iterator[KafkaBroker]:
-    """A broker in a temporary directory. Where its jars cannot be had, tests are skipped with the reason."""
+    """A broker in a temporary directory. Where its jars cannot be had, tests are skipped with the reason; a broker that
+    has its jars and does not come up is a failure."""
+    try:
+        fetch(locked_jars("kafka"), CACHE)
+    except TransientError as error:
+        missing(str(error))
     with tempfile.TemporaryDirectory(prefix="weir-kafka-", ignore_cleanup_errors=True) as directory:
         broker = KafkaBroker(Path(directory) / "broker", CACHE)
-        try:
-            broker.start()
-        except TransientError as error:
-            missing(str(error))
+        broker.start()
         try:
             yield broker
         finally:
