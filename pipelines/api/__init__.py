@@ -49,7 +49,7 @@ from pipelines.api.systems import foreach, generator, postgres
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.source import default_name
-from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
+from pipelines.runtime.definition import MAIN, Epoch, Expected, FileSource, Gate, Input, Pipeline, Stage, reading
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
 from state_ops.durations import micros
@@ -388,7 +388,7 @@ def on_table(table: str, gate: Gate) -> Expected:
 def stage(  # as long as what is said of its arguments
     uid: str,
     *,
-    source: Source | Stage,
+    source: Input,
     key: str | Sequence[str],
     state: type[State],
     order_by: str | Sequence[str] = (),
@@ -396,8 +396,9 @@ def stage(  # as long as what is said of its arguments
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
     per_key: bool = False,
-    output: Mapping[str, pa.DataType] | None = None,
+    output: Mapping[str, pa.DataType] | Mapping[str, Mapping[str, pa.DataType]] | None = None,
     sink: Sink | None = None,
+    outputs: Mapping[str, Sink | None] | None = None,
     gate: Gate | Sequence[Gate] = (),
     on_timer: Callable[..., Any] | None = None,
     ttl: str | timedelta | None = None,
@@ -412,7 +413,7 @@ def stage(  # as long as what is said of its arguments
 
     Args:
         uid: The stable name by which the stage's state is found.
-        source: A source or another stage.
+        source: A source, another stage, or one of its outputs, `other.output("alerts")`.
         key: Column or columns.
         state: One typed row per key, and its lists and maps.
         order_by: Rows reach the function sorted by key, then by these columns, across batches. Without it the order is
@@ -423,8 +424,12 @@ def stage(  # as long as what is said of its arguments
         per_key: The function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch
             with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a
             `KeyState`; on_timer is then `(key, fired, state, epoch)`. Convenient, and much slower than columns.
-        output: The columns of what per-key functions return. It is needed where that is a list of dicts.
+        output: The columns of what per-key functions return. It is needed where that is a list of dicts. Of a stage
+            with several outputs, these by output: {"main": {...}, "alerts": {...}}.
         sink: The table that gets the rows that the function returns.
+        outputs: What the function hands out beside these rows, by name, each with its sink, or None: {"alerts":
+            delta.append("alerts"), "audit": None}. The function then returns, or yields, a frame or a dict of frames
+            by output, in which "main" is the main one. Other stages read `this.output("alerts")`.
         gate: Expectations on the output, the state or the figures of each epoch (`expect`).
         on_timer: A function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the
             stage set with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or
@@ -444,6 +449,8 @@ def stage(  # as long as what is said of its arguments
             where=f"stage {uid}",
             next="Leave it out, or say per_key=True.",
         )
+    beside = tuple((outputs or {}).items())
+    declared = _declared(uid, output, [name for name, _ in beside])
     if on_timer is not None and per_key:
         check_parameters(on_timer, "fired")
     elif on_timer is not None:
@@ -456,7 +463,7 @@ def stage(  # as long as what is said of its arguments
             frames.converter(function)
         return Stage(
             uid=uid,
-            input=source,
+            **reading(source),
             key=(key,) if isinstance(key, str) else tuple(key),
             function=function,
             state=state,
@@ -465,8 +472,9 @@ def stage(  # as long as what is said of its arguments
             transform=transform,
             null_keys=null_keys,
             per_key=per_key,
-            output=None if output is None else pa.schema(list(output.items())),
+            declared=declared,
             sink=sink,
+            outputs=beside,
             gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
             description=(function.__doc__ or "").strip(),
             on_timer=on_timer,
@@ -475,6 +483,33 @@ def stage(  # as long as what is said of its arguments
         )
 
     return decorated
+
+
+def _declared(
+    uid: str, output: Mapping[str, pa.DataType] | Mapping[str, Mapping[str, pa.DataType]] | None, beside: Sequence[str]
+) -> tuple[tuple[str, pa.Schema], ...]:
+    """By output, the columns that a stage declares.
+
+    Args:
+        beside: The names of its outputs beside the main one.
+    """
+    if output is None:
+        return ()
+    by_output = {name: columns for name, columns in output.items() if isinstance(columns, Mapping)}
+    if not by_output and not beside:
+        return ((MAIN, pa.schema(list(output.items()))),)
+    missing = [name for name in beside if name not in by_output]
+    unknown = [name for name in output if name not in (MAIN, *beside)]
+    if missing or unknown or len(by_output) < len(output):
+        raise PipelineError(
+            f"{uid} has several outputs, and output= does not say the columns of "
+            f"{', '.join(missing) or 'each of them and of nothing else'}.",
+            where=f"stage {uid}",
+            next='Say them by output: output={"main": {"column": pa.int64()}, '
+            + ", ".join(f'"{name}": {{...}}' for name in beside)
+            + "}.",
+        )
+    return tuple((name, pa.schema(list(columns.items()))) for name, columns in by_output.items())
 
 
 def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:

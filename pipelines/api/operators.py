@@ -16,12 +16,13 @@ from pipelines.runtime.definition import (
     Aggregation,
     Deduplication,
     Gate,
+    Input,
     Join,
     SessionWindow,
-    Source,
     Stage,
     Window,
     is_timed,
+    reading,
     sources_of,
 )
 from state_ops.durations import micros
@@ -31,7 +32,7 @@ from state_ops.rows.aggregates import Agg
 
 def aggregate(
     uid: str,
-    source: Source | Stage,
+    source: Input,
     *,
     key: str | Sequence[str],
     order_by: str | Sequence[str] = (),
@@ -65,7 +66,7 @@ def aggregate(
         )
     return Stage(
         uid=uid,
-        input=source,
+        **reading(source),
         key=columns,
         aggregation=Aggregation(tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())),
         where=where,
@@ -79,7 +80,7 @@ def aggregate(
 
 def window(  # as long as what is said of its arguments
     uid: str,
-    source: Source | Stage,
+    source: Input,
     *,
     key: str | Sequence[str],
     on: str,
@@ -144,7 +145,7 @@ def window(  # as long as what is said of its arguments
         description = f"Windows of {size or every} on {on}" + (f", every {every}" if kind.size != slide else "")
     return Stage(
         uid=uid,
-        input=source,
+        **reading(source),
         key=columns,
         window=kind,
         where=where,
@@ -192,7 +193,7 @@ def _sized(
 
 def deduplicate(  # as long as what is said of its arguments
     uid: str,
-    source: Source | Stage,
+    source: Input,
     *,
     key: str | Sequence[str],
     ttl: str | timedelta | None = None,
@@ -234,7 +235,7 @@ def deduplicate(  # as long as what is said of its arguments
     columns = _columns(key)
     return Stage(
         uid=uid,
-        input=source,
+        **reading(source),
         key=columns,
         deduplication=Deduplication(None if ttl is None else _positive(ttl, place, "ttl"), on, late),
         order_by=_columns(order_by) or (() if on is None else (on,)),
@@ -251,14 +252,14 @@ def deduplicate(  # as long as what is said of its arguments
 class Side:
     """One of a join's inputs; `side` makes it."""
 
-    source: Source | Stage
+    source: Input
     where: str | None
     transform: Callable[[Any], Any] | None
     time: str | None
 
 
 def side(
-    source: Source | Stage,
+    source: Input,
     *,
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -276,8 +277,8 @@ def side(
 
 def join(  # as long as what is said of its arguments
     uid: str,
-    left: Source | Stage | Side,
-    right: Source | Stage | Side,
+    left: Input | Side,
+    right: Input | Side,
     *,
     on: str | Sequence[str] | Mapping[str, str],
     within: tuple[str | timedelta, str | timedelta] | None = None,
@@ -356,13 +357,20 @@ def join(  # as long as what is said of its arguments
             )
     lower, upper = bounds if bounds is not None else (None, None)
     lanes = tuple(
-        Stage(uid, given.source, key, where=given.where, transform=given.transform, null_keys=null_keys)
+        Stage(
+            uid=uid,
+            **reading(given.source),
+            key=key,
+            where=given.where,
+            transform=given.transform,
+            null_keys=null_keys,
+        )
         for given, key in zip(of, keys, strict=True)
     )
     near = "" if within is None else f", from {within[0]} to {within[1]} later"
     return Stage(
         uid=uid,
-        input=of[0].source,
+        **reading(of[0].source),
         key=keys[0],
         join=Join(how, lower, upper, kept, times, _length(lateness, place, "lateness"), suffix),
         sides=lanes,
@@ -418,7 +426,7 @@ def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -
             )
 
 
-def _check_event_time(source: Source | Stage, consequence: str) -> None:
+def _check_event_time(source: Input, consequence: str) -> None:
     if not is_timed(source):
         raise PipelineError(
             f"{consequence}: its source has no event time.",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 
@@ -22,6 +22,8 @@ from state_ops.rows.aggregates import Agg
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
+from state_ops.snapshots.stage_upload import MAIN as MAIN
+from state_ops.snapshots.stage_upload import PARTS, REST
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
 
@@ -62,6 +64,9 @@ class FileSource(Source):
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
+LATE = "late"  # the output that rows are which came too late
+POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
+_TAKEN = (MAIN, LATE, QUARANTINE, REST, POSITIONS)  # names that no output of an author's may have
 ROWS, STATE, FIGURES = "rows", "state", "figures"
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
 _DECLINED = {  # what would be amiss if a gate declined an epoch
@@ -268,8 +273,10 @@ class Stage:
         on_timer: Called when a timer of a function's state fires.
         ttl: When a function's state is forgotten.
         per_key: Both functions are called once per key.
-        output: The columns that functions per key hand out, if they are declared.
         accepts_changes: The function looks at the column `_change_type` of its rows.
+        declared: By output, the columns that functions per key hand out, if they are declared.
+        outputs: The names of what its function hands out beside its main output, each with its sink, if it has one.
+        from_output: Which output of the stage before is its input; the main one of most.
     """
 
     uid: str
@@ -287,16 +294,24 @@ class Stage:
     transform: Callable[[Any], Any] | None = None
     null_keys: str = "fail"
     per_key: bool = False
-    output: pa.Schema | None = None
+    declared: tuple[tuple[str, pa.Schema], ...] = ()
     sink: Sink | None = None
+    outputs: tuple[tuple[str, Sink | None], ...] = ()
     gates: tuple[Gate, ...] = ()
     description: str = ""
     on_timer: Callable[..., Any] | None = None
     ttl: Ttl | None = None
     accepts_changes: bool = False
+    from_output: str = MAIN
 
     def __post_init__(self) -> None:
         _check_name(self.uid, "stage")
+        for name, value in reading(self.input).items() if isinstance(self.input, Output) else ():
+            object.__setattr__(self, name, value)
+        if self.from_output != MAIN:
+            self._check_from_output()
+        if self.outputs:
+            self._check_outputs()
         if not self.key:
             raise PipelineError(
                 f"The stage {self.uid} has no key.",
@@ -334,7 +349,8 @@ class Stage:
         if self.quarantines:
             self._check_quarantine()
         for lane in self.lanes:
-            if lane.input.hands_out_changes and lane.transform is None:  # of a transform's rows, their columns tell
+            # Of a transform's rows, and of an output beside the main one, their columns tell.
+            if lane.input.hands_out_changes and lane.transform is None and lane.from_output == MAIN:
                 self.check_changes(lane.input)
 
     def check_changes(self, input: Source | Stage) -> None:
@@ -356,6 +372,34 @@ class Stage:
             next=f"{remedy} {CHANGE_TYPE} out in transform=, with the rows that are no more. The reference of operators"
             " lists what takes changes.",
         )
+
+    def _check_outputs(self) -> None:
+        """Whether what it hands out beside its main output has names that nothing else has."""
+        where = f"stage {self.uid}"
+        if self.function is None:
+            raise PipelineError(
+                f"{self.uid} has no function that could hand out {self.outputs[0][0]!r}.",
+                where=where,
+                next="Only a stage with a function has several outputs.",
+            )
+        for name, _ in self.outputs:
+            _check_name(name, "output")
+            if name in _TAKEN or name.endswith(PARTS):
+                raise PipelineError(
+                    f"An output of {self.uid} cannot be named {name!r}, which has a meaning of its own.",
+                    where=where,
+                    next='Rename it; of its main output, "main", say the sink by sink=.',
+                )
+
+    def _check_from_output(self) -> None:
+        """Whether the stage before has the output that this one reads."""
+        if not isinstance(self.input, Stage) or self.from_output not in self.input.readable:
+            before = self.input.uid if isinstance(self.input, Stage) else self.input.name
+            raise PipelineError(
+                f"{self.uid} reads the output {self.from_output!r} of {before}, which has none of that name.",
+                where=f"stage {self.uid}",
+                next=f"Give it {before}, or one of its outputs: input={before}.output(...).",
+            )
 
     def _check_upsert(self, sink: UpsertSink) -> None:
         """Whether it can be told which of an epoch's rows of a key is the newest."""
@@ -410,6 +454,15 @@ class Stage:
         return any(isinstance(input, Source) for input in self.inputs)
 
     @property
+    def outputs_before(self) -> tuple[tuple[Stage, str], ...]:
+        """The outputs of stages among its inputs, each once."""
+        outputs: list[tuple[Stage, str]] = []
+        for lane in self.lanes:
+            if isinstance(lane.input, Stage) and (lane.input, lane.from_output) not in outputs:
+                outputs.append((lane.input, lane.from_output))
+        return tuple(outputs)
+
+    @property
     def stages_before(self) -> tuple[Stage, ...]:
         """The stages among its inputs, each once."""
         stages: list[Stage] = []
@@ -422,7 +475,7 @@ class Stage:
     def hands_out_changes(self) -> bool:
         """Whether its rows say by `_change_type` what became of a row, as far as the definition tells. Of the rows of a
         function, their columns tell."""
-        return self.output is not None and CHANGE_TYPE in self.output.names
+        return any(name == MAIN and CHANGE_TYPE in columns.names for name, columns in self.declared)
 
     @property
     def lateness(self) -> int:
@@ -432,7 +485,41 @@ class Stage:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        return tuple(sink for sink in (self.sink, self.late, self.quarantine) if sink is not None)
+        return tuple(sink for _, sink in self.sinks_by_output)
+
+    @property
+    def sinks_by_output(self) -> tuple[tuple[str, Sink], ...]:
+        """The outputs that go to a sink, each with its own."""
+        named = ((MAIN, self.sink), *self.outputs, (LATE, self.late), (QUARANTINE, self.quarantine))
+        return tuple((name, sink) for name, sink in named if sink is not None)
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The names of what its function may hand out."""
+        return (MAIN, *(name for name, _ in self.outputs))
+
+    @property
+    def readable(self) -> tuple[str, ...]:
+        """The names of the outputs that other stages may read."""
+        return self.returned if self.late is None else (*self.returned, LATE)
+
+    def output(self, name: str) -> Output:
+        """One of its outputs, to be read by another stage instead of its main one.
+
+        Args:
+            name: As `outputs=` of the stage names it; "late" for its late rows, if `late=` says where they go; "main".
+
+        Raises:
+            PipelineError: It has no such output.
+        """
+        if name not in self.readable:
+            advice = "; say where late rows go, late=..., and they can be read too" if name == LATE else ""
+            raise PipelineError(
+                f"The stage {self.uid} has no output {name!r}.",
+                where=f"stage {self.uid}",
+                next=f"Its outputs are: {', '.join(self.readable)}{advice}.",
+            )
+        return Output(self, name)
 
     @property
     def quarantines(self) -> bool:
@@ -475,6 +562,32 @@ class Stage:
         """A stage that was made from a function still is that function for who calls it."""
         assert self.function is not None, f"the stage {self.uid} is not a function"
         return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One of several outputs of a stage, as another stage's input; `Stage.output` makes it."""
+
+    stage: Stage
+    name: str
+
+
+Input = Source | Stage | Output
+"""What a stage may be given to read."""
+
+
+class Reading(TypedDict):
+    """What a stage keeps of an input that it is given."""
+
+    input: Source | Stage
+    from_output: str
+
+
+def reading(given: Input) -> Reading:
+    """An input as a stage keeps it, for `Stage(..., **reading(source))`."""
+    if isinstance(given, Output):
+        return {"input": given.stage, "from_output": given.name}
+    return {"input": given, "from_output": MAIN}
 
 
 @dataclass(frozen=True)
@@ -667,9 +780,9 @@ class Pipeline:
         """The sink of that name; None: the code has none, or no more."""
         return next((sink for sink in self.sinks if sink.name == name), None)
 
-    def feeds_others(self, stage: Stage) -> bool:
-        """Whether another stage reads this one's output."""
-        return any(stage in other.inputs for other in self.stages)
+    def outputs_read(self, stage: Stage) -> frozenset[str]:
+        """The names of a stage's outputs that others read."""
+        return frozenset(name for other in self.stages for before, name in other.outputs_before if before == stage)
 
     def must_finish(self, stage: Stage) -> bool:
         """Whether a stage applies all rows of an epoch in that epoch, however long it takes: one that reads a source,
@@ -691,14 +804,16 @@ class Pipeline:
         )
 
 
-def sources_of(input: Source | Stage) -> tuple[Source, ...]:
+def sources_of(input: Input) -> tuple[Source, ...]:
     """The sources at the far end of an input, each once."""
     if isinstance(input, Source):
         return (input,)
+    if isinstance(input, Output):
+        return sources_of(input.stage)
     return tuple(dict.fromkeys(source for before in input.inputs for source in sources_of(before)))
 
 
-def is_timed(input: Source | Stage) -> bool:
+def is_timed(input: Input) -> bool:
     """Whether rows of an input come with a watermark: all of its sources have an event time."""
     return all(source.event_time is not None for source in sources_of(input))
 

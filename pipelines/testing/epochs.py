@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Pipeline, Source, Stage, sources_of
+from pipelines.runtime.definition import MAIN, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_job import known_watermark, note_progress, plan, run_job
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
@@ -36,7 +36,6 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.task.run_task import KeyedTask
-from pipelines.runtime.task.staged_output import Target
 from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, Schema, canonical
 from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
@@ -186,7 +185,7 @@ class _Executor(InMemoryExecutor):
         self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
     ) -> list[Ack]:
         bases = task.bases or (instances.snapshots(task, self._state) if self._state else {})
-        task = replace(task, bases=bases, tables={LATE: Target(LATE, LATE)}, channel=True)
+        task = replace(task, bases=bases, tables={}, channels=frozenset((*task.stage.returned, LATE)))
         return super().run(task, rows, columns, deadline)
 
 
@@ -198,7 +197,7 @@ def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
             next="Test a pipeline of it with testing.run_pipeline, whose epochs take rows by source.",
         )
     source = next(iter(sources_of(stage)))
-    return Pipeline(stage.uid, (replace(stage, input=source, transform=None),), max_parallelism)
+    return Pipeline(stage.uid, (replace(stage, input=source, from_output=MAIN, transform=None),), max_parallelism)
 
 
 def _reader(source: Source, stages: Sequence[Stage]) -> Stage:

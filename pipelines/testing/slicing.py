@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import MAX_PARALLELISM, Pipeline, Source, Stage, sources_of
+from pipelines.runtime.definition import MAX_PARALLELISM, QUARANTINE, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.operators import EPOCH, LATE, MAIN
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs, columns_of
@@ -155,9 +155,8 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
 def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:
     """What is to be compared of a stage's outputs, by the name that people know it by."""
     if isinstance(target, Stage):
-        return {"output": MAIN, "late": LATE}
-    sinks = ((stage.sink, MAIN), (stage.late, LATE))
-    return {sink.name: output for sink, output in sinks if sink is not None}
+        return {"output": MAIN, "late": LATE, **{f"output {name}": name for name, _ in stage.outputs}}
+    return {sink.name: output for output, sink in stage.sinks_by_output if output != QUARANTINE}
 
 
 def _cut(

@@ -228,7 +228,7 @@ class PipelineRun:
         tables = {
             sink.name: run.rows(output)
             for run in self.stages.values()
-            for sink, output in ((run.stage.sink, MAIN), (run.stage.late, LATE))
+            for output, sink in run.stage.sinks_by_output
             if sink is not None
         }
         for name, frame in tables.items():

@@ -22,6 +22,7 @@ WITH_ARCHIVE = 6  # input is kept: a release that does not know this would delet
 NEWEST_FORMAT = WITH_ARCHIVE
 
 STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
+MAIN = "main"  # the output of a stage that has others beside it, or none
 TABLES = "tables/"  # the directory of sinks' Delta tables
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
 FORK, PROMOTION, SEEK, POSITIONS = "fork", "promotion", "seek", "positions"
@@ -190,6 +191,7 @@ class Ack:
         handover: What is still to be uploaded. The coordinator counts only acks that have none.
         exchange: How its rows reached it, on Spark.
         newest_by_side: Of a stage with several inputs, the newest event time of each that is a directory of files.
+        rows_beside: By output beside the main one, the rows that it has handed out.
     """
 
     operator: str
@@ -214,6 +216,7 @@ class Ack:
     handover: PendingUpload | None = None
     exchange: str | None = None
     newest_by_side: tuple[int | None, ...] = ()
+    rows_beside: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -224,6 +227,10 @@ class Ack:
         files = tuple(StateFile(**file) for file in raw["files"])
         handover = _handover(raw["handover"]) if raw["handover"] else None
         return cls(**{**raw, "files": files, "handover": handover, "newest_by_side": tuple(raw["newest_by_side"])})
+
+    def rows_of(self, output: str) -> int:
+        """How many rows of an output it has handed out, whoever gets them."""
+        return self.rows_out if output == MAIN else self.rows_beside.get(output, 0)
 
     def staged(self, name: str) -> list[StagedFile | StateFile]:
         """The files of one output's rows, uploaded or still local."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, Ack, LocalFile, Snapshot, StagedFile, StateFile
+from state_ops.checkpoints.checkpoint import MAIN as MAIN
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots import snapshot
@@ -21,7 +22,8 @@ from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-MAIN, REST = "main", "rest"  # outputs: a stage's rows, and what it has not applied of its input
+REST = "rest"  # output: what a stage has not applied of its input
+PARTS = "_parts"  # after an output's name: its files by partition
 
 
 def upload_outputs(storage: Storage, acks: Sequence[Ack], *, deadline: float | None) -> list[StateFile]:
@@ -152,18 +154,24 @@ def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
     """
     if ack.handover is None:
         return [file for file in ack.files if file.kind == CHANNEL]
-    place = f"channels/{ack.operator}/{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}.parquet"
+    attempt = attempt_of(ack)
     return [
-        file if file.kind == CHANNEL else replace(file, kind=CHANNEL, path=place, sink=None)
+        file if file.kind == CHANNEL else replace(file, kind=CHANNEL, path=channel_path(attempt, file.name), sink=None)
         for file in ack.handover.staged
-        if file.kind == CHANNEL or file.name == MAIN
+        if file.kind == CHANNEL or not file.name.endswith(PARTS)
     ]
 
 
-def read_by_next(ack: Ack) -> list[StagedFile | StateFile]:
-    """The files of rows that the stages downstream read: each row once, from a channel if it is in one."""
-    from_channel = [file for file in for_stages(ack) if file.name == MAIN]
-    return from_channel or ack.staged(MAIN)
+def channel_path(attempt: Attempt, output: str) -> str:
+    """In storage, of the rows of one output that an attempt leaves for other stages."""
+    place = f"channels/{attempt.operator}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}"
+    return f"{place}.parquet" if output == MAIN else f"{place}/{output}.parquet"
+
+
+def read_by_next(ack: Ack, output: str = MAIN) -> list[StagedFile | StateFile]:
+    """The files of one output's rows that stages downstream read: each row once, from a channel if it is in one."""
+    from_channel = [file for file in for_stages(ack) if file.name == output]
+    return from_channel or ack.staged(output)
 
 
 def locals_of(ack: Ack) -> Collection[str]:

@@ -140,7 +140,7 @@ class _Task:
             work_dir=self._scratch / "work",
             bases=self._bases,
             tables={},
-            channel=True,
+            channels=frozenset({"main"}),
             event_time=None,
             options=BackendOptions(memory_mb=self._sizes.memory_mb),
             resident_mb=self._sizes.resident_mb,

@@ -21,7 +21,7 @@ import pyarrow as pa
 from state_ops.arrow.frames import schema_from_json, schema_to_json
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile, from_micros, to_micros
 from state_ops.ids import CheckpointId
-from state_ops.snapshots.stage_upload import REST
+from state_ops.snapshots.stage_upload import MAIN, REST
 
 Rows = StagedFile | StateFile
 
@@ -32,6 +32,7 @@ class InFlightData:
 
     Attributes:
         upstream: Uid of the stage whose rows they are, or came from.
+        output: Which output of that stage.
         now: That epoch's processing time.
         arriving: The watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
         layers: Files of rows; those of one layer in any order, but before those of the next.
@@ -49,6 +50,7 @@ class InFlightData:
     schema: pa.Schema | None
     begun: bool = False
     closed: bool = True
+    output: str = MAIN
 
     @property
     def files(self) -> list[Rows]:
@@ -69,6 +71,7 @@ class InFlightData:
             "schema": None if self.schema is None else schema_to_json(self.schema),
             "begun": self.begun,
             "closed": self.closed,
+            **({} if self.output == MAIN else {"output": self.output}),
         }
 
     @classmethod
@@ -87,6 +90,7 @@ class InFlightData:
             None if raw["schema"] is None else schema_from_json(raw["schema"]),
             raw["begun"],
             raw["closed"],
+            raw.get("output", MAIN),
         )
 
 

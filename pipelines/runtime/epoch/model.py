@@ -317,8 +317,8 @@ class InFlightEpoch:
         """Rows that the stages upstream have handed out, until this one has acked."""
         if stage.uid in self.acks:
             return []
-        acks = [ack for before in stage.stages_before for ack in self.acks.get(before.uid, ())]
-        return [file for ack in acks for file in read_by_next(ack)]
+        acks = [(ack, output) for before, output in stage.outputs_before for ack in self.acks.get(before.uid, ())]
+        return [file for ack, output in acks for file in read_by_next(ack, output)]
 
     @property
     def waiting_paths(self) -> set[str]:

@@ -21,7 +21,7 @@ from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.gates import evaluation, quarantine
 from pipelines.runtime.gates.evaluation import Verdict
-from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes, watermarks
+from pipelines.runtime.operators import MAIN, Progress, Shapes, shapes, watermarks
 from pipelines.runtime.operators.base import check_storable, refuse_same_names
 from pipelines.runtime.operators.compatibility import fit
 from pipelines.runtime.operators.joins import sides
@@ -69,12 +69,12 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
         planned = epoch.plan.slices.get(stage.input.name)
         newest = planned.newest if planned else None
         return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None))
-    upstream, more = stage.input.uid, None
+    upstream, output, more = stage.input.uid, stage.from_output, None
     at = epoch.applied.get(upstream)
     if at is not None:
-        rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack))
-        schema = context.shapes[upstream].outputs[MAIN] if rows else None
-        more = InFlightData(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
+        rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack, output))
+        schema, layers = context.shapes[upstream].outputs[output] if rows else None, (rows,) if rows else ()
+        more = InFlightData(at.epoch, upstream, at.now, at.watermark, layers, schema, closed=at.whole, output=output)
     return work(joined(progress.waiting, more), progress.pace)
 
 
@@ -265,9 +265,9 @@ def _parts(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int,
             if landed is not None:
                 parts[side] = landed
             continue
-        staged = _staged(epoch, stage, lane.input)
+        staged = _staged(epoch, lane, lane.input)
         if staged:
-            schema = context.shapes[lane.input.uid].outputs[MAIN]
+            schema = context.shapes[lane.input.uid].outputs[lane.from_output]
             parts[side] = Channel(schema, context.storage, tuple(staged))
     return parts
 
@@ -282,10 +282,11 @@ def _landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Sou
 
 
 def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
-    """The rows that a stage upstream hands out in this epoch."""
-    acks = epoch.acks[upstream.uid]
-    staged = [file for ack in acks for file in read_by_next(ack)]
-    if (rows_staged := sum(file.rows or 0 for file in staged)) != (rows_out := sum(ack.rows_out for ack in acks)):
+    """The rows for a stage that one upstream hands out in this epoch."""
+    acks, output = epoch.acks[upstream.uid], stage.from_output
+    staged = [file for ack in acks for file in read_by_next(ack, output)]
+    rows_out = sum(ack.rows_of(output) for ack in acks)
+    if (rows_staged := sum(file.rows or 0 for file in staged)) != rows_out:
         raise DamageError(
             f"{upstream.uid} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
             f"{agrees(rows_staged, 'is', 'are')} staged for {stage.uid}.",
@@ -331,7 +332,7 @@ def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> N
     if first is None or first.schema is None:
         return
     assert isinstance(stage.input, Stage), "only such a stage leaves rows"
-    now = context.inputs[stage.uid] if first.begun else context.shapes[stage.input.uid].outputs[MAIN]
+    now = context.inputs[stage.uid] if first.begun else context.shapes[stage.input.uid].outputs[stage.from_output]
     if not first.schema.equals(now):
         raise PipelineError(
             f"{counted(first.rows, 'row')} of epoch {first.epoch} {agrees(first.rows, 'waits', 'wait')} "
@@ -360,7 +361,7 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
         raw = None if known_files is None else source_schema(stage, known_files)
     else:  # or from the stage before
         upstream = context.shapes.get(stage.input.uid)
-        raw = upstream.outputs[MAIN] if upstream else None
+        raw = upstream.outputs[stage.from_output] if upstream else None
     if raw is None:
         return None
     direct_read.check_where(stage, raw, context.settings.spark.conf)
@@ -406,7 +407,7 @@ def _columns_of(
         expected = epoch.source_offsets.expected.get(lane.input.name)
         return lane.input.declared_columns if expected is None else expected
     upstream = context.shapes.get(lane.input.uid)
-    return upstream.outputs[MAIN] if upstream else None
+    return upstream.outputs[lane.from_output] if upstream else None
 
 
 def _fixed(
@@ -465,8 +466,7 @@ def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
 
 def sinks_of(stage: Stage, fixed: Shapes) -> list[tuple[Sink, pa.Schema]]:
     """The sinks that a stage writes to, with the columns of their rows."""
-    named = [(stage.sink, MAIN), (stage.late, LATE), (stage.quarantine, QUARANTINE)]
-    return [(sink, fixed.outputs[output]) for sink, output in named if sink is not None]
+    return [(sink, fixed.outputs[output]) for output, sink in stage.sinks_by_output]
 
 
 def _check_backend(context: RunContext, stage: Stage) -> None:
@@ -507,9 +507,8 @@ def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
 
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
-    targets = {
-        output: _target(pipeline, sink) for output, sink in ((MAIN, stage.sink), (LATE, stage.late)) if sink is not None
-    }
+    # What is quarantined is written once the stage's gates have looked at its rows.
+    targets = {output: _target(pipeline, sink) for output, sink in stage.sinks_by_output if output != QUARANTINE}
     doing = epoch.work[stage.uid]
     first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
@@ -530,7 +529,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         work_dir=work_dir(context),
         bases=progress.bases,
         tables=targets,
-        channel=pipeline.feeds_others(stage) or bool(evaluation.of_rows(stage)),
+        channels=pipeline.outputs_read(stage).union((MAIN,) if evaluation.of_rows(stage) else ()),
         event_time=stage.input.event_time if isinstance(stage.input, Source) and not stage.sides else None,
         backend=settings.state.backend,
         options=backend_options(settings),
@@ -631,17 +630,18 @@ def _watermark_of_sides(
 
 def _rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
     if stage.sides:
-        return sum(_rows_of(epoch, input) for input in stage.inputs)
+        return sum(_rows_of(epoch, lane) for lane in stage.sides)
     if isinstance(stage.input, Source):
-        return _rows_of(epoch, stage.input)
+        return _rows_of(epoch, stage)
     first = epoch.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
 
 
-def _rows_of(epoch: InFlightEpoch, input: Source | Stage) -> int:
-    if isinstance(input, Stage):
-        return sum(ack.rows_out for ack in epoch.acks[input.uid])
-    planned = epoch.plan.slices.get(input.name)
+def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
+    """How many rows an epoch has for a stage that reads a single input."""
+    if isinstance(lane.input, Stage):
+        return sum(ack.rows_of(lane.from_output) for ack in epoch.acks[lane.input.uid])
+    planned = epoch.plan.slices.get(lane.input.name)
     return planned.rows - len(planned.left_out) if planned else 0
 
 

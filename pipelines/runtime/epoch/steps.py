@@ -43,7 +43,6 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import deliver, publish_missing
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources import archive
-from pipelines.runtime.task.staged_output import PARTS
 from pipelines.runtime.timings import record_ms
 from state_ops.backends import composite
 from state_ops.checkpoints.checkpoint import (
@@ -90,6 +89,7 @@ from state_ops.ids import CheckpointId
 from state_ops.keyed.per_key.state_cache import CacheFigures
 from state_ops.schema import evolution
 from state_ops.snapshots import stage_upload
+from state_ops.snapshots.stage_upload import PARTS
 from state_ops.storage.transfers import at_once
 
 log = structlog.get_logger("weir.epoch")

@@ -169,7 +169,7 @@ class Transitions:
             self._failover.prolong(epoch)
         # On a cluster a scan of rows that one host alone has may run on another.
         leaves = epochs.may_leave_rows and not self._context.pipeline.must_finish(stage)
-        apart = self._context.pipeline.feeds_others(stage) or leaves
+        apart = bool(self._context.pipeline.outputs_read(stage)) or leaves
         shared = self._context.settings.spark.master.startswith("local") or not apart
         progress = epochs.progress[stage.uid]
         epoch.work[stage.uid] = plan(self._context, epoch, stage, progress)

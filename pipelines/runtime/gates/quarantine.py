@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runtime.definition import QUARANTINE, ROW, Gate, Source, Stage
+from pipelines.runtime.definition import POSITIONS, QUARANTINE, ROW, Gate, Source, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.gates.evaluation import Verdict, columns_of, plain, refusal
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut, Slice
-from pipelines.runtime.task.staged_output import POSITIONS
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile

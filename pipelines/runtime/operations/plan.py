@@ -26,7 +26,7 @@ from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.inspection.view import View, view_of
-from pipelines.runtime.operators import MAIN, Shapes, open_windows
+from pipelines.runtime.operators import Shapes, open_windows
 from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.ownership.ownership import early_id_of
@@ -323,7 +323,7 @@ class PlanBuilder:
             raw = None if files is None else source_schema(stage, files)
         else:
             shapes = self.shapes.get(stage.input.uid)
-            raw = shapes.outputs[MAIN] if shapes else None
+            raw = shapes.outputs[stage.from_output] if shapes else None
         if raw is not None and stage.where is not None:
             direct_read.check_where(stage, raw, self._settings.spark.conf)
             alone = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
@@ -506,7 +506,7 @@ class PlanBuilder:
         if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
             return
         then = schema_from_json(first["schema"])
-        now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[MAIN]
+        now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[stage.from_output]
         if not then.equals(now):
             what = f"{counted(recorded.rows_waiting, 'row', 'waits', 'wait')} for it with other columns than it has now"
             advice = (

@@ -66,8 +66,8 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
         if (sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE) in rows.names:
             stage.check_changes(lane.input)
     fixed = _shapes(stage, rows)
-    for sink, output in ((stage.sink, MAIN), (stage.late, LATE)):
-        if sink is not None:
+    for output, sink in stage.sinks_by_output:
+        if output in fixed.outputs:  # else it has columns of its own
             refuse_same_names(fixed.outputs[output], f"stage {stage.uid}, sink {sink.name}")
     if not (stage.quarantines and ROW in rows.names):
         return fixed

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pipelines.runtime.definition import LATE as LATE
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.operators.filtered_rows import check_condition
 from state_ops.arrow import frames
@@ -26,7 +27,6 @@ from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import StateSchema
 from state_ops.snapshots.stage_upload import MAIN as MAIN
 
-LATE = "late"
 _FARTHEST = 1 << 62  # microseconds
 
 

@@ -19,6 +19,7 @@ from pipelines.runtime.definition import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     EXACTLY_ONCE,
+    MAIN,
     SEMI,
     Pipeline,
     SessionWindow,
@@ -464,10 +465,13 @@ def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
 
 
 def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    inputs = {stage.uid: stage.input for stage in pipeline.stages if not stage.sides}
-    upstream = {uid: input.uid for uid, input in inputs.items() if isinstance(input, Stage)}
+    upstream = {
+        stage.uid: (stage.input.uid, stage.from_output)
+        for stage in pipeline.stages
+        if isinstance(stage.input, Stage) and not stage.sides
+    }
     for uid, recorded in head.operators.items():
-        if any(upstream.get(uid) != entry["upstream"] for entry in recorded.waiting):
+        if any(upstream.get(uid) != (entry["upstream"], entry.get("output", MAIN)) for entry in recorded.waiting):
             yield Finding(
                 "stage",
                 uid,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import Epoch, Stage, is_timed
+from pipelines.runtime.definition import ROW, Epoch, Stage, is_timed
 from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
 from pipelines.runtime.operators.per_key import PerKey
+from pipelines.runtime.operators.returned import returned
 from state_ops.arrow import frames
 from state_ops.arrow.casts import cast
 from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
 from state_ops.checkpoints.checkpoint import from_micros, to_micros
-from state_ops.errors import StageError, WeirError
+from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.keyed import ttl
 from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
 from state_ops.keyed.per_key.key_state import OpenCache, no_cache
@@ -47,23 +48,19 @@ def function_shapes(stage: Stage, rows: pa.Schema, keys: pa.Schema) -> Shapes:
     shapes = shapes if stage.ttl is None else shapes.with_stamps
     epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
     trial = FunctionOperator(stage, shapes, MemoryBackend(), epoch, Progress(None, None, False), range(0))
+    outputs: dict[str, pa.Schema] = {}
     try:
-        produced = [
-            table for _, table in trial.process(rows.empty_table().append_column(GROUP, pa.array([], pa.int32())))
-        ]
-        output = produced[0].schema if produced else pa.schema([])
+        none = rows.empty_table().append_column(GROUP, pa.array([], pa.int32()))
+        for name, table in trial.process(none):
+            fitted(stage, table, outputs.setdefault(name, table.schema), of=name)
         if stage.on_timer is not None:
-            fired = [table for _, table in trial.fire(frames.from_arrow(_no_timers(keys)), EVENT)]
-            if fired and not produced:
-                output = fired[0].schema
-            elif fired:
-                fitted(stage, fired[0], output, stage.on_timer.__name__)
+            for name, table in trial.fire(frames.from_arrow(_no_timers(keys)), EVENT):
+                fitted(stage, table, outputs.setdefault(name, table.schema), stage.on_timer.__name__, name)
     except StageError as error:
         error.where = f"{where}, called with no rows to learn its output's columns, before the first epoch"
         error.next = "Correct the function; it must take an empty frame too. Nothing was started."
         raise
-    check_storable(output, where, "Cast it in the function")
-    return replace(shapes, outputs={MAIN: output})
+    return replace(shapes, outputs=known_outputs(stage, outputs))
 
 
 def _no_timers(keys: pa.Schema) -> pa.Table:
@@ -98,7 +95,7 @@ class FunctionOperator:
         assert stage.function is not None
         self._stage, self._shapes, self._backend, self._epoch = stage, shapes, backend, epoch
         self._progress, self._groups = progress, groups
-        self._keys, self._output = shapes.keys, shapes.outputs.get(MAIN)
+        self._keys = shapes.keys
         self._where = f"stage {stage.uid}"
         self._now = to_micros(epoch.now)
         self._expiry = ttl.expiry_of(shapes.state, stage.ttl, self._now, forgotten)
@@ -190,14 +187,13 @@ class FunctionOperator:
         """What the author's function makes of rows; what it changed is written."""
         self._convert = frames.converter(function)
         try:
-            result = function(self._convert(rows), self._state, self._epoch)
+            parts = list(returned(self._stage, function(self._convert(rows), self._state, self._epoch)))
         except WeirError:
             raise
         except Exception as error:
             raise authors_error(error, self._stage, self._epoch, rows.select(self._keys.names)) from error
         self._state.flush()
-        if result is not None:
-            yield MAIN, fitted(self._stage, frames.arrow(result, self._where), self._output)
+        yield from handed_out(self._stage, parts, self._shapes)
 
 
 def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) -> StageError:
@@ -214,19 +210,55 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) 
     )
 
 
-def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | None = None) -> pa.Table:
+def known_outputs(stage: Stage, tried: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
+    """The columns of all outputs of a stage with a function. Raises PipelineError where they cannot be, or be told.
+
+    Args:
+        tried: As its functions returned them for no rows.
+    """
+    where = f"stage {stage.uid}"
+    for name in stage.returned[1:]:
+        if name not in tried:
+            raise PipelineError(
+                f"The columns of the output {name!r} of {stage.uid} cannot be told: its function returned none for it"
+                " when it was called with no rows.",
+                where=where,
+                next=f"Return an empty frame for it then, {{{name!r}: frame}}, whatever the rows are.",
+            )
+    outputs = {name: tried.get(name, pa.schema([])) for name in stage.returned}
+    for name, columns in outputs.items():
+        check_storable(columns, where if name == MAIN else f"{where}, output {name}", "Cast it in the function")
+    return outputs
+
+
+def handed_out(stage: Stage, parts: Iterable[tuple[str, Any]], shapes: Shapes) -> Iterator[tuple[str, pa.Table]]:
+    """What a stage's function returned, in the columns and types of its outputs.
+
+    Args:
+        parts: By output, as `returned` has them.
+    """
+    for output, part in parts:
+        rows = frames.arrow(part, f"stage {stage.uid}")
+        if shapes.tracked and output != MAIN and ROW in rows.column_names:  # gates look at the main output alone
+            rows = rows.drop_columns([ROW])
+        yield output, fitted(stage, rows, shapes.outputs.get(output), of=output)
+
+
+def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | None = None, of: str = MAIN) -> pa.Table:
     """What a stage's function returned, in the columns and types of `output`; as it is while these are being found out.
 
     Args:
         by: The function's name, where it is not the stage's main one.
+        of: The output's name.
     """
     if output is None or rows.schema.equals(output):
         return rows
     where = f"stage {stage.uid}"
+    columns_of = "other columns" if of == MAIN else f"other columns of its output {of}"
     complaint = (
-        f"{by}() of the stage {stage.uid} returned other columns than its main function"
+        f"{by}() of the stage {stage.uid} returned {columns_of} than its main function"
         if by
-        else f"The stage {stage.uid} returned other columns than for an empty input"
+        else f"The stage {stage.uid} returned {columns_of} than for an empty input"
     )
     problems = [f"{field.name} is missing" for field in output if field.name not in rows.column_names]
     problems += [f"{name} is new" for name in rows.column_names if name not in output.names]

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.operators.returned import returned
 from state_ops.arrow import frames
 from state_ops.arrow.types import zero_of
 from state_ops.backends.base import Backend
@@ -64,8 +65,8 @@ class PerKey:
         self._states = KeyStates(stage.state, schema, self._where, cache)
         self._state = KeyState(self._states)
 
-    def process(self, rows: pa.Table, state: KeyedState, epoch: Epoch) -> pa.Table | None:
-        """Call the function with each key's rows; what it returned, as one table."""
+    def process(self, rows: pa.Table, state: KeyedState, epoch: Epoch) -> dict[str, pa.Table]:
+        """Call the function with each key's rows; what it returned, as one table for each output."""
         if not rows.num_rows:
             return self._tried(rows, epoch)
         batch = state.batch
@@ -80,70 +81,72 @@ class PerKey:
             lambda index, key: self._function(key, part(edges[index], edges[index + 1]), self._state, epoch),
         )
 
-    def fire(self, fired: pa.Table, state: KeyedState, epoch: Epoch) -> pa.Table | None:
+    def fire(self, fired: pa.Table, state: KeyedState, epoch: Epoch) -> dict[str, pa.Table]:
         """Call `on_timer` for each timer, of which a key has one at most."""
         function = self._stage.on_timer
         assert function is not None
         if not fired.num_rows:
-            return None
+            return {}
         timers = [Fired(*timer) for timer in zip(fired["at"].to_pylist(), fired["domain"].to_pylist(), strict=True)]
         return self._each(state, epoch, lambda index, key: function(key, timers[index], self._state, epoch))
 
-    def _each(self, state: KeyedState, epoch: Epoch, call: Callable[[int, Any], Any]) -> pa.Table | None:
+    def _each(self, state: KeyedState, epoch: Epoch, call: Callable[[int, Any], Any]) -> dict[str, pa.Table]:
         try:
             parts = [column.to_pylist() for column in state.batch.columns]
         except OverflowError as error:
             raise _too_far(pa.table(state.batch.columns, names=self._keys.names), self._where) from error
         keys = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
         self._states.begin(state, keys)
-        results, owners = [], []
+        results: dict[str, tuple[list[Any], list[Any]]] = {}  # by output, what calls returned, and for which keys
         for index, key in enumerate(keys):
             self._states.at(index)
             try:
-                result = call(index, key)
+                parts = list(returned(self._stage, call(index, key)))
             except WeirError:
                 raise
             except Exception as error:
                 raise self._authors(error, key, epoch) from error
-            if result is not None:
-                results.append(result)
-                owners.append(key)
+            for output, rows in parts:
+                of_output = results.setdefault(output, ([], []))
+                of_output[0].append(rows)
+                of_output[1].append(key)
         self._states.end()
-        if not results:
-            return None
-        table = self._together(results, owners, self._stage.output)
-        return table if table.column_names else None  # nothing but empty lists
+        declared = dict(self._stage.declared)
+        tables = {name: self._together(*given, declared.get(name)) for name, given in results.items()}
+        return {name: table for name, table in tables.items() if table.column_names}  # else nothing but empty lists
 
-    def _tried(self, rows: pa.Table, epoch: Epoch) -> pa.Table | None:
-        """No rows: what the output's columns are, as declared, or as the function returns for no rows of a made-up
-        key."""
-        if self._stage.output is not None:
-            return self._stage.output.empty_table()
+    def _tried(self, rows: pa.Table, epoch: Epoch) -> dict[str, pa.Table]:
+        """No rows: what the columns of the outputs are, as declared, or as the function returns for no rows of a
+        made-up key."""
+        if self._stage.declared:
+            return {name: columns.empty_table() for name, columns in self._stage.declared}
         key = tuple(zero_of(field.type) for field in self._keys)
         try:
             result = self._function(
                 key if len(key) > 1 else key[0], self._sliced(rows)(0, 0), _NoState(self._stage), epoch
             )
+            parts = list(returned(self._stage, result))
+        except StageError:
+            raise
         except Exception as error:
             raise PipelineError(
                 f"The function of the stage {self._stage.uid} raised {type(error).__name__}: {error}",
                 where=f"{self._where}, called with no rows to learn its output's columns, before the first epoch",
                 next=f"{_DECLARE} Or let it take no rows.",
             ) from error
-        if result is None:
-            return None
-        table = self._together([result], [key], None)
-        if not table.column_names:
+        tables = {name: self._together([rows], [key], None) for name, rows in parts}
+        if not all(table.column_names for table in tables.values()):
             raise PipelineError(
                 f"The columns that {self._stage.uid} returns cannot be told from an empty list.",
                 where=self._where,
                 next=_DECLARE,
             )
-        return table
+        return tables
 
     def _authors(self, error: Exception, key: Any, epoch: Epoch) -> StageError:
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:  # the author's own frames only
+        ours = (__file__, returned.__code__.co_filename)
+        while trace is not None and trace.tb_frame.f_code.co_filename in ours:  # the author's own frames only
             trace = trace.tb_next
         return StageError(
             f"The function of the stage {self._stage.uid} raised {type(error).__name__}: {error}",

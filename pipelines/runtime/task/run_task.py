@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from polars.exceptions import PanicException
 
-from pipelines.runtime.definition import Epoch, FileSource, Stage
+from pipelines.runtime.definition import POSITIONS, Epoch, FileSource, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from pipelines.runtime.operators.compatibility import timers_left
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
-from pipelines.runtime.task.staged_output import POSITIONS, StagedOutput, Target
+from pipelines.runtime.task.staged_output import StagedOutput, Target
 from pipelines.runtime.timings import record_ms
 from state_ops.arrow import frames
 from state_ops.backends import composite
@@ -70,8 +70,8 @@ class KeyedTask:
 
     Attributes:
         bases: By subtask, the snapshot to build on.
-        tables: By output name, the sink that gets it; an output without one is staged as a channel if `channel`, else
-            dropped.
+        tables: By output name, the sink that gets it.
+        channels: The outputs that other stages, or gates, read. One that is neither here nor in `tables` is dropped.
         resident_mb: MiB of rows that a subtask keeps as a resident table.
         warm_mb: MiB that entries of state caches may take in a worker process between epochs.
         full: The snapshot is to depend on no other.
@@ -105,7 +105,7 @@ class KeyedTask:
     work_dir: Path
     bases: Mapping[int, Snapshot | LocalSnapshot]
     tables: Mapping[str, Target]
-    channel: bool
+    channels: frozenset[str]
     event_time: str | None
     backend: str = DEFAULT
     options: BackendOptions = field(default_factory=BackendOptions)
@@ -131,7 +131,6 @@ class KeyedTask:
 @dataclass
 class _Counters:
     rows_in: int = 0
-    rows_out: int = 0
     rows_null_key: int = 0
     max_event_time: int | None = None
     newest_by_side: list[int | None] = field(default_factory=list)
@@ -199,7 +198,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         options = replace(task.options, where=_where(task, attempt.subtask))
         backend = unwritten.reopen(options) if unwritten is not None else composite.opened(kind, copy.db, options)
         clock = record_ms(counters.ms, "open", clock)
-        staged = StagedOutput(attempt, task.tables, task.channel, task.shapes.tracked)
+        staged = StagedOutput(attempt, task.tables, task.channels, task.shapes.tracked)
         with _closed(backend, staged):
             moved = isinstance(base, Snapshot) and base.rescaled
             if isinstance(base, Snapshot) and moved:
@@ -223,7 +222,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     else:
         shutil.rmtree(copy.db, ignore_errors=True)
     handover = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
-    ack = _ack(task, attempt, handover, operator, counters, caching)
+    ack = _ack(task, attempt, handover, operator, counters, staged.handed_out, caching)
     if not shared:
         ack = _uploaded(task, attempt, base, ack, deadline)
     for kept in (caching, writer):
@@ -261,7 +260,7 @@ def _apply(
     arriving = _Patient(batches, task.patience)
     for rows in _data(task, arriving, counters):
         for output, table in operator.process(rows):
-            counters.rows_out += staged.write(output, table)
+            staged.write(output, table)
         if counters.rows_in > operator.rows_deferred:
             arriving.applied()
     stopped = staged.leave(_as_seen(batch) for batch in arriving.rest())
@@ -270,7 +269,7 @@ def _apply(
             staged.leave([table.drop_columns([GROUP])])
             counters.rows_in -= table.num_rows
         else:
-            counters.rows_out += staged.write(output, table)
+            staged.write(output, table)
 
 
 def _groups(task: KeyedTask, attempt: Attempt) -> range:
@@ -317,9 +316,9 @@ def _uploaded(
 def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
     """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in
     this epoch."""
-    target = task.tables.get(MAIN)
+    target = task.tables.get(file.name)
     in_table = target is not None and not target.partition_by
-    return file.name in (REST, POSITIONS) or (task.channel and (task.reread or not in_table))
+    return file.name in (REST, POSITIONS) or (file.name in task.channels and (task.reread or not in_table))
 
 
 @contextmanager
@@ -374,6 +373,7 @@ def _ack(
     handed: PendingUpload,
     operator: Operator,
     counters: _Counters,
+    handed_out: Mapping[str, int],
     caching: Caching,
 ) -> Ack:
     return Ack(
@@ -383,11 +383,12 @@ def _ack(
         task.epoch,
         task.generation,
         rows_in=counters.rows_in,
-        rows_out=counters.rows_out,
+        rows_out=handed_out.get(MAIN, 0),
         rows_late=operator.rows_late,
         rows_null_key=counters.rows_null_key,
         max_event_time=counters.max_event_time,
         newest_by_side=tuple(counters.newest_by_side),
+        rows_beside={output: rows for output, rows in handed_out.items() if output != MAIN},
         closed_upto=operator.closed_upto,
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         ms=counters.ms,

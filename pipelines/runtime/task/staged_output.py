@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
-from pipelines.runtime.definition import ROW
+from pipelines.runtime.definition import POSITIONS, ROW
 from pipelines.runtime.operators import where
 from state_ops.arrow.parquet import PARTITION, WHERE, partition_json, staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
@@ -20,11 +20,9 @@ from state_ops.counts import agrees, counted
 from state_ops.errors import InputError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots.attempt import Attempt
-from state_ops.snapshots.stage_upload import MAIN, REST
+from state_ops.snapshots.stage_upload import MAIN, PARTS, REST, channel_path
 
-PARTS = "_parts"  # after an output's name: its files by partition
 _MAX_PARTITIONS = 500  # of which an attempt may write rows, each to a file of its own
-POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +50,34 @@ class StagedOutput:
     Args:
         attempt: Whose rows these are.
         targets: By output, the sink that gets it.
-        channel: An output without a sink is staged for the stages that read it, else dropped.
-        tracked: Rows say where they come from, which is staged apart from them.
+        channels: The outputs that other stages read. One that neither is among them nor has a sink is dropped.
+        tracked: Rows of the main output say where they come from, which is staged apart from them.
+
+    Attributes:
+        handed_out: By output, how many rows have been written, those that were dropped among them.
     """
 
-    def __init__(self, attempt: Attempt, targets: Mapping[str, Target], channel: bool, tracked: bool) -> None:
+    def __init__(
+        self, attempt: Attempt, targets: Mapping[str, Target], channels: Collection[str], tracked: bool
+    ) -> None:
         self._attempt, self._targets = attempt, targets
-        self._channel, self._tracked = channel, tracked
+        self._channels, self._tracked = channels, tracked
+        self.handed_out: dict[str, int] = {}
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._rows: dict[str, int] = {}
         self._parts: dict[str, dict[str, tuple[str, int]]] = {}  # by output and partition: the local name, and rows
         self._rest: list[StagedFile] = []
 
-    def write(self, output: str, table: pa.Table) -> int:
-        """Stage rows; returns how many count as the stage's output (side outputs do not)."""
+    def write(self, output: str, table: pa.Table) -> None:
+        """Stage rows."""
         if not table.num_rows:
-            return 0
+            return
         if output == MAIN and self._tracked:
             self._write(POSITIONS, table.select([ROW]))
             table = table.drop_columns([ROW])
-        counted = table.num_rows if output == MAIN else 0
-        if output not in self._targets and not (output == MAIN and self._channel):
-            return counted
+        self.handed_out[output] = self.handed_out.get(output, 0) + table.num_rows
+        if output not in self._targets and output not in self._channels:
+            return
         if output in self._targets and (key := self._targets[output].key):
             attempt = self._attempt
             _check_keys(self._targets[output].sink, key, table, f"stage {attempt.operator}, epoch {attempt.epoch}")
@@ -83,10 +87,9 @@ class StagedOutput:
             table = table.replace_schema_metadata({WHERE: condition})
         if output in self._targets and self._targets[output].partition_by:
             self._write_parts(output, self._targets[output], table)
-            if output != MAIN or not self._channel:
-                return counted
+            if output not in self._channels:
+                return
         self._write(output, table)
-        return counted
 
     def _write_parts(self, output: str, target: Target, table: pa.Table) -> None:
         """Append each row to its partition's file. Rows of one partition keep their order."""
@@ -153,8 +156,7 @@ class StagedOutput:
         target = self._targets.get(output)
         if target is not None and target.partition_by:  # its rows are in files by partition; this one is for stages
             target = None
-        place = self._place(target.directory if target is not None else f"channels/{self._attempt.operator}")
-        path = f"{place}/{POSITIONS}.parquet" if output == POSITIONS else f"{place}.parquet"
+        path = channel_path(self._attempt, output) if target is None else f"{self._place(target.directory)}.parquet"
         kind, sink = (OUTPUT, target.sink) if target is not None else (CHANNEL, None)
         local = self._local(output)
         return StagedFile(kind, output, str(local), path, local.stat().st_size, sink, self._rows[output])

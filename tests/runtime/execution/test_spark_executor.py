@@ -77,7 +77,7 @@ class Job:
             work_dir=self.work,
             bases={},
             tables={},
-            channel=True,
+            channels=frozenset({"main"}),
             event_time=None,
             options=BackendOptions(memory_mb=16),
             stages=("counted",),

@@ -380,7 +380,7 @@ class Notes:
             work_dir=self.work,
             bases={} if self.base is None else {0: self.base},
             tables={},
-            channel=True,
+            channels=frozenset({"main"}),
             event_time=None,
             options=BackendOptions(memory_mb=16),
             stages=("notes",),

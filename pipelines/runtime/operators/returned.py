@@ -1,0 +1,33 @@
+"""What a stage's function returns: rows of its main output, or rows by output; at once, or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import GeneratorType
+from typing import Any
+
+from pipelines.runtime.definition import MAIN, Stage
+from state_ops.errors import StageError
+
+
+def returned(stage: Stage, result: Any) -> Iterator[tuple[str, Any]]:
+    """The rows that a call of a stage's function made, each time with the output that they are for.
+
+    Args:
+        result: What the call returned; of a function that yields, whose code runs now, the generator.
+
+    Raises:
+        StageError: The stage has not declared an output of that name.
+    """
+    for part in result if isinstance(result, GeneratorType) else (result,):
+        by_output = part if isinstance(part, Mapping) else {MAIN: part}
+        for name, rows in by_output.items():
+            if name not in stage.returned:
+                raise StageError(
+                    f"The function of the stage {stage.uid} returned rows for an output {name!r}, which the stage does"
+                    f" not declare; its outputs are: {', '.join(stage.returned)}.",
+                    where=f"stage {stage.uid}",
+                    next="Declare it, outputs={...}; rows that are dicts are returned as a list of them.",
+                )
+            if rows is not None:
+                yield name, rows
