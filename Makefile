@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-state bench-windows bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and 
 
 bench-exchange: $(STAMP) ## Measure rows on their way to subtasks, in blocks and as Spark's rows; about a quarter of an hour
 	@$(PY) -m benchmarks.exchange
+
+bench-phases: $(STAMP) ## Measure each phase of the exchange beside a plain shuffle in Spark; about four minutes
+	@$(PY) -m benchmarks.exchange_phases
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
 	@$(PY) -m benchmarks.state.run --full

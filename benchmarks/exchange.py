@@ -47,7 +47,7 @@ def counts(rows: pl.DataFrame, state: ValueState, _: Epoch) -> None:
     state.fold(rows, n=agg.count())
 
 
-def write(landing: Path, width: int, epochs: int) -> int:
+def write(landing: Path, width: int, epochs: int, keys: int = _KEYS) -> int:
     """Slices of about the same bytes whatever their rows' width, and how many rows each has."""
     rows = min(_MOST_ROWS, _BYTES // (24 + width)) // _FILES * _FILES
     draw, landing_files = np.random.default_rng(width), epochs * _FILES
@@ -55,7 +55,7 @@ def write(landing: Path, width: int, epochs: int) -> int:
     for number in range(landing_files):
         count = rows // _FILES
         columns = {
-            "key": draw.integers(0, _KEYS, count),
+            "key": draw.integers(0, keys, count),
             "a": draw.integers(0, 1 << 40, count),
             "b": draw.random(count),
         }
