@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import EllipsisType
 from typing import Any
 
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import (
     INNER,
@@ -41,6 +42,7 @@ def aggregate(
     null_keys: str = "fail",
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
+    changes: bool = False,
     **aggregates: Agg,
 ) -> Stage:
     """Running aggregates: at every barrier, one row with the values so far for each key that the epoch touched.
@@ -48,14 +50,26 @@ def aggregate(
     A row has the key columns, the aggregates and `epoch`, the checkpoint's id as int64: of a key's rows in a table, the
     one with the highest epoch is the newest.
 
+    With `changes=True` rows say in `_change_type` what became of a key: `insert` for its first row; `update_preimage`
+    with the values that it had and `update_postimage` with those that it has, if they differ; `delete` with the values
+    that it had, when all of its input has been taken back. Of input that is such changes, count, and sum and mean of
+    integers and decimals, take rows back; all else is refused.
+
     Args:
         order_by: What `agg.first` and `agg.last` are by: the values of the rows where these columns are smallest and
             largest of all rows that ever came.
+        changes: Hand out changes.
         **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
     """
     place = f"aggregate {uid}"
     columns, by = _columns(key), _columns(order_by)
-    _check_aggregates(place, aggregates, {*columns, "epoch"})
+    if not isinstance(changes, bool):
+        raise PipelineError(
+            f"changes={changes!r} does not say whether changes are handed out.",
+            where=place,
+            next="Say True or False; no aggregate can be named like an argument.",
+        )
+    _check_aggregates(place, aggregates, {*columns, "epoch", CHANGE_TYPE})
     ordered = sorted(name for name, aggregate in aggregates.items() if aggregate.kind in ("first", "last"))
     if ordered and not by:
         raise PipelineError(
@@ -68,13 +82,15 @@ def aggregate(
         uid=uid,
         **reading(source),
         key=columns,
-        aggregation=Aggregation(tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())),
+        aggregation=Aggregation(
+            tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items()), changes
+        ),
         where=where,
         transform=transform,
         null_keys=null_keys,
         sink=sink,
         gates=_gates(gate),
-        description=f"Running {', '.join(aggregates)} by {', '.join(columns)}.",
+        description=f"Running {', '.join(aggregates)} by {', '.join(columns)}{', as changes' if changes else ''}.",
     )
 
 

@@ -221,9 +221,14 @@ class Deduplication:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """Running aggregates per key, by output column; first and last by their `order_by`."""
+    """Running aggregates per key, by output column; first and last by their `order_by`.
+
+    Attributes:
+        changes: What is handed out says by `_change_type` what became of a key's row.
+    """
 
     aggregates: tuple[tuple[str, Agg], ...]
+    changes: bool = False
 
 
 INNER, LEFT, RIGHT, FULL, SEMI, ANTI = "inner", "left", "right", "full", "semi", "anti"
@@ -362,6 +367,8 @@ class Stage:
         why: str | None = "what it made of a row cannot be taken back"
         if self.function is not None:
             why = None if self.accepts_changes else "its function may not look at that column"
+        elif self.aggregation is not None:
+            why = next((why for name, agg in self.aggregation.aggregates if (why := agg.irrevocable(name))), None)
         if why is None:
             return
         remedy = "accepts_changes=True says that it does. Or leave" if self.function is not None else "Leave"
@@ -475,6 +482,8 @@ class Stage:
     def hands_out_changes(self) -> bool:
         """Whether its rows say by `_change_type` what became of a row, as far as the definition tells. Of the rows of a
         function, their columns tell."""
+        if self.aggregation is not None:
+            return self.aggregation.changes
         return any(name == MAIN and CHANGE_TYPE in columns.names for name, columns in self.declared)
 
     @property
@@ -549,7 +558,12 @@ class Stage:
         operator = self.aggregation or self.window
         if operator is None or self.late is not None or not isinstance(self.input, Source):
             return None
-        columns = {*self.key, *self.order_by, *(name for _, agg in operator.aggregates for name in agg.names)}
+        columns = {
+            *self.key,
+            *self.order_by,
+            *(name for _, agg in operator.aggregates for name in agg.names),
+            CHANGE_TYPE,
+        }
         return frozenset(columns | {column for column in (self.on, self.input.event_time) if column is not None})
 
     @property

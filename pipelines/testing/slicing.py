@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, TAKEN_BACK
 from pipelines.runtime.definition import MAX_PARALLELISM, QUARANTINE, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.operators import EPOCH, LATE, MAIN
 from pipelines.runtime.sources.row_order import ordered
@@ -139,10 +140,8 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
                 parts[name].append(run.late if output == LATE else run.rows(output))
         frames = {name: stacked(frames) for name, frames in parts.items()}
         for name, (run, output) in outputs.items():
-            if run.stage.aggregation is not None and output == MAIN and frames[name].width:
-                # Running aggregates come once an epoch: what each key has in the end is to be the same.
-                newest = frames[name].sort(EPOCH).unique(list(run.stage.key), keep="last", maintain_order=True)
-                frames[name] = newest.drop(EPOCH)
+            if output != LATE and frames[name].width:
+                frames[name] = _final(run, frames[name])
         # A join numbers the rows that it keeps as they come.
         compared = [run for run in runs if run.stage.window is None and run.stage.join is None]
         states = {run.stage.uid: dict(run.state) for run in compared}
@@ -150,6 +149,23 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
         return _Result(frames, states)
 
     return play
+
+
+def _final(run: StageRun, rows: pl.DataFrame) -> pl.DataFrame:
+    """What is to be the same of rows that a stage revises: those that it has not taken back in the end. Running
+    aggregates come once an epoch, and of a key that has no more rows the last ones say nothing."""
+    stage = run.stage
+    rows = rows.drop(EPOCH) if CHANGE_TYPE in rows.columns and stage.aggregation is not None else rows
+    if CHANGE_TYPE in rows.columns:
+        sign = pl.when(pl.col(CHANGE_TYPE).is_in(TAKEN_BACK)).then(-1).otherwise(1)
+        columns = [name for name in rows.columns if name != CHANGE_TYPE]
+        # With how often each row is left: never less than once where the changes are right.
+        return rows.group_by(columns).agg(sign.sum().alias(CHANGE_TYPE)).filter(pl.col(CHANGE_TYPE) != 0)
+    if stage.aggregation is None:
+        return rows
+    newest = rows.sort(EPOCH).unique(list(stage.key), keep="last", maintain_order=True).drop(EPOCH)
+    keys = {key if isinstance(key, tuple) else (key,) for key in run.state}
+    return newest.filter(pl.Series([row in keys for row in newest.select(stage.key).iter_rows()], dtype=pl.Boolean))
 
 
 def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:

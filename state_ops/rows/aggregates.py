@@ -96,6 +96,14 @@ class Agg:
         """The same of partials whose values have become a number or a sketch."""
         return replace(self, summed=True) if self.kind in _OF_VALUES else self
 
+    def irrevocable(self, name: str) -> str | None:
+        """Why a row cannot be taken back from it; None: it can, as far as its kind tells."""
+        if self.kind in ("count", "sum", "mean"):
+            return None
+        if self.kind in _SKETCHES:
+            return f"{name} = {self} keeps a sketch, out of which no value can be taken"
+        return f"{name} = {self} does not keep what would be left without a row"
+
     def check(self, name: str, schema: pa.Schema, where: str) -> None:
         """PipelineError unless the columns exist and can be aggregated so."""
         for column in self.columns:
@@ -242,7 +250,7 @@ class Agg:
         """The aggregate's value from its fields."""
         if self.kind == "mean":
             total, number = pl.col(f"{name}__sum"), pl.col(f"{name}__count")
-            return pl.when(number > 0).then(total / number).alias(name)
+            return pl.when(number > 0).then(total.cast(pl.Float64) / number).alias(name)
         if self.kind in _SKETCHES:
             type = pl.Int64 if self.kind == DISTINCT else pl.Float64
             return pl.col(name).map_batches(estimates(self.kind, self.share), return_dtype=type).alias(name)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import ADD, FIX
+from state_ops.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,24 @@ class ReplaceSink(DeltaSink):
 CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their key, as in Delta's change data feed
 INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
+TAKEN_BACK = (UPDATE_BEFORE, DELETE)  # what rows say that are no more
+
+
+def check_changes(rows: pa.Table, where: str, of: str = "") -> None:
+    """Whether each row says what became of it. Raises InputError.
+
+    Args:
+        where: For errors.
+        of: Whose rows they are, likewise.
+    """
+    column = rows.column(CHANGE_TYPE)
+    unknown = pc.filter(column, pc.invert(pc.is_in(column, pa.array(CHANGES))))
+    if len(unknown):
+        raise InputError(
+            f"A row{of} has {CHANGE_TYPE} {unknown[0].as_py()!r}.",
+            where=where,
+            next=f"Say one of {', '.join(CHANGES)}.",
+        )
 
 
 def partitions(sink: Sink) -> tuple[str, ...]:

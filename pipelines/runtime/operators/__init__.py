@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
 from pipelines.runtime.definition import ROW, Aggregation, Deduplication, Epoch, Join, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
@@ -63,8 +63,10 @@ __all__ = [
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
     for number, lane in enumerate(stage.lanes):
-        if (sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE) in rows.names:
+        column = sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE
+        if column in rows.names:
             stage.check_changes(lane.input)
+            _check_type(stage, rows.field(column).type)
     fixed = _shapes(stage, rows)
     for output, sink in stage.sinks_by_output:
         if output in fixed.outputs:  # else it has columns of its own
@@ -83,6 +85,13 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
         name: pa.schema([field for field in schema if field.name != ROW]) for name, schema in fixed.outputs.items()
     }
     return replace(fixed, outputs=stripped, tracked=True)
+
+
+def _check_type(stage: Stage, type: pa.DataType) -> None:
+    if not pa.types.is_string(type):
+        raise PipelineError(
+            f"{CHANGE_TYPE} is {type}.", where=f"stage {stage.uid}", next=f"Cast it to text: {', '.join(CHANGES)}."
+        )
 
 
 def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:

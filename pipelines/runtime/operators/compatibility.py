@@ -38,6 +38,7 @@ from state_ops.counts import agrees, counted
 from state_ops.durations import shown
 from state_ops.keyed import ttl
 from state_ops.rows.aggregates import Agg
+from state_ops.rows.retractions import ROWS
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import Collection, collections_of
 from state_ops.schema.state_schema import TOUCHED, StateSchema
@@ -139,6 +140,7 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
         *_changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}"),
         *_changed(uid, kind, recorded.window, meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
         *of_collections,
+        *_changed(uid, "input", ROWS in was_state.arrow.names, ROWS in fixed.state.arrow.names, _rows_shown, _WAS_OF),
         *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
         *_timer_findings(stage, recorded),
         *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
@@ -146,6 +148,13 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
         *_join_findings(stage, recorded, fixed),
     )
     return Fit(replace(fixed, state=evolution.successor(was_state, fixed.state), collections=collections), findings)
+
+
+_WAS_OF = "its input was {}, is {}"
+
+
+def _rows_shown(retracts: bool) -> str:
+    return "changes" if retracts else "rows none of which takes others back"
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:

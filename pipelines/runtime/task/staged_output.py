@@ -8,10 +8,9 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, check_changes
 from pipelines.runtime.definition import POSITIONS, ROW
 from pipelines.runtime.operators import where
 from state_ops.arrow.parquet import PARTITION, WHERE, partition_json, staged_writer
@@ -181,14 +180,7 @@ def _check_keys(sink: str, key: Sequence[str], rows: pa.Table, where: str) -> No
                 "again each time.",
             )
     if CHANGE_TYPE in rows.column_names:
-        column = rows.column(CHANGE_TYPE)
-        unknown = pc.filter(column, pc.invert(pc.is_in(column, pa.array(CHANGES))))
-        if len(unknown):
-            raise InputError(
-                f"A row for the table {sink} has {CHANGE_TYPE} {unknown[0].as_py()!r}.",
-                where=where,
-                next=f"Say one of {', '.join(CHANGES)}.",
-            )
+        check_changes(rows, where, f" for the table {sink}")
 
 
 def _check_where(sink: str, condition: str, rows: pa.Table, place: str) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
 
+from pipelines import testing
 from pipelines.api import (
     Epoch,
+    Pipeline,
     Stage,
     State,
     ValueState,
@@ -22,8 +28,12 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime.operators import shapes
-from state_ops.errors import PipelineError
+from pipelines.runtime.operators import aggregation, shapes
+from pipelines.runtime.operators.compatibility import fit, meaning, stored_keys
+from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.errors import InputError, PipelineError
+from state_ops.rows import key_aggregation
+from tests.tools.sampling import sampled
 
 CHANGES = delta.table("x/users", name="users", event_time="at", changes=True)
 OTHERS = files("x/*.parquet", event_time="at")
@@ -48,9 +58,21 @@ def function(source, **arguments) -> Stage:
 
 REFUSED: dict[str, tuple[Callable[..., Stage], str]] = {
     "function": (function, "its function may not look at that column"),
-    "aggregate": (
-        lambda source, **more: aggregate("it", source, key="k", n=agg.count(), **more),
-        "cannot be taken back",
+    "min": (
+        lambda source, **more: aggregate("it", source, key="k", n=agg.count(), least=agg.min("v"), **more),
+        "least = min('v') does not keep what would be left without a row",
+    ),
+    "last": (
+        lambda source, **more: aggregate("it", source, key="k", order_by="at", of=agg.last("v", where="v > 1"), **more),
+        "of = last('v', where='v > 1') does not keep what would be left without a row",
+    ),
+    "count_distinct": (
+        lambda source, **more: aggregate("it", source, key="k", n=agg.count_distinct("v"), **more),
+        "n = count_distinct('v') does not keep what would be left without a row",
+    ),
+    "sketch": (
+        lambda source, **more: aggregate("it", source, key="k", n=agg.approx_quantile("v", 0.5), **more),
+        "n = approx_quantile('v', 0.5) keeps a sketch, out of which no value can be taken",
     ),
     "window": (
         lambda source, **more: window("it", source, key="k", on="at", every="1h", n=agg.count(), **more),
@@ -82,6 +104,22 @@ def test_what_a_transform_leaves_is_judged_by_its_columns(of):
         shapes(plain, ROWS)
 
 
+@pytest.mark.parametrize("summed", [agg.sum("v"), agg.mean("v", where="v > 1")])
+def test_floats_cannot_be_taken_back(summed):
+    floats = ROWS.set(2, pa.field("v", pa.float64()))
+    with pytest.raises(PipelineError, match=r"x = .*adds floats, from which no number") as refused:
+        shapes(aggregate("it", CHANGES, key="k", x=summed), floats)
+    assert "Cast v to a decimal" in refused.value.next
+    assert shapes(aggregate("it", OTHERS, key="k", x=summed), floats.remove(3))
+
+
+def test_what_became_of_a_row_is_said_in_text():
+    with pytest.raises(PipelineError, match="_change_type is int64"):
+        shapes(aggregate("it", OTHERS, key="k", n=agg.count()), ROWS.set(3, pa.field("_change_type", pa.int64())))
+    with pytest.raises(PipelineError, match="does not say whether changes"):
+        aggregate("it", OTHERS, key="k", changes=agg.count())
+
+
 def test_a_join_refuses_changes_on_either_side():
     for left, right in ((CHANGES, OTHERS), (OTHERS, CHANGES)):
         with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes"):
@@ -93,3 +131,212 @@ def test_a_function_that_looks_at_the_column_takes_changes():
     assert not accepting.hands_out_changes and shapes(accepting, ROWS).outputs["main"] == ROWS
     with pytest.raises(PipelineError, match="after cannot read it, whose rows are changes"):
         shapes(deduplicate("after", accepting, key="k"), ROWS)
+
+
+def changes_of(given: list[tuple[str, int | None, str]]) -> pa.Table:
+    """Rows of a key, a value, and what became of them."""
+    k, v, kinds = zip(*given, strict=True) if given else ((), (), ())
+    return pa.table(
+        {"k": pa.array(k, pa.string()), "v": pa.array(v, pa.int64()), "_change_type": pa.array(kinds, pa.string())}
+    )
+
+
+def replayed(content: Counter[tuple], rows: pl.DataFrame) -> None:
+    """Apply changes to rows that are there, each of which is to be taken back only while it is."""
+    for row in rows.drop("epoch").rows(named=True):
+        kind = row.pop("_change_type")
+        if kind in ("insert", "update_postimage"):
+            content[tuple(row.values())] += 1
+        else:
+            assert content[tuple(row.values())] > 0, f"{row} is taken back, and was not there"
+            content[tuple(row.values())] -= 1
+
+
+def test_an_aggregate_says_what_became_of_each_key():
+    totals = aggregate("totals", OTHERS, key="k", n=agg.count(where="v > 0"), total=agg.sum("v"), changes=True)
+    run = testing.run(totals, parallelism=2, batch_rows=2)
+    assert totals.hands_out_changes
+
+    def epoch(*given: tuple[str, int]) -> list[tuple]:
+        return run.epoch([{"k": k, "v": v} for k, v in given]).sort("k", maintain_order=True).rows()
+
+    assert epoch(("a", 1), ("b", 2), ("a", 3)) == [("a", 2, 4, 1, "insert"), ("b", 1, 2, 1, "insert")]
+    assert epoch(("b", 0), ("c", 0)) == [("c", 0, 0, 2, "insert")], "nothing has changed in b"
+    assert epoch(("a", 5), ("b", -2)) == [
+        ("a", 2, 4, 3, "update_preimage"),
+        ("a", 3, 9, 3, "update_postimage"),
+        ("b", 1, 2, 3, "update_preimage"),
+        ("b", 1, 0, 3, "update_postimage"),
+    ]
+    assert epoch() == []
+
+
+def test_rows_are_taken_back_from_counts_and_exact_sums():
+    def made(changes: bool) -> Stage:
+        return aggregate(
+            "sums", OTHERS, key="k", n=agg.count(), some=agg.count(where="v > 1"), total=agg.sum("v"), mean=agg.mean("v"),
+            changes=changes,
+        )  # fmt: skip
+
+    said, plain = testing.run(made(True)), testing.run(made(False))
+    first = changes_of(
+        [("a", 1, "insert"), ("a", 7, "insert"), ("b", None, "insert"), ("c", 2, "insert"), ("c", 2, "delete")]
+    )
+    second = changes_of([("a", 7, "update_preimage"), ("a", 2, "update_postimage"), ("b", None, "delete")])
+    assert sorted(said.epoch(first).rows()) == [("a", 2, 1, 8, 4.0, 1, "insert"), ("b", 1, 0, 0, None, 1, "insert")]
+    assert sorted(plain.epoch(first).rows())[1:] == [("b", 1, 0, 0, None, 1), ("c", 0, 0, 0, None, 1)]
+    assert sorted(said.epoch(second).rows()) == [
+        ("a", 2, 1, 3, 1.5, 2, "update_postimage"),
+        ("a", 2, 1, 8, 4.0, 2, "update_preimage"),
+        ("b", 1, 0, 0, None, 2, "delete"),
+    ]
+    assert sorted(plain.epoch(second).rows()) == [("a", 2, 1, 3, 1.5, 2), ("b", 0, 0, 0, None, 2)]
+    assert set(said.state) == set(plain.state) == {"a"}, "of the others nothing is left"
+
+
+def test_sums_and_means_of_large_numbers_lose_nothing():
+    sums = aggregate(
+        "sums", OTHERS, key="k", total=agg.sum("d"), mean=agg.mean("v"), dmean=agg.mean("d"), n=agg.sum("b")
+    )
+    run = testing.run(sums)
+    large, small = 2**63 - 1, Decimal("0.01")
+
+    def epoch(*given: tuple) -> list[tuple]:
+        rows = [{"k": "a", "v": v, "d": d, "b": b, "_change_type": kind} for v, d, b, kind in given]
+        return run.epoch(rows).rows()
+
+    most = Decimal(10) ** 35
+    assert epoch(
+        (large, most, True, "insert"),
+        (large, -most, True, "insert"),
+        (1, small, True, "insert"),
+        (-large - 1, small, None, "insert"),
+    )
+    taken = [
+        (large, most, True, "delete"),
+        (large, -most, True, "update_preimage"),
+        (-large - 1, small, None, "delete"),
+    ]
+    assert epoch(*taken) == [("a", small, 1.0, 0.01, 1, 2)]
+    with pytest.raises(InputError, match="larger than int64"):
+        testing.run(aggregate("sums", OTHERS, key="k", total=agg.sum("v"))).epoch(
+            changes_of([("a", large, "insert"), ("a", large, "insert")])
+        )
+
+
+def test_a_row_that_never_came_is_not_taken_back():
+    run = testing.run(aggregate("it", OTHERS, key="k", n=agg.count()))
+    run.epoch(changes_of([("a", 1, "insert")]))
+    with pytest.raises(InputError, match="More rows with k='b' are taken back than came") as refused:
+        run.epoch(changes_of([("a", 1, "delete"), ("b", 1, "delete"), ("b", 1, "update_preimage"), ("b", 1, "insert")]))
+    assert "from their beginning" in refused.value.next
+    with pytest.raises(InputError, match="has _change_type 'upsert'"):
+        run.epoch(changes_of([("a", 1, "upsert")]))
+    with pytest.raises(InputError, match="has _change_type None"):
+        run.epoch(changes_of([("a", 1, None)]))
+
+
+UPSTREAM = "SELECT k, count(*) AS n, coalesce(sum(v), 0)::BIGINT AS total FROM events GROUP BY k"
+CHAINED = """
+    SELECT n, count(*) AS keys, sum(total)::BIGINT AS total, count(*) FILTER (total > 20) AS large, avg(total)::DOUBLE AS mean
+    FROM ({upstream}) WHERE total % 5 <> 0 GROUP BY n
+"""
+
+
+def chained(changes: bool) -> Pipeline:
+    """How many keys have been seen how often, of those whose total is no multiple of five: a key comes and goes."""
+    counts = aggregate(
+        "counts", OTHERS, key="k", n=agg.count(), total=agg.sum("v"), changes=True, sink=delta.append("counts")
+    )
+    by_count = aggregate(
+        "by_count",
+        counts,
+        key="n",
+        where="total % 5 <> 0",
+        keys=agg.count(),
+        total=agg.sum("total"),
+        large=agg.count(where="total > 20"),
+        mean=agg.mean("total"),
+        changes=changes,
+        sink=delta.append("by_count"),
+    )
+    return Pipeline("chained", (counts, by_count), max_parallelism=16)
+
+
+def events(draw: random.Random, rows: int) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "k": [f"k{draw.randrange(12)}" for _ in range(rows)],
+            "v": [draw.choice([draw.randrange(-9, 9), None]) for _ in range(rows)],
+        },
+        schema={"k": pl.String, "v": pl.Int64},
+    )
+
+
+@pytest.mark.parametrize("seed", sampled(range(30), 4))
+def test_changes_of_an_aggregate_are_aggregated_as_duckdb_says(seed, monkeypatch):
+    draw = random.Random(seed)
+    if seed % 2:  # partials that are merged one after the other
+        monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 3)
+        monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0)
+    run = testing.run_pipeline(
+        chained(True),
+        parallelism=draw.randint(1, 4),
+        batch_rows=draw.choice([1, 3, 1000]),
+        schema={"k": pa.string(), "v": pa.int64()},
+    )
+    so_far, content = events(draw, 0), {"counts": Counter(), "by_count": Counter()}
+    for _ in range(draw.randint(2, 7)):
+        fresh = events(draw, draw.randrange(25))
+        so_far = pl.concat([so_far, fresh])
+        for table, rows in run.epoch(fresh).items():
+            if rows.width:
+                replayed(content[table], rows)
+        with duckdb.connect() as connection:
+            connection.register("events", so_far.to_arrow())
+            expected = {
+                "counts": connection.execute(UPSTREAM).fetchall(),
+                "by_count": connection.execute(CHAINED.format(upstream=UPSTREAM)).fetchall(),
+            }
+        for table, rows in expected.items():
+            assert sorted((+content[table]).elements()) == sorted(rows), table
+        assert {key: state.key__rows for key, state in run.states["by_count"].items()} == {
+            row[0]: row[1] for row in expected["by_count"]
+        }
+    run.close()
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_how_the_input_is_cut_does_not_matter_to_what_is_left_in_the_end(changes):
+    draw = random.Random(5)
+    testing.assert_slicing_does_not_matter(chained(changes), events(draw, 80), trials=5)
+
+
+def test_slicing_compares_what_is_left_of_changes():
+    @stage("forgetful", source=OTHERS, key="k", state=Nothing)
+    def forgetful(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        """Say each time how many rows a key has, and never take back what was said before."""
+        state.fold(rows, rows=agg.count())
+        keys = rows.select("k").unique()
+        return keys.with_columns(state.get(keys)["rows"], pl.lit("insert").alias("_change_type"))
+
+    with pytest.raises(AssertionError, match="forgetful depends on how its input is sliced"):
+        testing.assert_slicing_does_not_matter(forgetful, events(random.Random(1), 40))
+
+
+def test_whether_rows_are_taken_back_is_part_of_what_state_means():
+    of = aggregate("it", OTHERS, key="k", n=agg.count(), total=agg.sum("v"))
+    pipeline = Pipeline("p", (of,))
+    shaped = {taken: shapes(of, ROWS if taken else ROWS.remove(3)) for taken in (True, False)}
+    for was in (True, False):
+        fixed = shaped[was]
+        recorded = OperatorStats(
+            keys=stored_keys(fixed),
+            window=meaning(of),
+            schema=fixed.state.to_json(),
+            max_parallelism=pipeline.max_parallelism,
+        )
+        assert not fit(of, fixed, recorded, pipeline).problems
+        problems = fit(of, shaped[not was], recorded, pipeline).problems
+        kinds = ["rows none of which takes others back", "changes"]
+        assert f"its input was {kinds[was]}, is {kinds[not was]}" in problems
