@@ -300,7 +300,7 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
     operator = stage.window or stage.aggregation
     if operator is not None:
         origins = {name: [name] for name in stage.key}
-        if stage.window is not None:
+        if stage.window is not None and stage.window.on is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
             origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))

@@ -22,6 +22,7 @@ from pipelines.runtime.definition import (
     SessionWindow,
     Stage,
     Window,
+    is_clocked,
     is_timed,
     reading,
     sources_of,
@@ -70,14 +71,7 @@ def aggregate(
             next="Say True or False; no aggregate can be named like an argument.",
         )
     _check_aggregates(place, aggregates, {*columns, "epoch", CHANGE_TYPE})
-    ordered = sorted(name for name, aggregate in aggregates.items() if aggregate.kind in ("first", "last"))
-    if ordered and not by:
-        raise PipelineError(
-            f"{ordered[0]} = {aggregates[ordered[0]].kind}(...) needs an order that is the same however the input is "
-            f"sliced.",
-            where=place,
-            next='Say by what: order_by=["at"], or take min or max of a column.',
-        )
+    _check_order(place, aggregates, by)
     return Stage(
         uid=uid,
         **reading(source),
@@ -99,7 +93,7 @@ def window(  # as long as what is said of its arguments
     source: Input,
     *,
     key: str | Sequence[str],
-    on: str,
+    on: str | None,
     every: str | timedelta | None = None,
     size: str | timedelta | None = None,
     offset: str | timedelta = "0s",
@@ -114,7 +108,7 @@ def window(  # as long as what is said of its arguments
     gate: Gate | Sequence[Gate] = (),
     **aggregates: Agg,
 ) -> Stage:
-    """Event-time windows: one row per key and closed window, with `window_start`, `window_end` and the aggregates.
+    """Windows of time: one row per key and closed window, with `window_start`, `window_end` and the aggregates.
 
         every="1h"               tumbling: [12:00, 13:00), [13:00, 14:00), ...
         every="1h", size="3h"    hopping: one begins every hour and lasts three; a row is in each that spans it
@@ -124,8 +118,12 @@ def window(  # as long as what is said of its arguments
     late if all its windows closed in an earlier epoch, and in sessions if the session that it is part of had ended by
     then.
 
+    With `on=None` time is processing time: all rows of an epoch are of its `epoch.now`, whatever they say, and a window
+    closes at the first barrier whose `epoch.now` has reached its end; a run begins an epoch for that if no row comes.
+    No row is late. What reads such windows goes by `window_start` and `window_end`, in processing time.
+
     Args:
-        on: The timestamp column.
+        on: The timestamp column; None: processing time.
         offset: Shifts tumbling and hopping windows from 1970-01-01 UTC.
         lateness: How far behind the newest event time rows may come.
         order_by: What `agg.first` and `agg.last` are by, `on` by default.
@@ -135,8 +133,13 @@ def window(  # as long as what is said of its arguments
     place = f"window {uid}"
     columns = _columns(key)
     _check_aggregates(place, aggregates, {*columns, "window_start", "window_end"})
-    _check_event_time(source, f"Nothing would ever close the windows of {uid}")
-    by = _columns(order_by) or (on,)
+    by = _columns(order_by) or (() if on is None else (on,))
+    if on is None:
+        _check_by_clock(place, lateness, late)
+        _check_order(place, aggregates, by)
+    else:
+        _check_event_time(source, f"Nothing would ever close the windows of {uid}")
+    of_time = on or "processing time"
     ordered = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
     behind = _length(lateness, place, "lateness")
     kind: Window | SessionWindow
@@ -148,7 +151,7 @@ def window(  # as long as what is said of its arguments
                 next="Say either gap=..., or every=... (with size= and offset= if you like).",
             )
         kind = SessionWindow(on, _positive(gap, place, "gap"), behind, ordered, late)
-        description = f"Sessions on {on} that a gap of {gap} ends"
+        description = f"Sessions on {of_time} that a gap of {gap} ends"
     elif every is None:
         raise PipelineError(
             f"{uid} does not say which windows.",
@@ -158,7 +161,7 @@ def window(  # as long as what is said of its arguments
     else:
         slide = _positive(every, place, "every")
         kind = _sized(uid, on, slide, size, offset, behind, ordered, late)
-        description = f"Windows of {size or every} on {on}" + (f", every {every}" if kind.size != slide else "")
+        description = f"Windows of {size or every} on {of_time}" + (f", every {every}" if kind.size != slide else "")
     return Stage(
         uid=uid,
         **reading(source),
@@ -175,7 +178,7 @@ def window(  # as long as what is said of its arguments
 
 def _sized(
     uid: str,
-    on: str,
+    on: str | None,
     every: int,
     size: str | timedelta | None,
     offset: str | timedelta,
@@ -407,6 +410,12 @@ def _bound(duration: str | timedelta, place: str) -> int:
 def _time_of(given: Side, place: str) -> str:
     """The column of a side's event time."""
     named = {source.event_time for source in sources_of(given.source)}
+    if given.time is None and is_clocked(given.source):
+        raise PipelineError(
+            "The time of an input is processing time, which no source says.",
+            where=place,
+            next='Say which column of the input it is: side(..., time="window_end").',
+        )
     if given.time is None and len(named) > 1:
         raise PipelineError(
             f"The event time of an input has several names: {', '.join(sorted(map(str, named)))}.",
@@ -440,6 +449,26 @@ def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -
             raise PipelineError(
                 f"{name}={aggregate!r} is no aggregate.", where=where, next=f'Say e.g. {name}=agg.sum("column").'
             )
+
+
+def _check_order(place: str, aggregates: Mapping[str, Agg], by: Sequence[str]) -> None:
+    ordered = sorted(name for name, aggregate in aggregates.items() if aggregate.kind in ("first", "last"))
+    if ordered and not by:
+        raise PipelineError(
+            f"{ordered[0]} = {aggregates[ordered[0]].kind}(...) needs an order that is the same however the input is "
+            f"sliced.",
+            where=place,
+            next='Say by what: order_by=["at"], or take min or max of a column.',
+        )
+
+
+def _check_by_clock(place: str, lateness: str | timedelta, late: Sink | None) -> None:
+    if late is not None or _length(lateness, place, "lateness"):
+        raise PipelineError(
+            "on=None means processing time, by which no row is late.",
+            where=place,
+            next='Leave lateness= and late= out, or say on="column" for event time.',
+        )
 
 
 def _check_event_time(source: Input, consequence: str) -> None:

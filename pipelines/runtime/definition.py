@@ -172,10 +172,10 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Event-time windows of one size, which tumble if `every` is their size, and hop if it is less.
+    """Windows of one size, which tumble if `every` is their size, and hop if it is less.
 
     Attributes:
-        on: The timestamp column.
+        on: The timestamp column. None: all rows of an epoch are of its processing time.
         size: In microseconds, like all times here.
         every: Between the starts of two windows.
         offset: By which the starts are shifted from 1970-01-01 UTC.
@@ -184,7 +184,7 @@ class Window:
         late: The sink that gets late rows.
     """
 
-    on: str
+    on: str | None
     size: int
     every: int
     offset: int
@@ -195,9 +195,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Event-time sessions: rows of a key that are closer than `gap`, in microseconds. All else is like in `Window`."""
+    """Sessions: rows of a key that are closer than `gap`, in microseconds. All else is like in `Window`."""
 
-    on: str
+    on: str | None
     gap: int
     lateness: int
     aggregates: tuple[tuple[str, Agg], ...]
@@ -567,6 +567,11 @@ class Stage:
         return frozenset(columns | {column for column in (self.on, self.input.event_time) if column is not None})
 
     @property
+    def by_clock(self) -> bool:
+        """Whether its windows go by processing time, which is its time in all that says event time elsewhere."""
+        return self.window is not None and self.window.on is None
+
+    @property
     def on(self) -> str | None:
         """The column whose event time an operator goes by."""
         operator = self.window or self.deduplication
@@ -756,6 +761,8 @@ class Pipeline:
         timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
         for stage in self.stages:
             for sink in stage.sinks:
+                if sink.name == table and is_clocked(stage):
+                    return sink.event_time if isinstance(sink, DeltaSink) else None
                 if sink.name == table:
                     declared = sink.event_time if isinstance(sink, DeltaSink) else None
                     wanted = [declared, "window_start", stage.on, *(source.event_time for source in sources_of(stage))]
@@ -828,8 +835,20 @@ def sources_of(input: Input) -> tuple[Source, ...]:
 
 
 def is_timed(input: Input) -> bool:
-    """Whether rows of an input come with a watermark: all of its sources have an event time."""
-    return all(source.event_time is not None for source in sources_of(input))
+    """Whether rows of an input come with a watermark: all of its sources have an event time, or windows by processing
+    time lie between."""
+    if isinstance(input, Source):
+        return input.event_time is not None
+    stage = input.stage if isinstance(input, Output) else input
+    return stage.by_clock or all(map(is_timed, stage.inputs))
+
+
+def is_clocked(input: Input) -> bool:
+    """Whether the time of an input's rows is processing time: windows by it lie before, or are it."""
+    if isinstance(input, Source):
+        return False
+    stage = input.stage if isinstance(input, Output) else input
+    return stage.by_clock or any(map(is_clocked, stage.inputs))
 
 
 def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

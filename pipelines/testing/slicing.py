@@ -15,13 +15,14 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, TAKEN_BACK
-from pipelines.runtime.definition import MAX_PARALLELISM, QUARANTINE, Pipeline, Source, Stage, sources_of
+from pipelines.runtime.definition import MAX_PARALLELISM, QUARANTINE, Pipeline, Source, Stage, is_clocked, sources_of
 from pipelines.runtime.operators import EPOCH, LATE, MAIN
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs, columns_of
 from pipelines.testing.rows import Rows, Schema, table_of
 from pipelines.testing.stage_run import StageRun, stacked
 from state_ops.counts import counted
+from state_ops.errors import PipelineError
 from state_ops.schema.state_class import State
 
 _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
@@ -65,11 +66,15 @@ def assert_slicing_does_not_matter(
     declares no order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last
     bits.
 
+    Windows by processing time (`on=None`) depend on when epochs are begun, so what they and stages behind them hand out
+    and keep is left out; a target of which nothing else is left is refused.
+
     Raises AssertionError with the first difference and the slicing behind it.
 
     Args:
         state: What a stage's keys have at first.
     """
+    _refuse_clocked(target)
     played = _player(target, rows, (state if isinstance(target, Stage) else None) or {}, schema)
     plain = played(_Slicing((), 1 << 30, 1, seed))
     chance = random.Random(seed)
@@ -87,6 +92,16 @@ def assert_slicing_does_not_matter(
                 f"  slicing: {_described(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one "
                 f"batch on one subtask"
             )
+
+
+def _refuse_clocked(target: Stage | Pipeline) -> None:
+    stages = (target,) if isinstance(target, Stage) else target.stages
+    if all(map(is_clocked, stages)):
+        raise PipelineError(
+            f"Of {target.uid if isinstance(target, Stage) else target.name} nothing can be compared: its windows go by"
+            " processing time, so by when epochs are begun.",
+            next="Test it with epochs of your own: testing.run(...).epoch(rows, now=...).",
+        )
 
 
 def _slicing(chance: random.Random, trial: int) -> _Slicing:
@@ -132,7 +147,12 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
         cut = {name: _cut(table, read[name], readers[name], slicing, chance) for name, table in tables.items()}
         epochs = Epochs(target, slicing.parallelism, MAX_PARALLELISM, slicing.batch_rows, fixed, state)
         runs = [StageRun(epochs, stage, state) for stage in stages]
-        outputs = {name: (run, output) for run in runs for name, output in _outputs(target, run.stage).items()}
+        outputs = {
+            name: (run, output)
+            for run in runs
+            if not is_clocked(run.stage)
+            for name, output in _outputs(target, run.stage).items()
+        }
         parts: dict[str, list[pl.DataFrame]] = {name: [] for name in outputs}
         for slices in [*zip(*cut.values(), strict=True), ()]:
             epochs.run(dict(zip(cut, slices, strict=False)), FIRST_NOW, drain=not slices)
@@ -143,7 +163,8 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
             if output != LATE and frames[name].width:
                 frames[name] = _final(run, frames[name])
         # A join numbers the rows that it keeps as they come.
-        compared = [run for run in runs if run.stage.window is None and run.stage.join is None]
+        kept = [run for run in runs if not is_clocked(run.stage)]
+        compared = [run for run in kept if run.stage.window is None and run.stage.join is None]
         states = {run.stage.uid: dict(run.state) for run in compared}
         epochs.close()
         return _Result(frames, states)

@@ -184,6 +184,7 @@ class Ack:
         ms: Durations in milliseconds by phase.
         swept: The key, in hex, up to which this epoch has swept expired state; None if it came to the end. It is a hint
             for the next epoch, and no part of the state.
+        due: The processing time in microseconds at which windows or timers of its state are due next; None: never.
         cache: The `CacheFigures` of a stage that has a state cache.
         entries: Roughly how many entries its state has; None if nobody has looked.
         timers: Whether timers are set; None if nobody has looked.
@@ -217,6 +218,7 @@ class Ack:
     exchange: str | None = None
     newest_by_side: tuple[int | None, ...] = ()
     rows_beside: dict[str, int] = field(default_factory=dict)
+    due: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -19,6 +19,8 @@ class OperatorStats(Recorded):
         backend: What wrote the state.
         collections: By name, the kind, key and schemas of each list and map.
         swept: By subtask, the key in hex where the sweep of expired state goes on.
+        clock: Of a stage whose time is processing time, where that stood, in microseconds; else None.
+        due: By subtask, the processing time in microseconds at which windows or timers are due next, rows or none.
         window: What windows, aggregates or duplicates mean.
         ttl: The time to live, as `Ttl` has it; None: the operator has none.
         forgotten: What a TTL has let expire, as `Forgotten` has it; None: the operator never had a TTL.
@@ -73,6 +75,8 @@ class OperatorStats(Recorded):
     exchange: str | None = None
     delivery: str | None = None
     sides: dict[str, Any] | None = None
+    clock: int | None = None
+    due: dict[str, int] = field(default_factory=dict)
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property

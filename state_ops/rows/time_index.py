@@ -47,6 +47,21 @@ def first(backend: Backend, group: int, upto: int | None, most: int) -> list[byt
     return [key for key, _ in islice(backend.scan(start, end), most)]
 
 
+def earliest(backend: Backend, groups: range, sort: int, after: int) -> int | None:
+    """The first moment later than `after` among the entries of one sort, whose keys begin with a moment.
+
+    Args:
+        sort: The id of their state, of `MOMENTS` or of another such index.
+    """
+    moments = []
+    for group in groups:
+        start = group_prefix(group, sort) + encode_int64(after + 1)
+        entry = next((key for key, _ in backend.scan(start, group_prefix(group, sort + 1))), None)
+        if entry is not None:
+            moments.append(moment_of(entry))
+    return min(moments, default=None)
+
+
 def owners(entries: Sequence[bytes], keys: pa.Schema) -> tuple[np.ndarray, pa.Table]:
     """The groups, uint16[n], and the key columns of entries."""
     groups, columns = decode_keys(entries, [pa.int64(), *keys.types])

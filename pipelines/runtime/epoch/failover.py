@@ -291,10 +291,12 @@ class Failover:
         for schemas in (context.shapes, context.inputs, context.reads):
             for uid in schemas.keys() - recorded:
                 del schemas[uid]
-        stages = [stage.uid for stage in epochs.stages]
-        epochs.bases = {uid: bases(context, head, files, uid) for uid in stages}
+        epochs.bases = {stage.uid: bases(context, head, files, stage.uid) for stage in epochs.stages}
         epochs.channels = channels_of(files)
-        epochs.progress = {uid: StageProgress.at(head, uid, epochs.bases[uid], epochs.channels) for uid in stages}
+        epochs.progress = {
+            stage.uid: StageProgress.at(head, stage, epochs.bases[stage.uid], epochs.channels)
+            for stage in epochs.stages
+        }
         stage_upload.clear(epochs.kept)  # from now on they are read from storage
         epochs.kept = []
 

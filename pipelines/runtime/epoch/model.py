@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.sections import CheckpointSettings
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import Stage, is_clocked
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import Shapes
@@ -89,6 +89,7 @@ class StageProgress:
     Attributes:
         watermark: Microseconds since 1970 UTC.
         swept: By subtask, where the sweep of expired state goes on.
+        due: By subtask, the processing time in microseconds at which it has something to do without rows.
         bases: By subtask, its snapshot.
         settled: Whether every base is confirmed, or on the disk that workers share with the coordinator.
         waiting: The rows that the stage has not applied.
@@ -105,10 +106,11 @@ class StageProgress:
     pace: int | None = None
     forgotten: Forgotten | None = None
     sides: SidesTime = field(default_factory=SidesTime)
+    due: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def at(
-        cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
+        cls, head: Checkpoint | None, stage: Stage, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
     ) -> StageProgress:
         """Where a stage stands in a confirmed checkpoint.
 
@@ -119,7 +121,7 @@ class StageProgress:
         Raises:
             DamageError: A file of rows that wait for the stage is missing.
         """
-        recorded = stats_of(head, stage)
+        recorded = stats_of(head, stage.uid)
         swept = {int(subtask): position for subtask, position in recorded.swept.items()}
         if any(base.rescaled for base in bases.values()):
             swept = {}  # a hint, for other key groups than these
@@ -127,7 +129,7 @@ class StageProgress:
         def file_of(path: str) -> Rows:
             if path not in channels:
                 raise DamageError(
-                    f"Rows that {stage} has not applied are not listed.",
+                    f"Rows that {stage.uid} has not applied are not listed.",
                     where=f"checkpoint {head.id if head else '?'}, {path}",
                     next="Nothing was changed. `weir fsck` says what else is damaged.",
                 )
@@ -135,8 +137,12 @@ class StageProgress:
 
         waiting = tuple(InFlightData.from_json(raw, file_of) for raw in recorded.waiting)
         forgotten = forgotten_in(recorded, to_micros(head.epoch_now)) if head else None
-        watermark, sides = head.watermarks.get(stage) if head else None, SidesTime.from_json(recorded.sides)
-        return cls(watermark, swept, bases, waiting=waiting, forgotten=forgotten, sides=sides)
+        watermark = head.watermarks.get(stage.uid) if head else None
+        if is_clocked(stage):
+            watermark = recorded.clock
+        due = {int(subtask): moment for subtask, moment in recorded.due.items()}
+        sides = SidesTime.from_json(recorded.sides)
+        return cls(watermark, swept, bases, waiting=waiting, forgotten=forgotten, sides=sides, due=due)
 
     def after(
         self,
@@ -161,8 +167,9 @@ class StageProgress:
             elif ack.attempt:  # it has uploaded by itself
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
+        due = {ack.subtask: ack.due for ack in acks if ack.due is not None}
         pace = sum(ack.rows_in for ack in acks)
-        return StageProgress(watermark, swept, bases, settled, waiting, pace, forgotten, sides)
+        return StageProgress(watermark, swept, bases, settled, waiting, pace, forgotten, sides, due)
 
     @property
     def rescaled(self) -> bool:
@@ -271,6 +278,8 @@ class InFlightEpoch:
         applied: By stage, which epoch it was at.
         forgotten: By stage, what a TTL has let expire by then.
         sides: By stage with several inputs, where their event time stands with this epoch's.
+        watermarks: By stage, where event time stands after it.
+        clocks: The same of stages whose time is processing time.
         losers: Objects of attempts that do not count.
         handed_over: Acks whose files lie on this disk.
     """
@@ -303,6 +312,7 @@ class InFlightEpoch:
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
     handed_over: list[Ack] = field(default_factory=list)

@@ -20,6 +20,7 @@ from pipelines.runtime.epoch.step_runner import Ended, StepRunner
 from pipelines.runtime.epoch.transitions import Transitions
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import Refusal
 from state_ops.coordination.lease import Heartbeat
@@ -91,6 +92,17 @@ class EpochScheduler:
         """Stages that epochs wait in front of, each with the number of those that have rows."""
         queues = {uid: progress.waiting for uid, progress in self._epochs.progress.items() if progress.waiting}
         return {uid: sum(bool(data.layers) for data in queue) for uid, queue in queues.items()}
+
+    @property
+    def due(self) -> tuple[str, ...]:
+        """Stages whose windows or timers by processing time are due, and that no epoch in flight will come to."""
+        now = to_micros(self.now())
+        newest = to_micros(self._epochs.epochs[-1].now) if self._epochs.epochs else None
+        return tuple(
+            uid
+            for uid, progress in self._epochs.progress.items()
+            if any(moment <= now and (newest is None or newest < moment) for moment in progress.due.values())
+        )
 
     @property
     def reading(self) -> set[tuple[str, str]]:

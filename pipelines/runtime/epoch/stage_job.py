@@ -14,7 +14,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage
+from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, is_clocked
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from pipelines.runtime.execution import direct_read
@@ -575,9 +575,11 @@ def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
 
 
 def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
-    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
+    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream; of
+    windows by processing time, from the clock of the epoch that it applies."""
     first = epoch.work[stage.uid].first
-    return watermarks.before_job(stage, progress.watermark, first.arriving if first else None)
+    arriving = to_micros(first.now) if first and stage.by_clock else first.arriving if first else None
+    return watermarks.before_job(stage, progress.watermark, arriving)
 
 
 def note_progress(
@@ -609,7 +611,7 @@ def note_progress(
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
             epoch.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
     if after is not None:
-        epoch.watermarks[stage.uid] = after
+        (epoch.clocks if is_clocked(stage) else epoch.watermarks)[stage.uid] = after
     epoch.waiting[stage.uid] = waiting
     epoch.forgotten[stage.uid] = forgotten
     return progress.after(acks, after, waiting, forgotten, inputs)
@@ -653,7 +655,8 @@ def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Sta
         nowhere = work_dir(context) / stage.uid / str(subtask) / attempt
         handed = PendingUpload(base.attempt if base else None, None, (), str(nowhere))
         id, generation, swept = epoch.pending.id, epoch.pending.generation, progress.swept.get(subtask)
-        acks.append(Ack(stage.uid, subtask, attempt, id, generation, swept=swept, handover=handed))
+        due = progress.due.get(subtask)
+        acks.append(Ack(stage.uid, subtask, attempt, id, generation, swept=swept, due=due, handover=handed))
     return tuple(acks)
 
 

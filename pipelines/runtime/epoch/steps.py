@@ -480,6 +480,8 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         backend=context.settings.state.backend,
         collections=stored_collections(fixed),
         swept={str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
+        clock=epoch.clocks.get(stage.uid),
+        due={str(ack.subtask): ack.due for ack in acks if ack.due is not None},
         window=meaning(stage),
         ttl=asdict(stage.ttl) if stage.ttl else None,
         forgotten=asdict(forgotten) if (forgotten := epoch.forgotten.get(stage.uid)) else None,

@@ -21,7 +21,7 @@ from pipelines.runtime.operators.deduplication import (
     index_changes,
     remembered,
 )
-from pipelines.runtime.operators.event_time import shown
+from pipelines.runtime.operators.event_time import END, START, shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
@@ -184,12 +184,16 @@ def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa
 def clocked_state(stage: Stage) -> tuple[str, ...]:
     """The fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever the same
     rows are read again."""
+    if stage.by_clock:
+        return (START, END)
     by_clock = stage.deduplication is not None and stage.deduplication.on is None
     return (SEEN, EXPIRES) if by_clock else ()
 
 
 def clocked_output(stage: Stage) -> tuple[str, ...]:
-    """The columns of what a stage hands out that say in which epoch it did, and so where its input was cut."""
+    """The columns of what a stage hands out that say in which epoch it did, or when, and so where its input was cut."""
+    if stage.by_clock:
+        return (START, END)
     return (EPOCH,) if stage.aggregation is not None else ()
 
 

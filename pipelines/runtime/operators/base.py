@@ -32,7 +32,8 @@ _FARTHEST = 1 << 62  # microseconds
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where event time stands for a stage in this epoch, in microseconds since 1970 UTC.
+    """Where event time stands for a stage in this epoch, in microseconds since 1970 UTC; of windows by processing time,
+    where that does.
 
     Attributes:
         before: The watermark after the previous epoch, which judges lateness.

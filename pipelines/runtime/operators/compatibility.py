@@ -416,9 +416,10 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
     if "size" in meaning:
         every = f" every {shown(meaning['every'])}" if meaning.get("every", meaning["size"]) != meaning["size"] else ""
         offset = f" shifted by {shown(meaning['offset'])}" if meaning.get("offset") else ""
-        return f"{shown(meaning['size'])}{every}{offset} by {meaning['on']} with {aggregates}"
+        return f"{shown(meaning['size'])}{every}{offset} by {meaning['on'] or 'processing time'} with {aggregates}"
     if "gap" in meaning:
-        return f"sessions with a gap of {shown(meaning['gap'])} by {meaning['on']} with {aggregates}"
+        by = meaning["on"] or "processing time"
+        return f"sessions with a gap of {shown(meaning['gap'])} by {by} with {aggregates}"
     if "aggregates" in meaning:
         return aggregates
     return f"the key, by event time in {meaning['on']}" if meaning.get("on") else "the key, by the time of arrival"

@@ -13,9 +13,10 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import SessionWindow, Stage, Window
-from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_storable
+from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_storable, event_times
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
+from state_ops.rows import time_index
 from state_ops.schema.state_schema import StateSchema
 
 END, START = "window_end", "window_start"
@@ -27,6 +28,9 @@ class EventTimeOperator:
 
     Args:
         groups: Its key groups.
+
+    Attributes:
+        due: The processing time at which it has something to do without rows; None: there is none.
     """
 
     def __init__(
@@ -36,6 +40,20 @@ class EventTimeOperator:
         self._progress, self._groups, self._where = progress, groups, f"{name} {stage.uid}"
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
+        self.due: int | None = None
+
+    def _times_of(self, rows: pa.Table, on: str | None) -> np.ndarray:
+        """int64[n], the rows' times in microseconds, by a column, or by the epoch's processing time."""
+        if on is not None:
+            return event_times(rows, on, self._where)
+        assert self._progress.now is not None, "processing time is known before an epoch begins"
+        return np.full(rows.num_rows, self._progress.now)
+
+    def _note_due(self, sort: int) -> None:
+        """Note when the next window by processing time ends, of those in state."""
+        if self._stage.by_clock:
+            assert self._progress.now is not None, "processing time is known before an epoch begins"
+            self.due = time_index.earliest(self._backend, self._groups, sort, self._progress.now)
 
     def _late(self, rows: pa.Table, late: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
         """Count the rows that are late, and hand them out if they are whole (`Stage.reads`). late: bool[n]."""

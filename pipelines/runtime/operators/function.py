@@ -25,8 +25,9 @@ from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
 from state_ops.keyed.per_key.key_state import OpenCache, no_cache
 from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
 from state_ops.keyed.ttl import Forgotten
+from state_ops.rows import time_index
 from state_ops.rows.resident_table import Residence
-from state_ops.schema.descriptors import collections_of
+from state_ops.schema.descriptors import PROCESSING_TIMERS, collections_of
 from state_ops.schema.state_schema import StateSchema
 
 _FIRE_ROWS = 50_000
@@ -77,6 +78,7 @@ class FunctionOperator:
 
     Attributes:
         has_timers: Whether timers are set when the epoch ends. None until then.
+        due: The processing time at which the next of them fires; None: there is none.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class FunctionOperator:
         self.closed_upto: int | None = None
         self.swept = swept
         self.has_timers: bool | None = None
+        self.due: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
@@ -140,6 +143,8 @@ class FunctionOperator:
     def _end(self) -> None:
         self._state.barrier()
         self.has_timers = self._stage.on_timer is not None and are_set(self._backend, self._groups)
+        if self.has_timers:
+            self.due = time_index.earliest(self._backend, self._groups, PROCESSING_TIMERS, self._now)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._stage.on_timer is not None:

@@ -1,4 +1,4 @@
-"""Event-time sessions: rows of a key that are closer than a gap, across batches and epochs and in any order.
+"""Sessions: rows of a key that are closer than a gap, across batches and epochs and in any order.
 
 A session is [first event, last event + gap). A row alone is the session [its event, + gap), and sessions that overlap
 are one; so intervals are merged here, never rows.
@@ -29,7 +29,6 @@ from pipelines.runtime.operators.base import (
     Progress,
     Shapes,
     check_event_time,
-    event_times,
     refuse_clash,
     state_of,
 )
@@ -51,7 +50,7 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP, scan_values
-from state_ops.rows import key_aggregation
+from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_groups import xxhash64
@@ -88,7 +87,7 @@ class SessionOperator(EventTimeOperator):
         self._waiting: list[pa.Table] = []
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        times = event_times(rows, self._window.on, self._where)
+        times = self._times_of(rows, self._window.on)
         if self._progress.before is not None:
             over = times + self._window.gap <= self._progress.before
             if over.any():
@@ -104,7 +103,7 @@ class SessionOperator(EventTimeOperator):
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
         if len(self._sessions):
             self._store(self._sessions.take())
-        self._open.barrier()
+        self._end()
         if self._waiting:  # which of them are late, the epoch's other rows may decide
             yield REST, pa.concat_tables(self._waiting)
 
@@ -112,7 +111,7 @@ class SessionOperator(EventTimeOperator):
         fresh = self._sessions.take() if len(self._sessions) else self._open.empty
         if self._waiting:
             rows, self._waiting = pa.concat_tables(self._waiting), []
-            alone = self._bounded(rows, event_times(rows, self._window.on, self._where))
+            alone = self._bounded(rows, self._times_of(rows, self._window.on))
             late = self._ended(alone, fresh)
             if not late.all():
                 sessions = self._sessions.partials(alone.filter(pl.Series(~late)))
@@ -121,7 +120,11 @@ class SessionOperator(EventTimeOperator):
         for closed in self._merged(fresh, _LAST if self._progress.drain else self._progress.now):
             if len(closed):
                 yield MAIN, self._closed(self._window, closed)
+        self._end()
+
+    def _end(self) -> None:
         self._open.barrier()
+        self._note_due(time_index.MOMENTS)
 
     def _bounded(self, rows: pa.Table, times: np.ndarray) -> pl.DataFrame:
         """What is aggregated of rows, each with the hash of its key and the bounds that it would have as a session of
@@ -268,7 +271,8 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     """The schemas of a stage with sessions."""
     where = f"window {stage.uid}"
     refuse_clash(stage, {START, END, SESSIONS}, "what a session window adds")
-    check_event_time(rows, window.on, where)
+    if window.on is not None:
+        check_event_time(rows, window.on, where)
     bounds = [pa.field(_FROM, pa.int64()), pa.field(_TO, pa.int64())]
     fields = state_of(with_bounds(window.aggregates), pa.schema([*rows, *bounds]), where).fields
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")

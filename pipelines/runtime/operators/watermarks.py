@@ -1,4 +1,5 @@
-"""Event time of a stage around its job, in microseconds since 1970 UTC; None where nothing is known yet.
+"""Event time of a stage around its job, in microseconds since 1970 UTC; None where nothing is known yet. Of a stage
+with windows by processing time, that takes its place.
 
 Lateness in an epoch is judged by the watermark after the previous epoch; windows close by the one known before the job.
 """
@@ -20,7 +21,8 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
 
     Args:
         before: After the previous epoch.
-        arriving: Newest event time of the slice by its files' statistics, or the watermark of the stage upstream.
+        arriving: Newest event time of the slice by its files' statistics, or the watermark of the stage upstream. Of
+            windows by processing time, the epoch's.
     """
     if arriving is None:
         return before
@@ -42,7 +44,7 @@ def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) 
 def after_job(stage: Stage, watermark: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
     """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
     seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
-    if isinstance(stage.input, FileSource) and not stage.sides and seen:
+    if isinstance(stage.input, FileSource) and not stage.sides and not stage.by_clock and seen:
         watermark = before_job(stage, watermark, max(seen))
     if drain:
         # The windows up to here are closed now: whatever comes for them later is late, not a second first row.

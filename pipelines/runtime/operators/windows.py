@@ -1,4 +1,4 @@
-"""Event-time windows of one size: tumbling, and hopping where they overlap.
+"""Windows of one size: tumbling, and hopping where they overlap.
 
 Batches are reduced as they come, to a row for each key and run of windows that a row falls into. At the barrier that is
 handed out to the windows:
@@ -24,7 +24,6 @@ from pipelines.runtime.operators.base import (
     Progress,
     Shapes,
     check_event_time,
-    event_times,
     refuse_clash,
     state_of,
     values_of,
@@ -80,7 +79,7 @@ class WindowOperator(EventTimeOperator):
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         window = self._window
-        times = event_times(rows, window.on, self._where)
+        times = self._times_of(rows, window.on)
         last = _floor(times, window) + window.size
         first = _floor(times - window.size, window) + window.every + window.size
         frame = self._filtered.frame(rows)
@@ -125,6 +124,7 @@ class WindowOperator(EventTimeOperator):
     def _write(self) -> None:
         self._rows.barrier()
         self._distinct.barrier()
+        self._note_due(WINDOW_STATE)
 
     def _close(self, upto: int) -> Iterator[tuple[str, pa.Table]]:
         """Hand out the windows that end by then: their rows in state, and those of this barrier."""
@@ -339,7 +339,8 @@ def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema
     """The schemas of a stage with windows of one size."""
     where = f"window {stage.uid}"
     refuse_clash(stage, {START, END}, "what a window adds")
-    check_event_time(rows, window.on, where)
+    if window.on is not None:
+        check_event_time(rows, window.on, where)
     state = state_of(window.aggregates, rows, where)
     values = values_of(stage, window.aggregates, rows, state)
     shapes = event_time.window_shapes(stage, window, rows, keys, state, no_windows(window, keys, state))

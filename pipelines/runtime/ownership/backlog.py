@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, to_micros
 from state_ops.errors import WeirError
 from state_ops.storage.transfers import at_once
 
@@ -20,6 +21,12 @@ from state_ops.storage.transfers import at_once
 def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
     """Rows that stages have not applied yet (unaligned checkpoints), by stage; without those that have applied all."""
     return {uid: stats.rows_waiting for uid, stats in (head.operators if head else {}).items() if stats.waiting}
+
+
+def timers_due(head: Checkpoint | None, now: datetime) -> tuple[str, ...]:
+    """Stages whose windows or timers by processing time are due at a moment, whether or not rows wait."""
+    operators = head.operators if head else {}
+    return tuple(uid for uid, stats in operators.items() if any(at <= to_micros(now) for at in stats.due.values()))
 
 
 def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:

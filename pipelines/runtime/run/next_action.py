@@ -3,7 +3,8 @@
 first             begin again the slice of an epoch that a gate has declined; else look around, once there is room
 a stop            with a drain once all that waits has been read and applied; nothing is in flight then
 other requests    whatever may delete, while nothing is in flight
-an epoch          when rows wait or somebody asks for one, and the coordinator says that it is due
+an epoch          when rows wait, windows or timers by processing time are due, or somebody asks for one, and the
+                  coordinator says that it is due
 nothing to do     end, if this run ends once it has caught up, or wait
 """
 
@@ -90,6 +91,7 @@ class Situation:
         has_room: Whether one more epoch may be in flight.
         again: What is to begin before anything else is planned.
         behind: As `EpochScheduler.behind`.
+        timers_due: As `EpochScheduler.due`.
         look: None before the run has looked.
     """
 
@@ -103,6 +105,7 @@ class Situation:
     has_room: bool
     again: EpochPlan | None = None
     behind: Mapping[str, int] = field(default_factory=dict)
+    timers_due: tuple[str, ...] = ()
     look: Look | None = None
 
 
@@ -224,7 +227,7 @@ def _epoch_or_idle(at: Situation, memory: Memory, draining: bool, only_waiting: 
     """Cut a barrier if one is due; else let epochs go on, or wait, or end for want of input."""
     assert at.look is not None
     barriers = tuple(request for request in at.look.requests if request.kind in _BARRIERS)
-    backlog = bool(at.look.waiting) or bool(at.behind)
+    backlog = bool(at.look.waiting) or bool(at.behind) or bool(at.timers_due)
     if not backlog:
         # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
         needless = tuple(request for request in barriers if request.trigger == Trigger.SENSOR)

@@ -234,6 +234,7 @@ def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Look | N
         has_room=scheduler.has_room,
         again=scheduler.again,
         behind=scheduler.behind,
+        timers_due=scheduler.due,
         look=look,
     )
     memory = replace(loop.memory, catching_up=scheduler.fell() or loop.memory.catching_up)
@@ -265,7 +266,9 @@ def _begin_epoch(
     scheduler = loop.scheduler
     offsets, alone = scheduler.offsets, scheduler.empty
     catching_up = loop.memory.catching_up
-    planning = partial(_plan, context, offsets, scheduler.now(), scheduler.behind, catching_up, options, action)
+    planning = partial(
+        _plan, context, offsets, scheduler.now(), scheduler.behind, scheduler.due, catching_up, options, action
+    )
     planned = yield from scheduler.beside(planning, context.settings.run.poll_seconds)
     try:
         plan = planned()
@@ -325,11 +328,13 @@ def _plan(
     offsets: SourceOffsets,
     now: datetime,
     behind: Mapping[str, int],
+    timers_due: Sequence[str],
     catching_up: bool,
     options: RunOptions,
     action: BeginEpoch,
 ) -> EpochPlan:
-    """Fix the slices of the next epoch, and say why its barrier is cut. now, behind: as `EpochScheduler` says."""
+    """Fix the slices of the next epoch, and say why its barrier is cut. now, behind, timers_due: as `EpochScheduler`
+    says."""
     barriers = action.barriers
     named = next((request for request in barriers if request.kind == requests.NAME), None)
     most, limit = max(behind.values(), default=0), context.settings.checkpoints.max_waiting_epochs
@@ -354,6 +359,9 @@ def _plan(
         first = barriers[0]
         why = first.reason + (f" (tick {first.tick})" if first.tick else "")
         trigger = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
+    elif timers_due and not any(planned.rows for planned in slices.values()):
+        why = f"windows or timers of {', '.join(timers_due)} are due by processing time"
+        trigger = options.trigger if options.interval is None else Trigger.INTERVAL
     elif catching_up or options.interval is None:
         trigger, why = options.trigger, options.reason
     else:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from configs.settings import Settings
@@ -51,6 +52,7 @@ class Sight:
         asked: A barrier request waits to be taken.
         unfinished: Runs of this pipeline that the orchestrator counts as queued or running.
         unapplied: A stage has rows of earlier epochs to apply.
+        timers_due: Stages whose windows or timers by processing time are due.
         held: What holds the pipeline and what a person does about it, if a gate, bad input or damage does.
         held_since: That was noted by the lease's holder, or after it.
         starting: The lease's holder has not committed an epoch yet.
@@ -65,6 +67,7 @@ class Sight:
     asked: bool
     unfinished: tuple[str, ...] = ()
     unapplied: bool = False
+    timers_due: tuple[str, ...] = ()
     held: str | None = None
     held_since: bool = False
     starting: bool = False
@@ -152,6 +155,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         asked=any(request.kind == "barrier" for request in requests.pending(storage)),
         unfinished=tuple(unfinished),
         unapplied=bool(backlog.unapplied(head)),
+        timers_due=backlog.timers_due(head, datetime.now(UTC)),
         held=None if noted is None else _why_held(noted),
         held_since=noted is not None and hold_causes.is_since(noted, holder),
         starting=holder is not None and (head is None or head.generation < holder.generation),
@@ -227,7 +231,7 @@ def decide(
     observer = socket.gethostname() if observer is None else observer
     now = time.monotonic() if now is None else now
     memory = _watched(replace(memory, tick=memory.tick + 1), sight.holder, observer, now)
-    behind = sight.waiting > max_lag
+    behind = sight.waiting > max_lag or bool(sight.timers_due)
     if _lives(sight, memory, now):
         return _with_coordinator(sight, memory, behind)
     holder, died = sight.holder, sight.died
@@ -265,7 +269,7 @@ def decide(
         if memory.resumed != generation:
             memory, key = replace(memory, resumed=generation), restore_key(generation)
     else:
-        reason = f"{_files(sight.waiting)} new" if behind else "a stage has rows of earlier epochs to apply"
+        reason = _new(sight) if behind else "a stage has rows of earlier epochs to apply"
     return _run(sight, memory, reason, key, gone)
 
 
@@ -284,7 +288,7 @@ def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
             " barrier"
         )
         return Decision(Action.WAIT, reason, memory)
-    return Decision(Action.BARRIER, f"{_files(sight.waiting)} new", memory)
+    return Decision(Action.BARRIER, _new(sight), memory)
 
 
 def _run(sight: Sight, memory: Memory, reason: str, key: str, gone: str | None) -> Decision:
@@ -316,6 +320,13 @@ def _lives(sight: Sight, memory: Memory, now: float) -> bool:
 
 def _files(count: int) -> str:
     return f"{count} file" if count == 1 else f"{count} files"
+
+
+def _new(sight: Sight) -> str:
+    """What there is to be done."""
+    if sight.timers_due and not sight.waiting:
+        return f"windows or timers of {', '.join(sight.timers_due)} are due by processing time"
+    return f"{_files(sight.waiting)} new"
 
 
 def _idle(sight: Sight) -> str:

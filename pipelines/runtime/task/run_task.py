@@ -26,6 +26,7 @@ from polars.exceptions import PanicException
 from pipelines.runtime.definition import POSITIONS, Epoch, FileSource, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from pipelines.runtime.operators.compatibility import timers_left
+from pipelines.runtime.operators.event_time import EventTimeOperator
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
@@ -391,6 +392,7 @@ def _ack(
         rows_beside={output: rows for output, rows in handed_out.items() if output != MAIN},
         closed_upto=operator.closed_upto,
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
+        due=operator.due if isinstance(operator, FunctionOperator | EventTimeOperator) else None,
         ms=counters.ms,
         cache=caching.figures,
         entries=counters.entries,

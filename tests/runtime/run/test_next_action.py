@@ -81,6 +81,12 @@ TABLE = {
     "a request that may delete": (looked(IDLE, PRUNE, BARRIER), CarryOut((PRUNE,))),
     "a request that may delete, beside an epoch": (looked(BUSY, PRUNE, waiting=ONE), GoOn()),
     "only rows between stages": (replace(IDLE, behind={"ledger": 1}), BeginEpoch((), False)),
+    "windows by processing time are due": (replace(IDLE, timers_due=("clicked",)), BeginEpoch((), False)),
+    "a sensor asks, and windows are due": (
+        looked(IDLE, BY_SENSOR, timers_due=("clicked",)),
+        BeginEpoch((BY_SENSOR,), False),
+    ),
+    "windows are due, and no epoch is": (replace(IDLE, timers_due=("clicked",), due=never), Sleep()),
     "the time is up": (looked(IDLE, waiting=ONE, expired=True), End()),
     "the time is up beside an epoch": (looked(BUSY, expired=True), GoOn()),
     "a stop": (looked(IDLE, STOP, waiting=ONE), End(STOP)),
