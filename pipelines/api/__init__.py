@@ -46,6 +46,7 @@ from pipelines.api.connectors import (
 from pipelines.api.kafka_topics import kafka
 from pipelines.api.operators import aggregate, deduplicate, join, side, window
 from pipelines.api.systems import foreach, generator, postgres
+from pipelines.api.top_n import desc, top_n
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.source import default_name
@@ -104,6 +105,7 @@ __all__ = [
     "chain",
     "deduplicate",
     "delta",
+    "desc",
     "expect",
     "files",
     "foreach",
@@ -119,6 +121,7 @@ __all__ = [
     "sink",
     "source",
     "stage",
+    "top_n",
     "window",
 ]
 

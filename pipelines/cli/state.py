@@ -91,10 +91,7 @@ def state_get(
         return
     rows = state_reader.get(definition, settings, stage, key, _at(at, savepoint))
     if json:
-        windows = (
-            any(declared.uid == stage and declared.window is not None for declared in definition.stages)
-            or len(rows) > 1
-        )
+        windows = any(declared.uid == stage and declared.closes for declared in definition.stages) or len(rows) > 1
         print_json(rows if windows else rows[0] if rows else None)
     for row in () if json else rows:
         print_table((escape(name), escape(str(value))) for name, value in row.items())

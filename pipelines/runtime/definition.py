@@ -264,11 +264,42 @@ class Join:
         return 0 if self.lower is None or self.upper is None else max(self.upper, -self.lower, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class TopN:
+    """The first rows of each key, by some columns.
+
+    Attributes:
+        by: The columns, and whether the largest value comes first.
+        n: How many rows.
+        ties: Rows that are equal to the n-th in `by` are among them.
+        rank: The column that is handed out with each row's rank, from 1. None: ranks are not handed out.
+        until: The column with the event time at which the ranks of a key are final. None: they never are.
+        ttl: Without it, microseconds of processing time after which a key of which no row has come is forgotten. None:
+            never.
+        lateness: How far behind the newest event time rows may come, in microseconds.
+        late: The table that gets rows whose ranks are final already.
+    """
+
+    by: tuple[tuple[str, bool], ...]
+    n: int
+    ties: bool
+    rank: str | None
+    until: str | None
+    ttl: int | None
+    lateness: int
+    late: Sink | None
+
+    @property
+    def on(self) -> str | None:
+        return self.until
+
+
 @dataclass(frozen=True)
 class Stage:
     """One keyed operator of a pipeline.
 
-    Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication` and `join` says what it does.
+    Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication`, `join` and `top_n` says what it
+    does.
 
     Attributes:
         uid: The stable name by which its state is found.
@@ -293,6 +324,7 @@ class Stage:
     aggregation: Aggregation | None = None
     deduplication: Deduplication | None = None
     join: Join | None = None
+    top_n: TopN | None = None
     sides: tuple[Stage, ...] = ()
     order_by: tuple[str, ...] = ()
     where: str | None = None
@@ -427,6 +459,8 @@ class Stage:
             why = "reads another stage, whose rows are made already"
         elif self.window is not None or self.aggregation is not None:
             why = "hands out aggregates, which come from many rows"
+        elif self.top_n is not None:
+            why = "hands out rows of earlier epochs too"
         elif self.on_timer is not None:
             why = "hands out rows of its timers too, which come from none"
         if why is not None:
@@ -484,13 +518,20 @@ class Stage:
         function, their columns tell."""
         if self.aggregation is not None:
             return self.aggregation.changes
+        if self.top_n is not None:
+            return self.top_n.until is None
         return any(name == MAIN and CHANGE_TYPE in columns.names for name, columns in self.declared)
 
     @property
     def lateness(self) -> int:
         """How far its watermark stays behind the newest event time, in microseconds."""
-        operator = self.window or self.join
+        operator = self.window or self.join or self.top_n
         return operator.lateness if operator is not None else 0
+
+    @property
+    def closes(self) -> bool:
+        """Whether its state is of windows, or of ranks, that close: by the moment at which each does."""
+        return self.window is not None or (self.top_n is not None and self.top_n.until is not None)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -549,7 +590,7 @@ class Stage:
     @property
     def late(self) -> Sink | None:
         """Where rows go that came too late."""
-        operator = self.window or self.deduplication
+        operator = self.window or self.deduplication or self.top_n
         return operator.late if operator else None
 
     @property
@@ -574,7 +615,7 @@ class Stage:
     @property
     def on(self) -> str | None:
         """The column whose event time an operator goes by."""
-        operator = self.window or self.deduplication
+        operator = self.window or self.deduplication or self.top_n
         return operator.on if operator else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -164,7 +164,7 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
                 frames[name] = _final(run, frames[name])
         # A join numbers the rows that it keeps as they come.
         kept = [run for run in runs if not is_clocked(run.stage)]
-        compared = [run for run in kept if run.stage.window is None and run.stage.join is None]
+        compared = [run for run in kept if not run.stage.closes and run.stage.join is None]
         states = {run.stage.uid: dict(run.state) for run in compared}
         epochs.close()
         return _Result(frames, states)

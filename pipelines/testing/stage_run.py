@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.inspection.snapshot_files import opened
-from pipelines.runtime.operators import LATE, MAIN, Shapes, open_windows
+from pipelines.runtime.operators import LATE, MAIN, Shapes, open_windows, open_windows_schema
 from pipelines.runtime.ownership.local_paths import backend_options
 from pipelines.testing import instances
 from pipelines.testing.epochs import Epochs
@@ -74,8 +74,10 @@ class StageRun:
     @property
     def state(self) -> Mapping[Any, Any]:
         """Each key's state after the last epoch, as instances of the stage's State class, or of one like its fields."""
-        if self.stage.window is not None:
-            raise PipelineError(f"{self.stage.uid} is a window.", next="Its partial aggregates are in `open_windows`.")
+        if self.stage.closes:
+            raise PipelineError(
+                f"{self.stage.uid} has windows, or ranks that become final.", next="They are in `open_windows`."
+            )
         return _States(self)
 
     @property
@@ -90,15 +92,18 @@ class StageRun:
 
     @property
     def open_windows(self) -> pl.DataFrame:
-        """Windows that have not closed: key columns, window_start, window_end and the aggregates so far."""
-        if self.stage.window is None:
-            raise PipelineError(f"{self.stage.uid} is no window.", next="Its state is in `state`.")
+        """Windows that have not closed: key columns, window_start, window_end and the aggregates so far. Of ranks that
+        are not final: key columns, until, and the rows."""
+        if not self.stage.closes:
+            raise PipelineError(f"{self.stage.uid} has no windows.", next="Its state is in `state`.")
         shapes = self._shapes
         if shapes is None:
             return pl.DataFrame()
         tables: list[pa.Table] = []
         for groups, backend in self.backends():
             tables += open_windows(self.stage, shapes.keys, shapes.state, backend, groups)
+        if self.stage.top_n is not None:
+            return _frame(tables, open_windows_schema(self.stage, shapes.keys, shapes.state))
         return _frame([table.cast(shapes.outputs[MAIN]) for table in tables], shapes.outputs[MAIN])
 
     @property
@@ -242,8 +247,8 @@ class PipelineRun:
 
     @property
     def states(self) -> dict[str, Mapping[Any, Any]]:
-        """State by key of each stage that is not a window, by uid."""
-        return {uid: run.state for uid, run in self.stages.items() if run.stage.window is None}
+        """State by key of each stage that has no windows, nor ranks that become final, by uid."""
+        return {uid: run.state for uid, run in self.stages.items() if not run.stage.closes}
 
     def _by_source(self, rows: Rows | Mapping[str, Rows]) -> Mapping[str, Rows]:
         names = [source.name for source in self.pipeline.sources]

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.settings import Settings
-from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, Window
+from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, TopN, Window
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.operators import open_windows, open_windows_schema, remembered
-from pipelines.runtime.operators.compatibility import is_deduplication
+from pipelines.runtime.operators.compatibility import has_index_of_keys
 from pipelines.runtime.ownership.local_paths import backend_options
 from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
@@ -44,12 +44,12 @@ class View:
     """A stage's state in a checkpoint, with nothing open: it may be pickled and read in other processes.
 
     Attributes:
-        stage: Only what windows are read by; None for all other state.
+        stage: Only what windows, and ranks that become final, are read by; None for all other state.
         parallelism, max_parallelism: Of then.
         schema: The columns of its rows: key columns; of windows their bounds; fields; a column for each list and map.
         identity: The columns that tell a row from all others.
-        due: Of a deduplication, the moment in microseconds since 1970 UTC at which the next epoch judges what has
-            expired; None for all other state.
+        due: Of rows that say when they are forgotten, the moment in microseconds since 1970 UTC at which the next epoch
+            judges what has expired; None for all other state.
     """
 
     uid: str
@@ -169,8 +169,7 @@ def view_of(
     identity, now = tuple(keys.names), to_micros(checkpoint.epoch_now)
     if stage is not None:
         schema = open_windows_schema(stage, keys, state)
-        # A session that grows keeps its start, unless rows came that are older than it.
-        identity += ("window_start",) if isinstance(stage.window, SessionWindow) else ("window_start", "window_end")
+        identity += _identity(stage)
     else:
         schema = _columns(keys, state, collections)
     return View(
@@ -214,12 +213,15 @@ def _through_polars(schema: pa.Schema) -> pa.Schema:
 
 
 def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema) -> Stage | None:
-    """A stage that has the windows of then; None where its state is no windows. Older records leave it to the
-    definition."""
+    """A stage that has the windows of then, or the ranks; None where its state is by key alone. Older records leave it
+    to the definition."""
     if "window" not in stats.names:
         stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
-        return stage if stage is not None and stage.window is not None else None
+        return stage if stage is not None and stage.closes else None
     window_then = stats.window or {}
+    if window_then.get("until") is not None:
+        rule = TopN((), window_then["n"], window_then["ties"], None, window_then["until"], None, 0, None)
+        return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), top_n=rule)
     listed = [
         (name, Agg(kind, column, tuple(by[0]) if by else (), share=by[2] if len(by) > 2 else None))
         for name, kind, column, *by in window_then.get("aggregates", ())
@@ -235,11 +237,20 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
     return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)
 
 
+def _identity(stage: Stage) -> tuple[str, ...]:
+    """The columns that tell the rows of a key apart."""
+    if stage.top_n is not None:
+        return (str(stage.top_n.until),)
+    # A session that grows keeps its start, unless rows came that are older than it.
+    return ("window_start",) if isinstance(stage.window, SessionWindow) else ("window_start", "window_end")
+
+
 def _due(stats: OperatorStats, checkpoint: Checkpoint, uid: str) -> int | None:
-    """By what the next epoch would have judged which keys of a deduplication have expired: event time, or its own."""
-    if stats.window is None or not is_deduplication(stats):
+    """By what the next epoch would have judged which keys of a deduplication, or of ranks, have expired: event time, or
+    its own."""
+    if stats.window is None or not has_index_of_keys(stats):
         return None
-    by_event_time = stats.window["on"] is not None
+    by_event_time = stats.window.get("on") is not None
     return checkpoint.watermarks.get(uid) if by_event_time else to_micros(checkpoint.epoch_now)
 
 

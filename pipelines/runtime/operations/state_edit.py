@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 
 from pipelines.runtime.operators import index_changes
-from pipelines.runtime.operators.compatibility import is_deduplication
+from pipelines.runtime.operators.compatibility import has_index_of_keys
 from pipelines.runtime.ownership.derived_checkpoint import commit, nothing_before, unchanged
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
 from pipelines.runtime.ownership.ownership import Ownership
@@ -174,7 +174,7 @@ def _written(
                 for start in range(0, len(chosen), _BATCH_ROWS):
                     some = chosen[start : start + _BATCH_ROWS]
                     keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
-                    if is_deduplication(target.stats):  # the entry that says when a key expires stands beside its row
+                    if has_index_of_keys(target.stats):  # the entry that says when a key expires stands beside its row
                         backend.write(*index_changes(keys, target.keys, rows.get(keys)[0], fields))
                     rows.put(keys, fields, there)
                 rows.barrier()

@@ -168,8 +168,8 @@ def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
     Raises:
         PipelineError: It is more than that.
     """
-    if stage.window is not None:
-        why = "it has windows, whose state is more than a row for each key"
+    if stage.closes:
+        why = "it has windows, or ranks that become final, and so more than a row for each key"
     elif target.stats.collections:
         names = ", ".join(f"{record['kind']} {name}" for name, record in target.stats.collections.items())
         why = f"it has elements beside its rows ({names}), which cannot be imported yet"

@@ -1,5 +1,5 @@
 """What happens to the rows of one subtask between two barriers: a stage's function, windows, sessions, running
-aggregates, deduplication. One module for each."""
+aggregates, deduplication, joins, ranks. One module for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
-from pipelines.runtime.definition import ROW, Aggregation, Deduplication, Epoch, Join, SessionWindow, Stage, Window
+from pipelines.runtime.definition import (
+    ROW,
+    Aggregation,
+    Deduplication,
+    Epoch,
+    Join,
+    SessionWindow,
+    Stage,
+    TopN,
+    Window,
+)
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
 from pipelines.runtime.operators.deduplication import (
@@ -27,6 +37,7 @@ from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
 from pipelines.runtime.operators.session_store import no_sessions
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
+from pipelines.runtime.operators.top_n import TopNOperator, open_ranks, open_ranks_schema, top_n_shapes
 from pipelines.runtime.operators.windows import WindowOperator, no_windows, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
 from state_ops.backends.base import Backend
@@ -106,7 +117,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)
-    operator = stage.window or stage.aggregation or stage.deduplication or stage.join
+    operator = stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n
     if operator is None:
         return function_shapes(stage, rows, keys)
     return _SHAPES[type(operator)](stage, operator, rows, keys)
@@ -118,6 +129,7 @@ _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {
     Aggregation: aggregation_shapes,
     Deduplication: deduplication_shapes,
     Join: join_shapes,
+    TopN: top_n_shapes,
 }
 
 
@@ -155,6 +167,8 @@ def build(
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups, residence)
     if stage.join is not None:
         return JoinOperator(stage, stage.join, fixed, backend, epoch, progress, groups, residence)
+    if stage.top_n is not None:
+        return TopNOperator(stage, stage.top_n, fixed, backend, epoch, progress, groups, residence)
     return FunctionOperator(
         stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence, forgotten=forgotten
     )
@@ -163,7 +177,10 @@ def build(
 def open_windows(
     stage: Stage, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
 ) -> Iterator[pa.Table]:
-    """The windows that are still open in some key groups: key columns, window_start, window_end, aggregates so far."""
+    """The windows that are still open in some key groups: key columns, window_start, window_end, aggregates so far. Of
+    ranks that are not final: key columns, until, rows."""
+    if stage.top_n is not None:
+        return open_ranks(stage.top_n, keys, state, backend, groups)
     window = stage.window
     assert window is not None
     if isinstance(window, SessionWindow):
@@ -175,6 +192,8 @@ def open_windows(
 
 def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa.Schema:
     """The columns of `open_windows`, whether or not one is open."""
+    if stage.top_n is not None:
+        return open_ranks_schema(stage.top_n, keys, state)
     window = stage.window
     assert window is not None
     none = no_sessions(keys, state) if isinstance(window, SessionWindow) else no_windows(window, keys, state)
@@ -187,7 +206,8 @@ def clocked_state(stage: Stage) -> tuple[str, ...]:
     if stage.by_clock:
         return (START, END)
     by_clock = stage.deduplication is not None and stage.deduplication.on is None
-    return (SEEN, EXPIRES) if by_clock else ()
+    by_clock_too = stage.top_n is not None and stage.top_n.ttl is not None
+    return (SEEN, EXPIRES) if by_clock else (EXPIRES,) if by_clock_too else ()
 
 
 def clocked_output(stage: Stage) -> tuple[str, ...]:

@@ -281,14 +281,15 @@ def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Itera
             return
         verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
         yield Finding("stage", stage.uid, "ttl", verdict, what)
-    if stage.deduplication is not None and "forgets" in recorded.names:
-        before, after = recorded.forgets, stage.deduplication.ttl
+    forgetting = stage.deduplication or stage.top_n
+    if forgetting is not None and "forgets" in recorded.names:
+        before, after = recorded.forgets, forgetting.ttl
         if before != after:
             late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
             what = (
                 f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been "
                 f"seen keep the time"
-                f" that they had{late}"
+                f" that they had{late if stage.deduplication else ', until another row of theirs comes'}"
             )
             yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
 
@@ -305,7 +306,7 @@ def _lifetime(ttl: Mapping[str, Any] | None) -> str:
 
 def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     """The watermark stays behind the newest row by a window's lateness, and never goes back."""
-    was, now = recorded.lateness, stage.lateness if stage.window or stage.join else None
+    was, now = recorded.lateness, _lateness(stage)
     if was is None or now is None or was == now:
         return
     if now < was:
@@ -361,6 +362,9 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
         return {"aggregates": _listed(stage.aggregation.aggregates)}
     if stage.deduplication is not None:
         return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
+    if stage.top_n is not None:
+        rule = stage.top_n
+        return {"until": rule.until, "by": [list(pair) for pair in rule.by], "n": rule.n, "ties": rule.ties}
     if stage.join is not None:  # a row says itself when it goes: another ttl holds for new ones
         join = stage.join
         return {"how": join.how, "lower": join.lower, "upper": join.upper, "times": join.times and list(join.times)}
@@ -374,27 +378,37 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
     return {**common, "size": stage.window.size, **(shape if shape != usual else {})}
 
 
-def is_deduplication(recorded: OperatorStats) -> bool:
-    """Whether what a checkpoint records of a stage is of a deduplication, whose `meaning` is that alone."""
-    return set(recorded.window or ()) == {"on"}
+def has_index_of_keys(recorded: OperatorStats) -> bool:
+    """Whether what a checkpoint records of a stage is of a deduplication, or of ranks that are never final: a row of
+    either says when it is forgotten, and an index of keys by that moment stands beside it."""
+    meaning = recorded.window or {}
+    return set(meaning) == {"on"} or ("until" in meaning and meaning["until"] is None)
 
 
 def changeable(stage: Stage) -> dict[str, Any]:
     """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for
     who compares.
 
-    lateness: how far a window's watermark stays behind, forgets: after what time a deduplication forgets a key, both in
-    microseconds.
+    lateness: how far the watermark stays behind, forgets: after what time a deduplication, or ranks, forget a key, both
+    in microseconds.
     on_timer: whether it has such a function.
     """
+    forgetting = stage.deduplication or stage.top_n
     return {
         "on_timer": stage.on_timer is not None,
-        "lateness": stage.lateness if stage.window or stage.join else None,
-        "forgets": stage.deduplication.ttl if stage.deduplication else None,
+        "lateness": _lateness(stage),
+        "forgets": forgetting.ttl if forgetting else None,
     }
 
 
+def _lateness(stage: Stage) -> int | None:
+    """How far the watermark of a stage stays behind; None of one that does not go by it."""
+    return stage.lateness if stage.closes or stage.join else None
+
+
 def _kind(stage: Stage) -> str:
+    if stage.top_n:
+        return "rules of what comes first"
     if stage.join:
         return "rules of what is joined"
     return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
@@ -412,6 +426,10 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
         if meaning["lower"] is None:
             return f"{meaning['how']}, at any time"
         return f"{meaning['how']}, from {shown(meaning['lower'])} to {shown(meaning['upper'])} later"
+    if "ties" in meaning:
+        by = ", ".join(f"{name} descending" if largest else name for name, largest in meaning["by"])
+        final = f", final at {meaning['until']}" if meaning["until"] else ""
+        return f"the first {meaning['n']} by {by}{' with ties' if meaning['ties'] else ''}{final}"
     aggregates = ", ".join(_aggregate_shown(*aggregate) for aggregate in meaning.get("aggregates", ()))
     if "size" in meaning:
         every = f" every {shown(meaning['every'])}" if meaning.get("every", meaning["size"]) != meaning["size"] else ""
