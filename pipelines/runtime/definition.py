@@ -203,6 +203,9 @@ class SessionWindow:
     aggregates: tuple[tuple[str, Agg], ...]
     late: Sink | None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aggregates", tuple((name, agg.mergeable) for name, agg in self.aggregates))
+
 
 @dataclass(frozen=True, slots=True)
 class Deduplication:

@@ -49,6 +49,8 @@ class Agg:
         where: Which rows count, in Spark SQL; None: all.
         share: Of a quantile.
         summed: Partials have the number or the sketch of their values in place of these.
+        listed: Of a count of distinct values, state has the values themselves as one list, since what is counted may
+            yet grow together.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Agg:
     where: str | None = None
     share: float | None = None
     summed: bool = False
+    listed: bool = False
 
     def __post_init__(self) -> None:
         if self.share is not None and not 0 <= self.share <= 1:
@@ -94,7 +97,12 @@ class Agg:
     @property
     def counted(self) -> Agg:
         """The same of partials whose values have become a number or a sketch."""
-        return replace(self, summed=True) if self.kind in _OF_VALUES else self
+        return replace(self, summed=True) if self.kind in _OF_VALUES and not self.listed else self
+
+    @property
+    def mergeable(self) -> Agg:
+        """The same of what may grow together with others of its key: sessions."""
+        return replace(self, listed=True) if self.kind == "count_distinct" else self
 
     def irrevocable(self, name: str) -> str | None:
         """Why a row cannot be taken back from it; None: it can, as far as its kind tells."""
@@ -149,6 +157,8 @@ class Agg:
 
     def parts(self, name: str, schema: pa.Schema) -> list[tuple[str, pa.DataType, bool, object]]:
         """The state fields that hold this aggregate: (field, type, nullable, value before the first row)."""
+        if self.listed:
+            return [(name, pa.list_(self.value_type(schema)), True, None)]
         if self.kind in ("count", "count_distinct"):
             return [(name, pa.int64(), False, 0)]
         if self.kind in _SKETCHES:
@@ -182,7 +192,8 @@ class Agg:
             values = column.cast(pl.Float64)
             return [values.filter(values.is_finite()).alias(name)]
         if self.kind in _OF_VALUES:
-            return [_kept(column, rows[self.column]).drop_nulls().unique().alias(name)]
+            values = _kept(column, rows[self.column]).drop_nulls().unique()
+            return [(values.sort() if self.listed else values).alias(name)]
         if self.kind == "sum":
             return [column.cast(_wider(rows[self.column])).sum().alias(name)]
         if self.kind == "mean":
@@ -201,7 +212,8 @@ class Agg:
         """From earlier partials. First and last need their order."""
         if self.kind in _OF_VALUES and not self.summed:
             values = pl.col(name).explode().drop_nulls()
-            return [values if self.kind == QUANTILE else values.unique()]
+            values = values if self.kind == QUANTILE else values.unique()
+            return [values.sort() if self.listed else values]  # state is the same again when an epoch is replayed
         if self.kind in _SKETCHES:
             united = gathered(self.kind)
             return [pl.map_groups([pl.col(name)], united, return_dtype=pl.Binary, returns_scalar=True).alias(name)]
@@ -248,6 +260,8 @@ class Agg:
 
     def result(self, name: str) -> pl.Expr:
         """The aggregate's value from its fields."""
+        if self.listed:
+            return pl.col(name).list.len().cast(pl.Int64)
         if self.kind == "mean":
             total, number = pl.col(f"{name}__sum"), pl.col(f"{name}__count")
             return pl.when(number > 0).then(total.cast(pl.Float64) / number).alias(name)

@@ -212,7 +212,8 @@ def test_sessions(sizes, seed, few, gap, lateness, parallelism, batch_rows):
     session, closing = placed_in_sessions(cut, minutes(gap), timedelta(minutes=lateness))
     connection = database(cut, session=[session.get(row["seq"]) for rows in cut for row in rows])
     expected = connection.sql(f"""
-        SELECT session, k, min(ts), max(ts) + INTERVAL {gap[:-1]} MINUTE, {aggregates("ts", "seq")}
+        SELECT session, k, min(ts), max(ts) + INTERVAL {gap[:-1]} MINUTE, {aggregates("ts", "seq")},
+               {DISTINCT_COUNTS}
         FROM events WHERE session IS NOT NULL GROUP BY session, k
     """)
     assert alike(fired) == alike([(closing[row[0]], *row[1:]) for row in expected.fetchall()])
@@ -226,7 +227,8 @@ def test_sessions_that_nothing_is_too_late_for_are_islands_of_all_rows(sizes, se
     cut = events(sizes, seed)
     fired, late = sessions_of(cut, gap, 10_000, False, parallelism, batch_rows)
     expected = database(cut).sql(f"""
-        SELECT {len(cut) + 1}, k, min(ts), max(ts) + INTERVAL {gap[:-1]} MINUTE, {aggregates("ts", "seq")}
+        SELECT {len(cut) + 1}, k, min(ts), max(ts) + INTERVAL {gap[:-1]} MINUTE, {aggregates("ts", "seq")},
+               {DISTINCT_COUNTS}
         FROM (SELECT *, sum(begins) OVER (PARTITION BY k ORDER BY ts, seq) AS island
               FROM (SELECT *, coalesce(ts - lag(ts) OVER (PARTITION BY k ORDER BY ts, seq) >= INTERVAL {gap[:-1]} MINUTE,
                                        true)::INT AS begins FROM events))
@@ -242,7 +244,7 @@ def sessions_of(
     """The sessions with the epoch in which each came, and the late rows' numbers."""
     sessions = window(
         "visits", EVENTS, key="k", on="ts", gap=gap, lateness=f"{lateness}m", order_by=["ts", "seq"],
-        late=delta.append("late"), **WANTED,
+        late=delta.append("late"), **WANTED, **DISTINCT,
     )  # fmt: skip
     run = testing.run(sessions, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
     fired, late = [], []

@@ -48,11 +48,11 @@ from pipelines.runtime.operators.session_store import (
 )
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP, scan_values
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.resident_table import Residence
+from state_ops.rows.sketches import DISTINCT, QUANTILE, sketched
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.state_schema import StateSchema
 from state_ops.snapshots.stage_upload import REST
@@ -84,6 +84,10 @@ class SessionOperator(EventTimeOperator):
         self._aggregates = self._filtered.aggregates
         self._open = OpenSessions(backend, shapes.state, shapes.keys, groups, residence)
         self._sessions = _Sessions(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
+        # State has sketches in place of the values that gather until then.
+        self._sketches = [(name, agg.kind) for name, agg in self._aggregates if agg.kind in (DISTINCT, QUANTILE)]
+        stored = [(name, agg.counted) for name, agg in self._aggregates]
+        self._stored = _Sessions(stored, self._by, self._where, _PARTIAL_ROWS)
         self._waiting: list[pa.Table] = []
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -172,6 +176,8 @@ class SessionOperator(EventTimeOperator):
         """Merge sessions into those that are open; yields those that end by then, which are open no more."""
         if not len(fresh) and upto is None:
             return
+        if len(fresh):
+            fresh = fresh.with_columns(sketched(kind, fresh[name]) for name, kind in self._sketches)
         table = self._open.table(fresh)
         if table is not None:
             yield from self._fold(table, fresh, upto).iter_slices(_FIRE_KEYS)
@@ -196,7 +202,7 @@ class SessionOperator(EventTimeOperator):
         if stored_too.any():
             fields = [field for name, agg in self._aggregates for field in agg.fields(name)]
             old = stored.filter(touched).with_columns([pl.col(field).cast(fresh.schema[field]) for field in fields])
-            parts.append(self._sessions.combined([old, fresh.filter(stored_too)]))
+            parts.append(self._stored.combined([old, fresh.filter(stored_too)]))
         merged = pl.concat(parts)
         values = key_aggregation.fitted(self._aggregates, merged, self._open.types, self._where)
         rest = np.flatnonzero(~touched)
@@ -277,12 +283,5 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     fields = state_of(with_bounds(window.aggregates), pa.schema([*rows, *bounds]), where).fields
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")
     session = pa.struct([pa.field(field.name, field.type) for field in fields])
-    for name, agg in window.aggregates:
-        if agg.kind in ("count_distinct", "approx_distinct", "approx_quantile"):
-            raise PipelineError(
-                f"{name} = {agg} is of no session: sessions that grow together would have to move their values.",
-                where=where,
-                next="Count in windows of one size.",
-            )
     state = StateSchema.build([(SESSIONS, pa.list_(session), True, None)])
     return event_time.window_shapes(stage, window, rows, keys, state, no_sessions(keys, state))

@@ -304,10 +304,6 @@ SCHEMA = pa.schema([("k", pa.string()), ("v__values", pa.string()), ("at", pa.ti
             lambda: aggregate("totals", EVENTS, key="v__values", v=agg.count_distinct("v")),
             "'v__values' is a key column",
         ),
-        (
-            lambda: window("totals", EVENTS, key="k", on="at", gap="1h", n=agg.count_distinct("v")),
-            "n = count_distinct.'v'. is of no session",
-        ),
         (lambda: totals(n=agg.count(where="w > 1")), "n = count.where='w > 1'., but .* no column"),
         (lambda: totals(n=agg.count(where="rand() < 0.5")), "rand"),
         (lambda: totals(n=agg.count(where="at + v")), "at [+] v"),

@@ -90,7 +90,8 @@ def summed(interval: Interval) -> tuple:
     last = max(interval, key=lambda event: (event.at, event.v)).v
     texts, values = [event.s for event in interval], [event.v for event in interval]
     bounds = (interval[0].at, interval[-1].at + GAP)
-    return (*bounds, len(interval), sum(values), max(texts), last, sum(values) / len(values))
+    of_values = (len(set(values)), len({event.s for event in interval if event.v > 2}), len(set(texts)), min(values))
+    return (*bounds, len(interval), sum(values), max(texts), last, sum(values) / len(values), *of_values)
 
 
 class Subtask:
@@ -101,6 +102,8 @@ class Subtask:
         self.stage = window(
             "visits", _EVENTS, key=key, on="at", gap=timedelta(microseconds=GAP), late=delta.append("late"),
             n=agg.count(), total=agg.sum("v"), top=agg.max("s"), newest=agg.last("v"), mean=agg.mean("v"),
+            values=agg.count_distinct("v"), texts=agg.count_distinct("s", where="v > 2"),
+            about=agg.approx_distinct("s"), least=agg.approx_quantile("v", 0.0),
             order_by=["at"],
         )  # fmt: skip
         self.shapes = shapes(self.stage, _SCHEMA)
@@ -181,7 +184,8 @@ def _rows(subtask: Subtask, tables: list[pa.Table]) -> list[tuple]:
     for table in tables:
         frame = pl.DataFrame(table)
         frame = frame.with_columns(pl.col("window_start", "window_end").dt.epoch("us") - _micro(_FIRST))
-        fields = frame.select("window_start", "window_end", "n", "total", "top", "newest", "mean").rows()
+        results = ["n", "total", "top", "newest", "mean", "values", "texts", "about", "least"]
+        fields = frame.select("window_start", "window_end", *results).rows()
         rows += [(key, *row) for key, row in zip(subtask.keys(frame), fields, strict=True)]
     return rows
 
