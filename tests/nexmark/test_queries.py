@@ -106,7 +106,7 @@ def test_slices_and_subtasks_change_nothing(spark, tmp_path, parallelism, seed):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("query", ["q11", "q16", "q18"])  # a query takes a minute or more
+@pytest.mark.parametrize("query", ["q9", "q11", "q16", "q18", "q19"])  # a query takes a minute or more
 def test_a_run_that_is_killed_again_and_again_hands_out_each_row_once(tmp_path, query):
     house, draw, kills = House(tmp_path, Events(200_000, files=40)), random.Random(query), 0
     words = ["--input", house.input, "--out", tmp_path / "out", "--work", tmp_path / "work", "--queries", query]

@@ -1,0 +1,28 @@
+"""The highest bids of each window of 10 s."""
+
+from pipelines.api import Pipeline, delta, desc, files, top_n
+
+bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
+
+
+def in_windows(rows):
+    """Bids with the bounds of their window."""
+    bounds = rows.selectExpr("auction", "price", "bidder", "date_time", "extra", "window(date_time, '10 seconds') AS w")
+    return bounds.selectExpr("* EXCEPT (w)", "w.start AS window_start", "w.end AS window_end")
+
+
+highest = top_n(
+    "highest",
+    bids,
+    key="window_start",
+    by=desc("price"),
+    n=1,
+    ties=True,
+    rank=None,
+    until="window_end",
+    lateness="1m",
+    transform=in_windows,
+    sink=delta.append("q7"),
+)
+
+pipeline = Pipeline("q7", (highest,))
