@@ -11,9 +11,9 @@ import dagster as dg
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from assets.names import input_name, key
+from assets.names import input_name, key, table_key
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import FileSource, Join, Pipeline, Source, Stage
+from pipelines.runtime.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
@@ -87,6 +87,7 @@ class Tally:
     bytes_full: int = 0
     slowest_ms: float = 0.0
     stages: dict[str, Counter[str]] = field(default_factory=dict)
+    outputs: dict[str, Counter[str]] = field(default_factory=dict)
     caches: dict[str, Counter[str]] = field(default_factory=dict)
     tables: Counter[str] = field(default_factory=Counter)
 
@@ -101,6 +102,7 @@ class Tally:
         self.slowest_ms = max(self.slowest_ms, row.ms["to_commit"])
         for uid, stats in row.operators.items():
             self.stages.setdefault(uid, Counter()).update({name: getattr(stats, name) for name in _SUMMED.values()})
+            self.outputs.setdefault(uid, Counter()).update(stats.outputs)
             if stats.cache:
                 self.caches.setdefault(uid, Counter()).update(stats.cache)
         self.tables.update({item.sink: item.rows for item in report.publications})
@@ -208,6 +210,7 @@ def of_stage(tally: Tally, uid: str) -> dict[str, Any]:
     newest = row.operators[uid]
     shown: dict[str, Any] = {"checkpoint": int(row.id), "epochs": tally.epochs}
     shown |= {title: tally.stages[uid][name] for title, name in _SUMMED.items()}
+    shown |= {f"rows out as {name}": tally.outputs[uid][name] for name in newest.outputs}
     shown |= {"rows not applied yet": newest.rows_waiting, "state bytes": newest.bytes_total}
     if newest.entries is not None:
         shown["state entries (estimate)"] = newest.entries
@@ -260,15 +263,31 @@ def of_sink_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: Sink, stor
     handle = _open(storage, sink.name)
     if handle is None:
         return shown | {"outcome": "not made yet: nothing was handed out"}
-    names = [column.name for column in handle.schema().fields]
-    same = {name: [dg.TableColumnDep(key(pipeline, stage.uid), name)] for name in names}
     rows = _row_count(handle)
     return shown | {
         "Delta version": handle.version(),
         **({} if rows is None else {"dagster/row_count": rows}),
         "dagster/column_schema": _schema(handle),
-        "dagster/column_lineage": dg.TableColumnLineage(same),
+        "dagster/column_lineage": dg.TableColumnLineage(
+            _origins(pipeline, tally.newest.checkpoint, stage, sink, storage)
+        ),
     }
+
+
+def _origins(
+    pipeline: Pipeline, head: Checkpoint, stage: Stage, sink: Sink, storage: Storage
+) -> dict[str, list[dg.TableColumnDep]]:
+    """By column of a table, what it is made from: of the main output the stage's own columns; of others columns of the
+    stage's inputs with the same name, as the stage has none for them."""
+    handle = _open(storage, sink.name)
+    names = [column.name for column in handle.schema().fields] if handle is not None else []
+    if sink == stage.sink:
+        return {name: [dg.TableColumnDep(key(pipeline, stage.uid), name)] for name in names}
+    inputs = [(_read_from(pipeline, lane), _input_columns(pipeline, lane, head, storage)) for lane in stage.lanes]
+    deps = {
+        name: [dg.TableColumnDep(asset, name) for asset, columns in inputs if name in columns][:1] for name in names
+    }
+    return {name: dep for name, dep in deps.items() if dep}
 
 
 def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> dict[str, Any]:
@@ -276,8 +295,8 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
     if handle is None:
         return {}
     names = [column.name for column in handle.schema().fields]
-    inputs = [_input_columns(pipeline, input, head, storage) for input in stage.inputs]
-    upstream = [key(pipeline, input_name(input)) for input in stage.inputs]
+    inputs = [_input_columns(pipeline, lane, head, storage) for lane in stage.lanes]
+    upstream = [_read_from(pipeline, lane) for lane in stage.lanes]
     deps = {
         name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
         for name, columns in lineage(stage, names, inputs).items()
@@ -323,18 +342,27 @@ def _lineage_of_join(
     return {name: read for name, read in origins.items() if read}
 
 
-def _input_columns(pipeline: Pipeline, input: Source | Stage, head: Checkpoint, storage: Storage) -> list[str]:
-    if isinstance(input, Source):
-        recorded = head.inputs.get(input.name)
+def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
+    """The asset whose columns a stage reads: a source, a stage, or the table of one of its outputs."""
+    if isinstance(lane.input, Stage) and lane.from_output != MAIN:
+        sink = lane.input.sink_of(lane.from_output)
+        if sink is not None:
+            return table_key(pipeline, sink.name)
+    return key(pipeline, input_name(lane.input))
+
+
+def _input_columns(pipeline: Pipeline, lane: Stage, head: Checkpoint, storage: Storage) -> list[str]:
+    if isinstance(lane.input, Source):
+        recorded = head.inputs.get(lane.input.name)
         return list(schema_from_json(recorded).names) if recorded else []
-    handle = _open_sink(pipeline, input, storage)
+    handle = _open_sink(pipeline, lane.input, storage, lane.from_output)
     return [column.name for column in handle.schema().fields] if handle is not None else []
 
 
-def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage) -> DeltaTable | None:
+def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage, output: str = MAIN) -> DeltaTable | None:
     """The table that gets what a stage hands out; None: it has none yet, or another sink."""
-    is_table = stage.sink is not None and pipeline.is_table(stage.sink)
-    return _open(storage, stage.sink.name) if stage.sink is not None and is_table else None
+    sink = stage.sink_of(output)
+    return _open(storage, sink.name) if sink is not None and pipeline.is_table(sink) else None
 
 
 def _open(storage: Storage, table: str) -> DeltaTable | None:

@@ -11,7 +11,7 @@ from assets.names import CHECKPOINT, input_name, key, table_key
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
+from pipelines.runtime.definition import LATE, MAIN, FileSource, Pipeline, Source, Stage
 from state_ops.storage.storage import Storage
 
 
@@ -100,9 +100,10 @@ def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
 
 
 def _of_sink(pipeline: Pipeline, stage: Stage, sink: Sink) -> str:
-    if sink == stage.sink:
-        often = pipeline.delivery.replace("_", " ")
-        return f"What {stage.uid} hands out, {'appended ' if sink.kind == 'delta' else ''}{often}."
-    if sink == stage.late:
+    output = next(name for name, other in stage.sinks_by_output if other == sink)
+    if output in stage.returned:
+        often, of = pipeline.delivery.replace("_", " "), "" if output == MAIN else f" as {output}"
+        return f"What {stage.uid} hands out{of}, {'appended ' if sink.kind == 'delta' else ''}{often}."
+    if output == LATE:
         return f"Rows that came too late for {stage.uid}, as they came."
     return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

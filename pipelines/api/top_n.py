@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.api.operators import _check_event_time, _columns, _gates, _length, _positive
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Gate, Source, Stage, TopN
+from pipelines.runtime.definition import Gate, Input, Stage, TopN, reading
 from state_ops.errors import PipelineError
 
 
@@ -28,7 +28,7 @@ def desc(column: str) -> Descending:
 
 def top_n(  # as long as what is said of its arguments
     uid: str,
-    source: Source | Stage,
+    source: Input,
     *,
     key: str | Sequence[str],
     by: str | Descending | Sequence[str | Descending],
@@ -103,7 +103,7 @@ def top_n(  # as long as what is said of its arguments
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
         uid=uid,
-        input=source,
+        **reading(source),
         key=columns,
         top_n=TopN(order, n, ties, rank, until, kept, _length(lateness, place, "lateness"), late),
         where=where,

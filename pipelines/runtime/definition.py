@@ -546,6 +546,10 @@ class Stage:
         named = ((MAIN, self.sink), *self.outputs, (LATE, self.late), (QUARANTINE, self.quarantine))
         return tuple((name, sink) for name, sink in named if sink is not None)
 
+    def sink_of(self, output: str) -> Sink | None:
+        """Where an output goes; None: nowhere but to the stages that read it."""
+        return dict(self.sinks_by_output).get(output)
+
     @property
     def returned(self) -> tuple[str, ...]:
         """The names of what its function may hand out."""

@@ -37,6 +37,7 @@ class OperatorStats(Recorded):
         delivery: How often the pipeline's sinks got rows then, as its definition says; None: an earlier release.
         sides: Of a stage with several inputs, where event time stands in each, as `SidesTime` has it.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
+        outputs: By output beside the main one, how many rows the epoch handed out.
     """
 
     parallelism: int = 0
@@ -77,6 +78,7 @@ class OperatorStats(Recorded):
     sides: dict[str, Any] | None = None
     clock: int | None = None
     due: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property

@@ -2,7 +2,7 @@
 
     state/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>/<file>
     channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or
-    positions>.parquet
+    output>.parquet
     outputs/<sink>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     landed/<source>/<uuid>.parquet                                              for an epoch in flight
@@ -34,14 +34,14 @@ from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.storage.branches import branch_of
-from state_ops.storage.paths import data_directory
+from state_ops.storage.paths import NUMBER_OR_OUTPUT, data_directory
 from state_ops.storage.storage import Storage, StoredFile
 from state_ops.storage.store import UNFINISHED
 
 _ATTEMPT = r"\d+-[0-9a-f]{32}"
 _STAGED = re.compile(
     rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
-    rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/(?:\d+|positions))?\.parquet"
+    rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/{NUMBER_OR_OUTPUT})?\.parquet"
     rf"|outputs/[^/]+/(?P<output>g\d+-e\d+)/{_ATTEMPT}\.parquet"
     rf"|tables/(?P<table>[^/]+)/data(?:-(?P<whose>[0-9a-f]{{8}}))?/(?P<rows>g\d+-e\d+)/{_ATTEMPT}(?:/\d+)?\.parquet)"
 )

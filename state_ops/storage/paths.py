@@ -13,9 +13,11 @@ _UNFINISHED = r"(?:\.tmp-[^/]*-)?"
 _EPOCH = r"g\d+-e\d+"
 _DATA = r"data(?:-[0-9a-f]{8})?"
 _ATTEMPT = r"\d+-[^/]+"
+NUMBER_OR_OUTPUT = r"(?:\d+|[a-z][a-z0-9_]*)"
+"""Of a channel's file in an attempt's directory: rows of the stage's input, or those of an output of that name."""
 _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
 _CHANNEL = re.compile(
-    rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}(?:\d+|positions)|{_UNFINISHED}{_ATTEMPT})\.parquet"
+    rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}{NUMBER_OR_OUTPUT}|{_UNFINISHED}{_ATTEMPT})\.parquet"
 )
 _OUTPUT = re.compile(rf"outputs/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
 _ROWS = re.compile(rf"tables/[^/]+/{_DATA}/{_EPOCH}/(?:{_UNFINISHED}{_ATTEMPT}|{_ATTEMPT}/{_UNFINISHED}\d+)\.parquet")

@@ -506,6 +506,7 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         cache_totals=_added(before.cache_totals, cache),
         delivery=context.pipeline.delivery,
         sides=epoch.sides[stage.uid].to_json() if stage.uid in epoch.sides else None,
+        outputs={name: sum(ack.rows_of(name) for ack in acks) for name, _ in stage.outputs},
         exchange=next((ack.exchange for ack in acks if ack.exchange is not None), None),
     )
 

@@ -341,6 +341,11 @@ def _compared(
             for name in _COUNTED
             if getattr(stats, name) != getattr(again, name)
         ]
+        other += [
+            f"rows of {name} {rows}, then {again.outputs[name]}"
+            for name, rows in stats.outputs.items()
+            if again.outputs.get(name, rows) != rows
+        ]
         if other:
             problems.append(f"{uid} handled other rows: {'; '.join(other)}")
     for uid in head.stages_with_state:

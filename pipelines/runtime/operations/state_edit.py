@@ -235,4 +235,4 @@ def edited(
 
 def _idle(stats: OperatorStats) -> OperatorStats:
     """What is recorded of a stage in a checkpoint in which it has done nothing."""
-    return stats.updated(**IDLE, files_new=0, bytes_new=0, ms={}, cache=None)
+    return stats.updated(**IDLE, outputs=dict.fromkeys(stats.outputs, 0), files_new=0, bytes_new=0, ms={}, cache=None)

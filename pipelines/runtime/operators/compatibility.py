@@ -488,7 +488,7 @@ _DELIVERED = {
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
     """Stages and sources that came and went since a checkpoint, rows that wait for a stage which would not find them,
     and another delivery."""
-    about = (_delivery, _waiting, _stages, _sources)
+    about = (_delivery, _waiting, _stages, _outputs, _sources)
     return [finding for of in about for finding in of(pipeline, head)]
 
 
@@ -511,6 +511,23 @@ def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
                 f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which"
                 " lets stages apply all rows first; then change it.",
             )
+
+
+def _outputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    """Outputs of stages that came and went. What sinks have of one stays; who reads one is told like any stage."""
+    for stage in pipeline.stages:
+        if stage.uid not in head.operators:
+            continue
+        recorded, now = head.operators[stage.uid].outputs, dict(stage.outputs)
+        gone, new = [name for name in recorded if name not in now], [name for name in now if name not in recorded]
+        for name in gone:
+            what = f"its output {name} is gone: nothing is handed out as {name} from the next epoch on"
+            if len(gone) == len(new) == 1:
+                what += f"; it looks renamed to {new[0]}"
+            yield Finding("stage", stage.uid, "outputs", Verdict.COMPATIBLE, what)
+        for name in new:
+            what = f"its output {name} is new: it has rows from the next epoch on, and none of earlier ones"
+            yield Finding("stage", stage.uid, "outputs", Verdict.COMPATIBLE, what)
 
 
 def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
