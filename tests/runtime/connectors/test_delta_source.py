@@ -461,6 +461,41 @@ def test_changes_are_those_of_the_change_data_feed(tmp_path: Path):
     assert sorted(row["id"] for row in snapshot) == [3, 4, 5, 6]
 
 
+def moved(table: Path) -> list[list[str]]:
+    """A table in which a row moves to a partition of which another row has already made a file of changes; returns what
+    each file of changes has, in the order of the log."""
+    rows = pa.table({"id": pa.array(range(4), pa.int64()), "p": pa.array([0, 1, 2, 3], pa.int32())})
+    write_deltalake(table, rows, partition_by=["p"], configuration={"delta.enableChangeDataFeed": "true"})
+    new = pa.table({"id": pa.array(range(4), pa.int64()), "p": pa.array([3, 3, 3, 0], pa.int32())})
+    merge = DeltaTable(table).merge(new, "s.id = t.id", source_alias="s", target_alias="t")
+    merge.when_matched_update_all().execute()
+    entry = (table / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+    files = [json.loads(line)["cdc"]["path"] for line in entry if "cdc" in line[:6]]
+    return [pq.ParquetFile(table / file).read()["_change_type"].to_pylist() for file in files]
+
+
+def test_what_a_version_takes_back_comes_before_what_is_new(tmp_path: Path):
+    table = tmp_path / "t"
+    files = moved(table)
+    assert ["update_preimage"] in files[1:] and any("update_postimage" in kinds for kinds in files[:-1]), "mixed"
+    reader = Reader(source(table, changes=True), {"version": 0, "snapshot": True})
+    got = reader.rows(Limits(1, 1, 1))[4:]
+    assert [row["_change_type"] for row in got] == ["update_preimage"] * 4 + ["update_postimage"] * 4
+    assert sorted(row["id"] for row in got) == sorted([*range(4)] * 2)
+
+
+def test_a_position_of_an_earlier_release_among_files_of_changes_is_read_on_as_it_was(tmp_path: Path):
+    table = tmp_path / "t"
+    files = moved(table)
+    metadata = DeltaTable(table).metadata().id
+    for index in range(1, len(files)):
+        reader = Reader(source(table, changes=True), {"table": metadata, "version": 1, "index": index})
+        rows = [row["_change_type"] for row in reader.rows()]
+        assert rows == [kind for kinds in files[index:] for kind in kinds]
+    halves = Reader(source(table, changes=True), {"table": metadata, "version": 1, "index": len(files), "halves": True})
+    assert {row["_change_type"] for row in halves.rows()} == {"update_postimage"}
+
+
 def test_changes_that_nobody_noted_are_named(tmp_path: Path):
     table = tmp_path / "t"
     append(table, 1, 2)

@@ -255,9 +255,10 @@ def test_columns_that_an_aggregate_does_not_look_at_are_not_read(tmp_path: Path,
 def test_a_stage_says_what_it_looks_at_of_its_sources_rows():
     late = replace(_BY_MINUTE, window=replace(_BY_MINUTE.window, late=delta.append("late")))
     by_event_time = aggregate("again", _MINUTES, key="id", top=agg.max("number"), sink=delta.append("again"))
-    assert _TOTALS.reads == {"id", "number"}
-    assert _BY_MINUTE.reads == {"id", "at"}
-    assert by_event_time.reads == {"id", "number", "at"}, "the watermark is that of the source"
+    always = {"_change_type"}  # a row that takes another one back is not one more
+    assert _TOTALS.reads == {"id", "number"} | always
+    assert _BY_MINUTE.reads == {"id", "at"} | always
+    assert by_event_time.reads == {"id", "number", "at"} | always, "the watermark is that of the source"
     assert first.reads is late.reads is None
 
 

@@ -11,7 +11,8 @@ starting version have the order of their age. A file is a part.
 
 Appends alone are read, unless the source says `changes=True`: then rows come as in the change data feed, from the files
 that writers note for it; where a version has none, rows of removed files are deleted, and then those of added ones
-inserted.
+inserted. In either case what is gone comes before what is new: several files of changes are read twice, first for the
+one and then for the other (`halves`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pipelines.runtime.connectors.delta_sink import TAKEN_BACK
 from pipelines.runtime.connectors.delta_table.data_file import tables
 from pipelines.runtime.connectors.delta_table.table_log import AFTER_LOSS, Commit, DataFile, Metadata, TableLog
 from pipelines.runtime.connectors.source import (
@@ -53,6 +56,7 @@ from state_ops.storage.transfers import together
 _PARTITION = "table"
 _TYPE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
 _CHANGES = pa.schema([(_TYPE, pa.string()), (_VERSION, pa.int64()), (_TIME, pa.timestamp("us", "UTC"))])
+_GONE, _NEW = "gone", "new"
 _COUNTED = 1_000  # files that wait are counted up to here
 _REQUESTS = 8  # at a time
 _PASSED = 20  # versions without a row, after which a position is recorded before the log forgets them
@@ -90,6 +94,8 @@ class _Place:
     Attributes:
         snapshot: It is among all files of the version, and not among those that it adds.
         digest: Of the log's last entry that was read, in hex; None: it is not known, as an earlier release left it.
+        halves: The index counts the files of a version's changes twice, first for the rows that are gone. Positions of
+            earlier releases count them once.
     """
 
     table: str
@@ -97,11 +103,13 @@ class _Place:
     index: int = 0
     snapshot: bool = False
     digest: str | None = field(default=None, compare=False)
+    halves: bool = False
 
     @classmethod
     def of(cls, position: Position) -> _Place:
         snapshot, digest = position.get("snapshot", False), position.get("digest")
-        return cls(position["table"], position["version"], position["index"], snapshot, digest)
+        halves = position.get("halves", False)
+        return cls(position["table"], position["version"], position["index"], snapshot, digest, halves)
 
     @property
     def last(self) -> int:
@@ -110,17 +118,28 @@ class _Place:
 
     def to_dict(self) -> dict[str, Any]:
         place = {"table": self.table, "version": self.version, "index": self.index}
-        place |= {"snapshot": True} if self.snapshot else {}
+        place |= {name: True for name in ("snapshot", "halves") if getattr(self, name)}
         return place | ({"digest": self.digest} if self.digest is not None else {})
 
     def is_before(self, end: _Place | None) -> bool:
         return end is None or (self.version, self.index) < (end.version, end.index)
+
+    def counts_halves(self, end: _Place | None) -> bool:
+        """Whether it and the end say a place among the halves of the version's files, as far as they say one."""
+        ends = [place for place in (self, end) if place is not None and place.index and place.version == self.version]
+        return all(place.halves for place in ends)
 
     def behind(self, number: int, count: int) -> _Place:
         """The place behind a file, by its number among so many."""
         if number + 1 < count:
             return replace(self, index=number + 1, digest=None)
         return _Place(self.table, self.version + 1)
+
+
+def _halved(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    """Files of changes, first for the rows that are gone, and then for those that are new: a row that moves to another
+    partition is in two of them, in any order."""
+    return tuple(replace(file, of=of) for of in (_GONE, _NEW) for file in files)
 
 
 class _Connector:
@@ -149,13 +168,13 @@ class _Connector:
         )
 
     def _given(self, start: Position, table: str) -> Position:
-        place = {"table": table, "index": 0, "snapshot": False, "digest": None, **start}
+        place = {"table": table, "index": 0, "snapshot": False, "digest": None, "halves": False, **start}
         numbers = [place.get("version"), place["index"]]
         if (
-            place.keys() != {"table", "version", "index", "snapshot", "digest"}
+            place.keys() != {"table", "version", "index", "snapshot", "digest", "halves"}
             or place["table"] != table
             or not all(type(number) is int and number >= 0 for number in numbers)
-            or type(place["snapshot"]) is not bool
+            or not type(place["snapshot"]) is type(place["halves"]) is bool
             or not isinstance(place["digest"], str | None)
         ):
             raise no_position(start, '{"version": 0}', f"{self._log.where}, table {table}")
@@ -232,7 +251,8 @@ class _Connector:
     def _is_left_out(self, part: Part, lost: list[Lost]) -> bool:
         if self._source.on_lost != SKIP or self._log.storage.size(self._path(part)) is not None:
             return False
-        lost.append(Lost(part.place["path"], f"A file of version {part.place['version']} is gone."))
+        said = Lost(part.place["path"], f"A file of version {part.place['version']} is gone.")
+        lost += [said] if said not in lost else []  # of the other half
         return True
 
     def _ahead(self, at: _Place, end: _Place | None) -> Iterator[tuple[Part | None, _Place]]:
@@ -244,6 +264,8 @@ class _Connector:
             at = _Place(at.table, at.version + 1)
         while at.is_before(end) and (commit := self._log.commit(at.version)) is not None:
             files, behind = self._changed(at.table, commit), _Place(at.table, at.version + 1)
+            if len(files) > 1 and files is commit.changes and at.counts_halves(end):
+                files, at = _halved(files), replace(at, halves=True)
             if not files:
                 self._quiet = (self._quiet[0] if self._quiet is not None and self._quiet[1] == at else at, behind)
             yield from self._parts(at, end, files, commit.time)
@@ -271,7 +293,9 @@ class _Connector:
             ) from None
         place: dict[str, Any] = {"table": at.table, "version": at.version, "path": file.path, "time": time}
         place |= {"size": file.bytes, "partition": dict(file.partition), "change": file.change}
-        name = f"{quote(at.table, safe='')}-{at.version}-{number}{'-all' if at.snapshot else ''}"
+        place |= {"of": file.of} if file.of is not None else {}
+        kind = "-all" if at.snapshot else "" if file.of is None else f"-{file.of}"
+        name = f"{quote(at.table, safe='')}-{at.version}-{number}{kind}"
         return Part(name, _PARTITION, place, file.rows, file.bytes)
 
     def _changed(self, table: str, commit: Commit) -> tuple[DataFile, ...]:
@@ -348,6 +372,9 @@ class _Connector:
             with self._fetched(part) as local:
                 try:
                     for rows in tables(local, columns, values):
+                        if place.get("of") is not None:
+                            gone = pc.is_in(rows.column(_TYPE), pa.array(TAKEN_BACK))
+                            rows = rows.filter(gone if place["of"] == _GONE else pc.invert(gone))
                         yield Batch(self._with_changes(rows, place) if self._source.changes else rows)
                 except (pa.ArrowException, OSError, ValueError) as error:
                     raise InputError(

@@ -76,6 +76,7 @@ class DataFile:
         rows: How many it has; None: the log does not say.
         partition: By column, the text of the value that all rows have.
         change: What its rows are in the change data feed; None: they say it themselves.
+        of: Which of its rows are read: those that are gone, or those that are new; None: all.
     """
 
     path: str
@@ -83,6 +84,7 @@ class DataFile:
     rows: int | None
     partition: Mapping[str, str | None]
     change: str | None
+    of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
