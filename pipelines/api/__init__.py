@@ -58,7 +58,7 @@ from state_ops.keyed.keyed_state import KeyedState, ValueState
 from state_ops.keyed.per_key.key_state import KeyState
 from state_ops.keyed.ttl import READ_AND_WRITE, WRITE, Ttl
 from state_ops.rows import aggregates as agg
-from state_ops.schema.annotations import renamed_from
+from state_ops.schema.annotations import meaning_of, renamed_from
 from state_ops.schema.descriptors import ListOf, MapOf
 from state_ops.schema.state_class import State, Timestamp
 
@@ -399,7 +399,7 @@ def stage(  # as long as what is said of its arguments
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
     per_key: bool = False,
-    output: Mapping[str, pa.DataType] | Mapping[str, Mapping[str, pa.DataType]] | None = None,
+    output: Mapping[str, Any] | None = None,
     sink: Sink | None = None,
     outputs: Mapping[str, Sink | None] | None = None,
     gate: Gate | Sequence[Gate] = (),
@@ -427,8 +427,9 @@ def stage(  # as long as what is said of its arguments
         per_key: The function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch
             with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a
             `KeyState`; on_timer is then `(key, fired, state, epoch)`. Convenient, and much slower than columns.
-        output: The columns of what per-key functions return. It is needed where that is a list of dicts. Of a stage
-            with several outputs, these by output: {"main": {...}, "alerts": {...}}.
+        output: The columns of what per-key functions return, with types as a State class has them, {"user": str}, or
+            Arrow's. It is needed where that is a list of dicts. Of a stage with several outputs, these by output:
+            {"main": {...}, "alerts": {...}}.
         sink: The table that gets the rows that the function returns.
         outputs: What the function hands out beside these rows, by name, each with its sink, or None: {"alerts":
             delta.append("alerts"), "audit": None}. The function then returns, or yields, a frame or a dict of frames
@@ -488,9 +489,7 @@ def stage(  # as long as what is said of its arguments
     return decorated
 
 
-def _declared(
-    uid: str, output: Mapping[str, pa.DataType] | Mapping[str, Mapping[str, pa.DataType]] | None, beside: Sequence[str]
-) -> tuple[tuple[str, pa.Schema], ...]:
+def _declared(uid: str, output: Mapping[str, Any] | None, beside: Sequence[str]) -> tuple[tuple[str, pa.Schema], ...]:
     """By output, the columns that a stage declares.
 
     Args:
@@ -500,7 +499,7 @@ def _declared(
         return ()
     by_output = {name: columns for name, columns in output.items() if isinstance(columns, Mapping)}
     if not by_output and not beside:
-        return ((MAIN, pa.schema(list(output.items()))),)
+        return ((MAIN, _columns_of(uid, output)),)
     missing = [name for name in beside if name not in by_output]
     unknown = [name for name in output if name not in (MAIN, *beside)]
     if missing or unknown or len(by_output) < len(output):
@@ -508,11 +507,26 @@ def _declared(
             f"{uid} has several outputs, and output= does not say the columns of "
             f"{', '.join(missing) or 'each of them and of nothing else'}.",
             where=f"stage {uid}",
-            next='Say them by output: output={"main": {"column": pa.int64()}, '
+            next='Say them by output: output={"main": {"column": int}, '
             + ", ".join(f'"{name}": {{...}}' for name in beside)
             + "}.",
         )
-    return tuple((name, pa.schema(list(columns.items()))) for name, columns in by_output.items())
+    return tuple((name, _columns_of(uid, columns)) for name, columns in by_output.items())
+
+
+def _columns_of(uid: str, columns: Mapping[str, Any]) -> pa.Schema:
+    """Columns with Arrow types, from such or from annotations."""
+    fields = []
+    for name, kind in columns.items():
+        try:
+            fields.append((name, kind if isinstance(kind, pa.DataType) else meaning_of(kind).type))
+        except ValueError as error:
+            raise PipelineError(
+                f"output= says of the column {name!r} what is no type: {error}.",
+                where=f"stage {uid}",
+                next=f"Say e.g. {{{name!r}: int}}, or one of Arrow's types.",
+            ) from error
+    return pa.schema(fields)
 
 
 def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:

@@ -95,7 +95,7 @@ def test_a_query_with_a_transform_hands_out_what_duckdb_says(spark, house, tmp_p
 @pytest.mark.parametrize("seed", range(2))
 def test_slices_and_subtasks_change_nothing(spark, tmp_path, parallelism, seed):
     draw = random.Random(f"{parallelism} {seed}")
-    events = Events(60_000, seed=draw.randrange(1000), files=draw.randint(3, 30), rate=draw.choice([50, 1_000]))
+    events = Events(60_000, seed=draw.randrange(1000), files=draw.randint(3, 30), rate=draw.choice([2, 50, 1_000]))
     house = House(tmp_path, events)
     for query in available():
         options = Options(parallelism, files=draw.randint(1, 8))

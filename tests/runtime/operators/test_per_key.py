@@ -26,6 +26,7 @@ from pipelines.api import (
     MapOf,
     Stage,
     State,
+    Timestamp,
     ValueState,
     agg,
     delta,
@@ -836,3 +837,15 @@ def test_what_a_call_has_written_it_reads_as_later_calls_do() -> None:
         [text.replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") for text in some] for some in read
     )
     assert written == later
+
+
+def test_columns_may_be_declared_with_types_as_a_state_class_has_them():
+    def counted(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict]:
+        return [{"k": key, "rows": len(rows), "first": None}]
+
+    declared = made_of(counted, output={"k": str, "rows": int, "first": Timestamp | None})
+    assert testing.run(declared).epoch(rows(("a", 1), ("a", 2))).schema == {
+        "k": pl.String, "rows": pl.Int64, "first": pl.Datetime("us", "UTC")
+    }  # fmt: skip
+    with pytest.raises(PipelineError, match="output= says of the column 'k' what is no type"):
+        made_of(counted, output={"k": object})
