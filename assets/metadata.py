@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ def of_source(source: Source, resolved: str) -> dict[str, Any]:
 
 def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     """What a stage's code says by itself."""
-    shown: dict[str, Any] = {"key": ", ".join(stage.key)}
+    shown: dict[str, Any] = {"key": ", ".join(stage.key) or "none: it is stateless"}
     if stage.order_by:
         shown["order by"] = ", ".join(stage.order_by)
     wheres = [lane.where for lane in stage.lanes if lane.where]
@@ -52,7 +53,8 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
         )
     if stage.gates:
         shown["gates"] = dg.MetadataValue.md("\n".join(f"- `{gate.title}`" for gate in stage.gates))
-    shown["state"] = dg.MetadataValue.path(storage.full(f"state/{stage.uid}"))
+    if stage.key:
+        shown["state"] = dg.MetadataValue.path(storage.full(f"state/{stage.uid}"))
     return shown
 
 
@@ -315,6 +317,10 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
     """
     if stage.join is not None:
         return _lineage_of_join(stage, stage.join, columns, inputs)
+    if stage.sides:
+        return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
+    if stage.columns:
+        return _lineage_of_columns(stage, columns, inputs[0])
     origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs[0]}
     operator = stage.window or stage.aggregation
     if operator is not None:
@@ -324,6 +330,20 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
         for name, agg in operator.aggregates:
             origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))
     return {name: [(0, column) for column in read] for name, read in origins.items() if name in columns and read}
+
+
+def _lineage_of_columns(stage: Stage, columns: Sequence[str], input: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
+    """By column of a select, the columns whose names stand in its SQL; with "*" those of the same names too."""
+    origins: dict[str, list[tuple[int, str]]] = {}
+    for sql in stage.columns:
+        _, named, name = sql.rpartition(" AS ") if " AS " in sql else sql.rpartition(" as ")
+        words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'", "", sql.removesuffix(name) if named else sql)))
+        read = [(0, column) for column in input if column in words]
+        if sql.strip() == "*":
+            origins |= {column: [(0, column)] for column in input}
+        elif read:
+            origins[name.strip("` ") if named else read[0][1]] = read
+    return {name: read for name, read in origins.items() if name in columns}
 
 
 def _lineage_of_join(

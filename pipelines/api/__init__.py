@@ -45,6 +45,7 @@ from pipelines.api.connectors import (
 )
 from pipelines.api.kafka_topics import kafka
 from pipelines.api.operators import aggregate, deduplicate, join, side, window
+from pipelines.api.stateless import select, union
 from pipelines.api.systems import foreach, generator, postgres
 from pipelines.api.top_n import desc, top_n
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
@@ -117,11 +118,13 @@ __all__ = [
     "on_table",
     "postgres",
     "renamed_from",
+    "select",
     "side",
     "sink",
     "source",
     "stage",
     "top_n",
+    "union",
     "window",
 ]
 
@@ -392,8 +395,8 @@ def stage(  # as long as what is said of its arguments
     uid: str,
     *,
     source: Input,
-    key: str | Sequence[str],
-    state: type[State],
+    key: str | Sequence[str] | None,
+    state: type[State] | None = None,
     order_by: str | Sequence[str] = (),
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -408,7 +411,8 @@ def stage(  # as long as what is said of its arguments
     ttl_on: str = WRITE,
     accepts_changes: bool = False,
 ) -> Callable[[Callable[..., Any]], Stage]:
-    """Make a keyed stage of a function `(rows, state, epoch) -> rows`.
+    """Make a keyed stage of a function `(rows, state, epoch) -> rows`, or with key=None a stateless one of a function
+    `(rows, epoch) -> rows`.
 
     The function is called with bounded batches, possibly several an epoch; a key may span batches. It must be
     deterministic: the same rows, state and epoch give the same rows and state. Its first parameter's annotation says
@@ -417,7 +421,8 @@ def stage(  # as long as what is said of its arguments
     Args:
         uid: The stable name by which the stage's state is found.
         source: A source, another stage, or one of its outputs, `other.output("alerts")`.
-        key: Column or columns.
+        key: Column or columns. None: the stage is stateless. Its rows are not exchanged, come in no order, and nothing
+            below that is about keys, state and time is for it.
         state: One typed row per key, and its lists and maps.
         order_by: Rows reach the function sorted by key, then by these columns, across batches. Without it the order is
             undefined, and the function must not depend on it.
@@ -446,6 +451,13 @@ def stage(  # as long as what is said of its arguments
     """
 
     lifetime = _ttl(uid, ttl, ttl_on)
+    if key is not None and (not key or state is None):
+        raise PipelineError(
+            f"The stage {uid} has no {'state' if key else 'key'}.",
+            where=f"stage {uid}",
+            next='Say key="column" (or several) and state=; or key=None without state for a stage that remembers'
+            " nothing.",
+        )
     if output is not None and not per_key:
         raise PipelineError(
             f"{uid} declares output=, but its function works on whole batches: what it returns for an empty frame "
@@ -468,7 +480,7 @@ def stage(  # as long as what is said of its arguments
         return Stage(
             uid=uid,
             **reading(source),
-            key=(key,) if isinstance(key, str) else tuple(key),
+            key=(key,) if isinstance(key, str) else tuple(key or ()),
             function=function,
             state=state,
             order_by=(order_by,) if isinstance(order_by, str) else tuple(order_by),

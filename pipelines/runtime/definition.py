@@ -77,6 +77,7 @@ MAX_PARALLELISM = 128  # key groups, unless a pipeline says how many
 ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
 _POLICIES, _LOOKED_AT = (HOLD, WARN, QUARANTINE), (ROWS, STATE, FIGURES)
 _SHARE = 0.1
+_WITH_CHANGES = frozenset({"*", CHANGE_TYPE})  # of a select's columns, those that keep what became of a row
 _EXPECTATION = re.compile(r"Expect[A-Za-z]+")
 
 
@@ -299,13 +300,16 @@ class TopN:
 
 @dataclass(frozen=True)
 class Stage:
-    """One keyed operator of a pipeline.
+    """One operator of a pipeline.
 
     Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication`, `join` and `top_n` says what it
-    does.
+    does. A stage without a key is stateless: it has a `function`, or it hands on what its where and columns leave of
+    its input, or of several.
 
     Attributes:
         uid: The stable name by which its state is found.
+        key: The key columns; none: it is stateless, and rows stay where they are read.
+        columns: Of a stateless stage, the columns that it makes of its input's, in Spark's SQL; none: all as they are.
         input: What it reads; of a stage with several inputs, the first of them.
         sides: Of a stage with several inputs: each of them as a stage that reads it alone, with the stage's uid, the
             input's own key columns, where and transform. None for a stage with one.
@@ -332,6 +336,7 @@ class Stage:
     order_by: tuple[str, ...] = ()
     where: str | None = None
     transform: Callable[[Any], Any] | None = None
+    columns: tuple[str, ...] = ()
     null_keys: str = "fail"
     per_key: bool = False
     declared: tuple[tuple[str, pa.Schema], ...] = ()
@@ -353,11 +358,7 @@ class Stage:
         if self.outputs:
             self._check_outputs()
         if not self.key:
-            raise PipelineError(
-                f"The stage {self.uid} has no key.",
-                where=f"stage {self.uid}",
-                next='Say key="column" or key=["a", "b"].',
-            )
+            self._check_stateless()
         if len(set(self.key)) < len(self.key):
             raise PipelineError(
                 f"The key of {self.uid} names a column twice: {', '.join(self.key)}.",
@@ -404,6 +405,8 @@ class Stage:
             why = None if self.accepts_changes else "its function may not look at that column"
         elif self.aggregation is not None:
             why = next((why for name, agg in self.aggregation.aggregates if (why := agg.irrevocable(name))), None)
+        elif not self.key:  # it hands them on
+            why = None
         if why is None:
             return
         remedy = "accepts_changes=True says that it does. Or leave" if self.function is not None else "Leave"
@@ -443,12 +446,33 @@ class Stage:
                 next=f"Give it {before}, or one of its outputs: input={before}.output(...).",
             )
 
+    def _check_stateless(self) -> None:
+        """Whether nothing is asked of a stage without a key that only one with a key has."""
+        keyed = {
+            "an operator with state": self.window or self.aggregation or self.deduplication or self.join,
+            "state=": self.state,
+            "order_by=": self.order_by,
+            "on_timer=": self.on_timer,
+            "ttl=": self.ttl,
+            "per_key=True": self.per_key,
+            "a gate on its state": [gate for gate in self.gates if gate.of == STATE],
+        }
+        asked = next((what for what, given in keyed.items() if given), None)
+        if asked is not None:
+            raise PipelineError(
+                f"The stage {self.uid} has no key, so it is stateless, and {asked} needs one.",
+                where=f"stage {self.uid}",
+                next='Say key="column" or key=["a", "b"], or leave that out.',
+            )
+
     def _check_upsert(self, sink: UpsertSink) -> None:
         """Whether it can be told which of an epoch's rows of a key is the newest."""
-        if not set(self.key) <= set(sink.key) and not sink.order_by:
+        if not (self.key and set(self.key) <= set(sink.key)) and not sink.order_by:
+            of_stage = f"does not contain that of {self.uid} ({', '.join(self.key)})"
             raise PipelineError(
-                f"The key of the table {sink.name} ({', '.join(sink.key)}) does not contain that of {self.uid} "
-                f"({', '.join(self.key)}), so rows of one key come from several subtasks, in no order.",
+                f"The key of the table {sink.name} ({', '.join(sink.key)}) "
+                f"{of_stage if self.key else f'says nothing of {self.uid}, which has none'}, so rows of one key come"
+                " from several subtasks, in no order.",
                 where=f"stage {self.uid}",
                 next='Say by what the newest is found: delta.upsert(..., order_by="column").',
             )
@@ -458,6 +482,8 @@ class Stage:
         why = None
         if self.sides:
             why = "hands out rows of several inputs"
+        elif self.columns:
+            why = "hands out columns of its own, among which none says from which row they come"
         elif isinstance(self.input, Stage):
             why = "reads another stage, whose rows are made already"
         elif self.window is not None or self.aggregation is not None:
@@ -523,7 +549,22 @@ class Stage:
             return self.aggregation.changes
         if self.top_n is not None:
             return self.top_n.until is None
+        if self.function is None and not self.key:
+            is_kept = not self.columns or not _WITH_CHANGES.isdisjoint(self.columns)
+            return is_kept and any(input.hands_out_changes for input in self.inputs)
         return any(name == MAIN and CHANGE_TYPE in columns.names for name, columns in self.declared)
+
+    @property
+    def sql_named(self) -> str:
+        """What its where and its columns are called, for people."""
+        return "SQL" if self.columns else "where"
+
+    @property
+    def sql_written(self) -> str:
+        """Its where and its columns, for people."""
+        return ", ".join(
+            [*(f"{column!r}" for column in self.columns), *([f"where={self.where!r}"] if self.where else [])]
+        )
 
     @property
     def lateness(self) -> int:

@@ -53,13 +53,14 @@ def looked_at(stage: Stage, columns: pa.Schema) -> pa.Schema:
 
 def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
     """The same rows with no more columns than the stage and its where look at; all of them where that is not known."""
-    if isinstance(rows, Channel) or stage.reads is None or stage.transform is not None:
+    reads = frozenset[str]() if stage.columns else stage.reads
+    if isinstance(rows, Channel) or reads is None or stage.transform is not None:
         return rows
     try:
-        asked = where.compiled(stage.where, rows.schema).columns if stage.where is not None else ()
+        asked = _compile(stage, rows.schema) | reads
     except where.Refused:
         return rows
-    return replace(rows, schema=pa.schema([field for field in rows.schema if field.name in {*stage.reads, *asked}]))
+    return replace(rows, schema=pa.schema([field for field in rows.schema if field.name in asked]))
 
 
 def can_read(stage: Stage, rows: Landed | Channel) -> bool:
@@ -75,41 +76,42 @@ def can_read(stage: Stage, rows: Landed | Channel) -> bool:
 
 
 def spark_alone(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> str | None:
-    """Return why Spark alone can evaluate the stage's where; None where Python can, or there is none.
+    """Return why Spark alone can evaluate the stage's where and columns; None where Python can, or there are none.
 
     Args:
         schema: The columns of the rows that the stage reads, canonical.
         conf: Names of properties that Spark is given.
     """
-    if stage.where is None:
+    if stage.where is None and not stage.columns:
         return None
     if stage.transform is not None:
         return "a transform comes before it"
     if changing := [name for name in conf if name.startswith(_HOW_SPARK_JUDGES)]:
         return f"spark.conf has {changing[0]}"
     try:
-        where.compiled(stage.where, schema)
+        _compile(stage, schema)
     except where.Refused as error:
         return str(error)
     return None
 
 
 def check_where(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> None:
-    """Refuse a where that names a column which is not there, before Spark is asked. The arguments are `spark_alone`'s.
+    """Refuse a where or columns that name a column which is not there, before Spark is asked. The arguments are
+    `spark_alone`'s.
 
     Raises:
         PipelineError: The nearest names are in it.
     """
-    if stage.where is None or stage.transform is not None or any(name.startswith(_HOW_SPARK_JUDGES) for name in conf):
+    if stage.transform is not None or any(name.startswith(_HOW_SPARK_JUDGES) for name in conf):
         return
     try:
-        where.compiled(stage.where, schema)
+        _compile(stage, schema)
     except where.NoColumn as error:
         name = error.args[0]
         near = get_close_matches(name, schema.names) or [of for of in schema.names if of.lower() == name.lower()]
         raise PipelineError(
-            f"The where of {stage.uid} names {name!r}, which is no column of its input.",
-            where=f"stage {stage.uid}, where={stage.where!r}",
+            f"The {stage.sql_named} of {stage.uid} names {name!r}, which is no column of its input.",
+            where=f"stage {stage.uid}, {stage.sql_written}",
             next=f"Did you mean {' or '.join(near)}? Capitals count."
             if near
             else f"It has: {', '.join(schema.names)}.",
@@ -118,19 +120,26 @@ def check_where(stage: Stage, schema: pa.Schema, conf: Iterable[str] = ()) -> No
         return
 
 
-def kept(stage: Stage, rows: pa.Table) -> pa.Table:
-    """Return the rows that the stage's where keeps.
+def _compile(stage: Stage, schema: pa.Schema) -> set[str]:
+    """Return the columns that a stage's where and columns name; raises where.Refused if they are Spark's alone."""
+    named = set(where.compiled(stage.where, schema).columns) if stage.where is not None else set()
+    return named | {*where.projected(stage.columns, schema).columns} if stage.columns else named
+
+
+def seen(stage: Stage, rows: pa.Table) -> pa.Table:
+    """Return what the stage's where keeps of rows, and its columns make of that.
 
     Raises:
         where.Fails: Spark fails over a row.
         where.Refused: Spark alone can say what it does with a row, or with all of them (`spark_alone`).
     """
-    return rows if stage.where is None else where.compiled(stage.where, rows.schema).kept(rows)
+    rows = rows if stage.where is None else where.compiled(stage.where, rows.schema).kept(rows)
+    return where.projected(stage.columns, rows.schema).of(rows) if stage.columns else rows
 
 
 def as_seen(stage: Stage, rows: Landed | Channel, tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
-    """Return what the stage's function sees of these tables, which are read from `rows`; raises as `kept`."""
-    return tables if rows.as_seen else (kept(stage, table) for table in tables)
+    """Return what the stage's function sees of these tables, which are read from `rows`; raises as `seen`."""
+    return tables if rows.as_seen else (seen(stage, table) for table in tables)
 
 
 def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
@@ -153,7 +162,7 @@ def own_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one subtask's key groups with their group, as `in_batches`.
 
-    Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `kept`.
+    Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `seen`.
     """
 
     def own(lane: Stage, part: Landed | Channel) -> Iterator[pa.Table]:
@@ -226,11 +235,11 @@ def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_d
         DiskFullError: They do not fit there.
     """
     if not stage.order_by:
-        yield from _packed(tables, batch_rows)
+        yield from packed(tables, batch_rows)
         return
     with scratch(work_dir, SORTING) as directory:
         try:
-            yield from _packed(in_order(tables, [*stage.key, *stage.order_by], directory), batch_rows)
+            yield from packed(in_order(tables, [*stage.key, *stage.order_by], directory), batch_rows)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -242,7 +251,8 @@ def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_d
             ) from error
 
 
-def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Rows in batches of so many, or fewer where they are wide, and a last one."""
     waiting: list[pa.Table] = []
     count = size = 0
     for table in tables:

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read
-from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.operators import where
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.sources.slices import Share, SourceFile
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 
@@ -55,6 +56,8 @@ def chosen(
         setting: AUTO, BLOCKS or ROWS.
         by_python: Whether tasks may read files without Spark.
     """
+    if not stage.key:  # there is no exchange: rows stay with who reads them
+        return DIRECT if by_python and direct_read.can_read(stage, rows) else ROWS
     if by_python and direct_read.can_read(stage, rows):
         if direct_read.is_small(rows, parallelism, direct_bytes):
             return DIRECT
@@ -105,6 +108,28 @@ def pieces(rows: Landed | Channel, tasks: int) -> list[Pieces]:
     task_of = (middle * min(tasks, len(every)) / weights.sum()).astype(int)
     by_task = [[piece for piece, at in zip(every, task_of, strict=True) if at == task] for task in range(tasks)]
     return [some for some in by_task if some]
+
+
+def own_share(
+    stage: Stage, rows: Landed | Channel | Several, subtask: int, parallelism: int, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that one subtask of a stage without a key reads: its share of the files. Raises as
+    `direct_read.own_batches`."""
+
+    def own(lane: Stage, part: Landed | Channel) -> Iterable[pa.Table]:
+        shares = pieces(part, parallelism)
+        read = shares[subtask] if subtask < len(shares) else ()
+        tables = (table for file, share in read for table in direct_read.file_tables(part, file, batch_rows, share))
+        return direct_read.as_seen(lane, part, tables)
+
+    if isinstance(rows, Several):
+        every = (
+            sides.widened(stage, side, table, rows.schema)
+            for side, part in rows.parts
+            for table in own(stage.sides[side], part)
+        )
+        return direct_read.packed(every, batch_rows)
+    return direct_read.packed(own(stage, rows), batch_rows)
 
 
 def read_blocks(

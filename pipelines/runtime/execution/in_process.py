@@ -7,6 +7,7 @@ needs Spark."""
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -76,6 +77,10 @@ def routed(
     """Each subtask's batches, as Spark's shuffle and sort hand them out."""
     if not rows.num_rows:
         return [[] for _ in range(parallelism)]
+    if not stage.key:
+        ends = [rows.num_rows * end // parallelism for end in range(parallelism + 1)]
+        shares = [rows.slice(begin, end - begin) for begin, end in itertools.pairwise(ends)]
+        return [share.combine_chunks().to_batches(max_chunksize=batch_rows) for share in shares]
     rows, owners = direct_read.with_owners(stage, rows, parallelism, max_parallelism)
     order = np.arange(rows.num_rows)
     if stage.order_by:
@@ -85,21 +90,21 @@ def routed(
 
 
 def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
-    """The rows that the stage's `where` keeps."""
+    """The rows that the stage's `where` keeps, in its columns."""
     try:
-        return direct_read.kept(stage, rows)
+        return direct_read.seen(stage, rows)
     except where.Refused as error:
         raise PipelineError(
-            f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise:"
-            f" {error}",
-            where=f"stage {stage.uid}, where={stage.where!r}",
+            f"The {stage.sql_named} of {stage.uid} is not evaluated without Spark, since Spark might understand it"
+            f" otherwise: {error}",
+            where=f"stage {stage.uid}, {stage.sql_written}",
             next=(
                 "Run it on Spark; or write it in what pipelines.testing lists, or test the function without the where."
             ),
         ) from error
     except where.Fails as error:
         raise InputError(
-            f"Spark cannot evaluate the where of {stage.uid} for a row: {error}",
-            where=f"stage {stage.uid}, where={stage.where!r}",
+            f"Spark cannot evaluate the {stage.sql_named} of {stage.uid} for a row: {error}",
+            where=f"stage {stage.uid}, {stage.sql_written}",
             next="Repair the input, or let the expression tolerate such values; nothing of this epoch was applied.",
         ) from error

@@ -324,12 +324,16 @@ class PlanBuilder:
         else:
             shapes = self.shapes.get(stage.input.uid)
             raw = shapes.outputs[stage.from_output] if shapes else None
-        if raw is not None and stage.where is not None:
+        if raw is None:
+            return None
+        alone = None
+        if stage.where is not None or stage.columns:
             direct_read.check_where(stage, raw, self._settings.spark.conf)
             alone = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
             self.where[stage.uid] = self.where.get(stage.uid) or alone  # of one input after the other
-        if raw is None or stage.transform is None:
-            return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
+        if stage.transform is None and (not stage.columns or alone is None):
+            made = direct_read.seen(stage, raw.empty_table()).schema if stage.columns else raw
+            return _through_spark(made, f"the input of {stage.uid}")
         self.spark.append(stage.uid)
         return self._executor.columns(stage, raw, "what was read before")
 

@@ -1,5 +1,5 @@
 """What happens to the rows of one subtask between two barriers: a stage's function, windows, sessions, running
-aggregates, deduplication, joins, ranks. One module for each."""
+aggregates, deduplication, joins, ranks, or what needs no state. One module for each."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
 from pipelines.runtime.operators.session_store import no_sessions
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
+from pipelines.runtime.operators.stateless import StatelessOperator, stateless_shapes
 from pipelines.runtime.operators.top_n import TopNOperator, open_ranks, open_ranks_schema, top_n_shapes
 from pipelines.runtime.operators.windows import WindowOperator, no_windows, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
@@ -58,6 +59,7 @@ __all__ = [
     "Operator",
     "Progress",
     "Shapes",
+    "StatelessOperator",
     "build",
     "clocked_output",
     "clocked_state",
@@ -114,6 +116,8 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
                 where=f"stage {stage.uid}",
                 next=f"Its columns are: {', '.join(rows.names)}.",
             )
+    if not stage.key:
+        return stateless_shapes(stage, rows)
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)

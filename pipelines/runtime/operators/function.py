@@ -196,20 +196,21 @@ class FunctionOperator:
         except WeirError:
             raise
         except Exception as error:
-            raise authors_error(error, self._stage, self._epoch, rows.select(self._keys.names)) from error
+            raise authors_error(error, self._stage, self._epoch, rows) from error
         self._state.flush()
         yield from handed_out(self._stage, parts, self._shapes)
 
 
-def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) -> StageError:
-    """What to raise for what a stage's function raised when it was called with rows of these keys."""
+def authors_error(error: Exception, stage: Stage, epoch: Epoch, rows: pa.Table) -> StageError:
+    """What to raise for what a stage's function raised when it was called with these rows."""
     # The author's own frames only: what lies between Spark and the function is noise to who wrote it.
     trace = error.__traceback__
     shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    first = frames.python_rows(rows.select(stage.key).slice(0, 3)) if stage.key else None
     return StageError(
         f"The function of the stage {stage.uid} raised {type(error).__name__}: {error}",
-        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}, first keys of the batch: "
-        f"{frames.python_rows(keys.slice(0, 3))}",
+        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}"
+        + (f", first keys of the batch: {first}" if first is not None else ""),
         next="Correct the function; the epoch was declined, and state, offsets and tables are as they were.",
         traceback="".join(traceback.format_exception(type(error), error, shown)),
     )

@@ -3,6 +3,8 @@
     fork the base snapshot -> run the operator over the batches -> barrier -> flush and snapshot (sync phase)
     -> one ack, which hands new SSTs and staged rows over to whoever uploads them
 
+A stage without a key has no state: its operator runs over the batches, and its ack hands over staged rows alone.
+
 Rows never travel back through the JVM: what a stage hands out is staged as Parquet by the task itself.
 """
 
@@ -24,7 +26,15 @@ import pyarrow.compute as pc
 from polars.exceptions import PanicException
 
 from pipelines.runtime.definition import POSITIONS, Epoch, FileSource, Stage
-from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
+from pipelines.runtime.operators import (
+    FunctionOperator,
+    Operator,
+    Progress,
+    Shapes,
+    StatelessOperator,
+    build,
+    event_time_of,
+)
 from pipelines.runtime.operators.compatibility import timers_left
 from pipelines.runtime.operators.event_time import EventTimeOperator
 from pipelines.runtime.operators.joins import sides
@@ -153,7 +163,7 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
     where = _where(task, subtask)
     declined: WeirError
     try:
-        return _run(task, attempt, batches, counters)
+        return (_run if task.stage.key else _run_stateless)(task, attempt, batches, counters)
     except WeirError as error:
         declined = error
     except OSError as error:
@@ -173,6 +183,24 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
         )
     shutil.rmtree(attempt.directory, ignore_errors=True)
     return Ack(task.stage.uid, subtask, attempt.id, task.epoch, task.generation, error=to_report(declined))
+
+
+def _run_stateless(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
+    """One attempt of a stage without a key: apply the rows, hand over what it staged."""
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    sweep(attempt, task.keep, task.stages, task.parallelism)
+    clock = time.perf_counter()
+    attempt.directory.mkdir(parents=True, exist_ok=True)
+    operator = StatelessOperator(task.stage, task.shapes.handed_out, _epoch(task, attempt))
+    staged = StagedOutput(attempt, task.tables, task.channels, task.shapes.tracked)
+    with _closed(staged):
+        _apply(task, operator, batches, staged, counters)
+    record_ms(counters.ms, "process", clock)
+    counters.entries = 0
+    handover = PendingUpload(None, None, staged.files(), str(attempt.directory))
+    ack = _ack(task, attempt, handover, operator, counters, staged.handed_out)
+    shared = task.here is not None and task.here.exists()
+    return ack if shared else _uploaded(task, attempt, None, ack, deadline)
 
 
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
@@ -223,7 +251,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     else:
         shutil.rmtree(copy.db, ignore_errors=True)
     handover = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
-    ack = _ack(task, attempt, handover, operator, counters, staged.handed_out, caching)
+    ack = replace(_ack(task, attempt, handover, operator, counters, staged.handed_out), cache=caching.figures)
     if not shared:
         ack = _uploaded(task, attempt, base, ack, deadline)
     for kept in (caching, writer):
@@ -238,12 +266,11 @@ def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Cach
         left = timers_left(task.stage.uid)
         where = _where(task, attempt.subtask)
         raise PipelineError(f"{left.what.capitalize()}.", where=where, next=left.next)
-    watermark = None if task.progress.before is None else from_micros(task.progress.before)
     return build(
         task.stage,
         task.shapes,
         backend,
-        Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism),
+        _epoch(task, attempt),
         task.progress,
         groups,
         task.swept.get(attempt.subtask),
@@ -252,6 +279,12 @@ def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Cach
         task.epoch,
         task.forgotten,
     )
+
+
+def _epoch(task: KeyedTask, attempt: Attempt) -> Epoch:
+    """What the stage's function may know."""
+    watermark = None if task.progress.before is None else from_micros(task.progress.before)
+    return Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
 
 
 def _apply(
@@ -323,17 +356,17 @@ def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
 
 
 @contextmanager
-def _closed(backend: Backend, staged: StagedOutput) -> Iterator[None]:
-    """Close both at the end. On a full disk closing fails as well: that must not replace the error that says so."""
+def _closed(*resources: Backend | StagedOutput) -> Iterator[None]:
+    """Close all at the end. On a full disk closing fails as well: that must not replace the error that says so."""
     try:
         yield
     except BaseException:
-        for close in (backend.close, staged.close):
+        for resource in resources:
             with suppress(Exception):
-                close()
+                resource.close()
         raise
-    backend.close()
-    staged.close()
+    for resource in resources:
+        resource.close()
 
 
 @contextmanager
@@ -375,7 +408,6 @@ def _ack(
     operator: Operator,
     counters: _Counters,
     handed_out: Mapping[str, int],
-    caching: Caching,
 ) -> Ack:
     return Ack(
         task.stage.uid,
@@ -394,7 +426,6 @@ def _ack(
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         due=operator.due if isinstance(operator, FunctionOperator | EventTimeOperator) else None,
         ms=counters.ms,
-        cache=caching.figures,
         entries=counters.entries,
         timers=operator.has_timers if isinstance(operator, FunctionOperator) else None,
         handover=handed,
@@ -428,7 +459,8 @@ class _Patient:
 
 def _as_seen(batch: pa.RecordBatch) -> pa.Table:
     """Rows as the stage's function would see them; those with null keys are treated when they are applied."""
-    return frames.canonical(pa.Table.from_batches([batch])).drop_columns([GROUP])
+    rows = frames.canonical(pa.Table.from_batches([batch]))
+    return rows.drop_columns([GROUP]) if GROUP in rows.column_names else rows
 
 
 def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
@@ -452,9 +484,10 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
 def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> None:
     counters.newest_by_side = counters.newest_by_side or [None] * len(stage.sides)
     for side, lane in enumerate(stage.sides):
-        column = sides.column(side, lane.input.event_time or "") if isinstance(lane.input, FileSource) else None
+        name = lane.input.event_time if isinstance(lane.input, FileSource) else None
+        column = None if name is None else sides.names_in_table(stage, side)(name)
         if column is not None and column in rows.column_names:
-            newest = event_time_of(rows, column)
+            newest = event_time_of(sides.narrowed(stage, side, rows), column)
             times = [time for time in (newest, counters.newest_by_side[side]) if time is not None]
             counters.newest_by_side[side] = max(times, default=None)
 

@@ -34,6 +34,7 @@ from pipelines.runtime.execution.spark.spark_task import (
 )
 from pipelines.runtime.sources.landing import literal
 from pipelines.runtime.sources.slices import SourceFile, position
+from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
 
@@ -115,6 +116,8 @@ class SparkExecutor:
                 acks = self._collected(task, self._job(task, rows))
             # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
             # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
+            if not task.stage.key:
+                return _with_idle(task, acks or [])
             return acks or self._collected(task, self._reading(task, None)) or []
         finally:
             done.set()
@@ -150,7 +153,8 @@ class SparkExecutor:
 
     def _job_of_several(self, task: KeyedTask, rows: Several) -> DataFrame:
         """One job for all inputs, of which each is read as it is best: blocks of all go through one shuffle."""
-        lanes, asked = task.stage.sides, self._settings.spark.exchange
+        lanes = task.stage.sides
+        asked = self._settings.spark.exchange if task.stage.key else exchange.ROWS
         ways = [self._way(lanes[side], part, task.parallelism) for side, part in rows.parts]
         if set(ways) == {exchange.DIRECT}:
             return self._reading(task, rows)
@@ -189,7 +193,10 @@ class SparkExecutor:
         return tasks.mapInArrow(lambda numbers: read_blocks(stage, rows, pieces, layout, numbers), exchange.SCHEMA)
 
     def _with_rows(self, task: KeyedTask, frame: DataFrame) -> DataFrame:
-        keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
+        if task.stage.key:
+            keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
+        else:
+            keyed = frame.coalesce(task.parallelism)
         return keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
 
     def _with_blocks(
@@ -226,6 +233,12 @@ class SparkExecutor:
     def cancel(self) -> None:
         if self._session is not None:
             self._session.interruptAll()
+
+
+def _with_idle(task: KeyedTask, acks: list[Ack]) -> list[Ack]:
+    """The acks of a stage without a key, with those of subtasks for which Spark had no partition: they do nothing."""
+    missing = set(range(task.parallelism)) - {ack.subtask for ack in acks}
+    return acks + [run_task.run(task, subtask, iter(())) for subtask in sorted(missing)]
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:

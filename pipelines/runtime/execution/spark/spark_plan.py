@@ -48,7 +48,7 @@ _checked: WeakValueDictionary[int, Stage] = WeakValueDictionary()
 
 
 def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
-    """`rows` after the stage's transform and where.
+    """`rows` after the stage's transform, where and columns.
 
     What the plan says is checked once for each stage, since it is the same in every epoch.
 
@@ -64,6 +64,8 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
             rows = _transformed(stage, rows)
         if stage.where is not None:
             rows = rows.where(stage.where)
+        if stage.columns:
+            rows = rows.selectExpr(*stage.columns)
         if not checked:
             rows.schema  # noqa: B018 - Spark Connect analyses a plan only when its schema is asked for
     except (AnalysisException, ParseException) as error:
@@ -71,7 +73,7 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
             raise  # about a file, not the author's code: Spark Connect looks for files only here, or later
         raise unresolved(stage, error) from error
     if not checked:
-        if stage.transform is not None or stage.where is not None:
+        if stage.transform is not None or stage.where is not None or stage.columns:
             _refuse_chance(stage, rows)
         _checked[id(stage)] = stage
     return rows
@@ -86,7 +88,7 @@ def unresolved(stage: Stage, error: Exception) -> PipelineError:
     return PipelineError(
         f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
         where=f"stage {stage.uid}, where={stage.where!r}",
-        next="Correct the names in where= or transform=.",
+        next=f"Correct {'its SQL' if stage.columns else 'the names in where= or transform='}.",
     )
 
 

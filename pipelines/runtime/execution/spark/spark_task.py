@@ -36,7 +36,7 @@ def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     """The rows of one subtask, as Spark has routed them, to its ack (JSON), as one row with Spark's numbers
     of the stage and the task. The ack is null where the stage's where cannot be evaluated for a row but by Spark."""
     subtask = _context().partitionId()
-    yield _acked(task, subtask, _routed(task, subtask, batches), exchange.ROWS)
+    yield _acked(task, subtask, _routed(task, subtask, batches) if task.stage.key else batches, exchange.ROWS)
 
 
 def with_blocks(
@@ -73,7 +73,9 @@ def reading_rows(
     for _ in numbers:
         pass
     subtask, batches = _context().partitionId(), iter(())
-    if rows is not None:
+    if rows is not None and not task.stage.key:
+        batches = exchange.own_share(task.stage, rows, subtask, task.parallelism, batch_rows)
+    elif rows is not None:
         batches = direct_read.own_batches(
             task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows, task.work_dir
         )

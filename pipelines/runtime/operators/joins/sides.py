@@ -1,6 +1,7 @@
 """Rows of several inputs as rows of one table, in which they reach a stage's subtasks.
 
     key columns | SIDE | "0_price", "0_at" ... of the first input | "1_name" ... of the second
+    SIDE | columns                                                  of a union, whose inputs have the same
 
 A row has the values of its own side, and nulls elsewhere. So one exchange serves any number of inputs, and whatever
 holds for rows of one input on their way, order, retries and limits of memory, holds for these.
@@ -30,8 +31,11 @@ def name_of(stage: Stage, side: int) -> str:
 def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
     """The columns of the table. columns: by side, those that its where and transform leave.
 
-    Raises PipelineError where a side has no such key column, or one of another type than the first side's.
+    Raises PipelineError where a side has no such key column, or one of another type than the first side's; and of a
+    union where columns differ.
     """
+    if not stage.key:
+        return pa.schema([pa.field(SIDE, pa.int8()), *_common(stage, columns)])
     keys = []
     for side, (lane, seen) in enumerate(zip(stage.sides, columns, strict=True)):
         for number, name in enumerate(lane.key):
@@ -67,6 +71,30 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
     return whole
 
 
+def _common(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns that all inputs of a union have, in the order of the first."""
+    first = columns[0]
+    for side, seen in enumerate(columns):
+        of = {field.name: field.type for field in seen}
+        problems = [
+            *(f"has no {field.name!r}" for field in first if field.name not in of),
+            *(f"has {name!r} besides" for name in seen.names if name not in first.names),
+            *(
+                f"has {field.name!r} as {of[field.name]}, not {field.type}"
+                for field in first
+                if field.name in of and of[field.name] != field.type
+            ),
+        ]
+        if problems:
+            raise PipelineError(
+                f"The rows of {stage.uid} would have no common columns: beside {name_of(stage, 0)},"
+                f" {name_of(stage, side)} {', '.join(problems)}.",
+                where=f"stage {stage.uid}",
+                next="Give the inputs the same columns: side(..., transform=...), or a select(...) of each.",
+            )
+    return first
+
+
 def column(side: int, name: str) -> str:
     """What a column of one side is called in the table."""
     return f"{side}_{name}"
@@ -74,6 +102,8 @@ def column(side: int, name: str) -> str:
 
 def names_in_table(stage: Stage, side: int) -> Callable[[str], str]:
     """What each column of one side is called in the table: keys as the stage names them."""
+    if not stage.key:
+        return lambda name: name
     keys = dict(zip(stage.sides[side].key, stage.key, strict=True))
     return lambda name: keys.get(name, column(side, name))
 
@@ -102,5 +132,7 @@ def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     mine = pc.equal(rows.column(SIDE), side)
     if not pc.all(mine, min_count=0).as_py():
         rows = rows.filter(mine)
+    if not stage.key:
+        return rows
     kept = [GROUP, *stage.key]
     return rows.select([name for name in rows.column_names if name in kept or name.startswith(column(side, ""))])

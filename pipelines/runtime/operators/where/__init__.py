@@ -2,6 +2,7 @@
 name.
 
     rows          compiled(where, schema).kept(table): the rows that Spark would keep
+    columns       projected(columns, schema).of(table): those that Spark would make of them
     taken         comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE, arithmetic, CAST and a few functions, on booleans,
                   numbers, texts, dates and timestamps, and on fields of structs
     refused       everything else, with the expression and the reason; so is what Spark itself would refuse
@@ -24,12 +25,11 @@ import pyarrow as pa
 from polars.exceptions import PanicException, PolarsError
 
 from pipelines.runtime.operators.where import expressions
-from pipelines.runtime.operators.where.expressions import Fails, NoColumn, Refused
+from pipelines.runtime.operators.where.expressions import TOO_DEEP, Fails, NoColumn, Refused
 from pipelines.runtime.operators.where.grammar import Parser
+from pipelines.runtime.operators.where.projection import projected
 
-__all__ = ["Fails", "NoColumn", "Refused", "Where", "compiled"]
-
-_TOO_DEEP = "it is nested too deep"
+__all__ = ["Fails", "NoColumn", "Refused", "Where", "compiled", "projected"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Where:
                 self._evaluate_everywhere(frame)
             kept: np.ndarray = self._condition(frame).fill_null(False).to_numpy()
         except RecursionError as error:
-            raise Refused(_TOO_DEEP) from error
+            raise Refused(TOO_DEEP) from error
         except (PolarsError, PanicException, pa.ArrowException) as error:  # whatever it is, Spark can be asked
             raise Refused(f"it cannot be evaluated by columns: {type(error).__name__}: {error}") from error
         return np.repeat(kept, rows.num_rows) if len(kept) == 1 else kept
@@ -98,7 +98,7 @@ def compiled(where: str, schema: pa.Schema) -> Where:
         parser = Parser(where, schema)
         condition = parser.whole()
     except RecursionError as error:
-        raise Refused(_TOO_DEEP) from error
+        raise Refused(TOO_DEEP) from error
     paths, everywhere = tuple(parser.columns), tuple(expression.of for expression in parser.everywhere)
     columns = tuple(dict.fromkeys(path[0] for path in paths))
     before = tuple(part.of for part in condition.conjuncts if not part.may_fail)

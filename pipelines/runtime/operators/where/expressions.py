@@ -37,6 +37,8 @@ HELD: dict[str, type[pl.DataType]] = {
     STRING: pl.String,
 }
 
+TOO_DEEP = "it is nested too deep"
+
 Values = Callable[[pl.DataFrame], pl.Series]
 
 

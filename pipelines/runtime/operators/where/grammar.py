@@ -109,6 +109,27 @@ class Parser:
             raise Refused(f"{condition.text} is {condition.type}, not a condition")
         return condition
 
+    def named_value(self) -> tuple[Expression, str, str | None]:
+        """A value with AS and its name, or a column, which is all of the SQL; with the column's name if it is one."""
+        value = self._or()
+        path = next((path for path in self.columns if value.text in (".".join(path), f"`{path[-1]}`")), None)
+        column = path[0] if path is not None and len(path) == 1 else None
+        if self._word("as"):
+            token = self._next
+            if token.kind not in ("name", "quoted"):
+                raise Refused(f"{self._sql[token.start :]!r} is not understood")
+            self._at += 1
+            name = token.value.replace("``", "`")
+        elif path is None:
+            raise Refused(f"{value.text} has no name: write AS and one behind it")
+        else:
+            name = path[-1]
+        if self._next.kind != "end":
+            raise Refused(f"{self._sql[self._next.start :]!r} is not understood")
+        if self.everywhere:
+            raise Refused(f"{value.text}: BETWEEN over what may fail is Spark's to evaluate")
+        return value, name, column
+
     # -- tokens
 
     @property

@@ -1,0 +1,89 @@
+"""Operators without a key: nothing is remembered from row to row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.api.operators import Side, side
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import Gate, Input, Stage, reading
+from state_ops.errors import PipelineError
+
+
+def select(
+    uid: str,
+    source: Input,
+    *columns: str,
+    where: str | None = None,
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """Rows in other columns, in Spark's SQL; nothing is remembered.
+
+        select("euros", bids, "auction", "CAST(price * 0.908 AS double) AS price", where="price > 0", sink=...)
+
+    What the part of SQL can say that Weir evaluates by itself (docs/reference/where.md) never passes through the JVM;
+    the rest is Spark's to evaluate. Both give the same rows.
+
+    Args:
+        *columns: Each a column, an expression with AS and a name, or "*"; without any, all as they are.
+        where: As in `stage`, of the columns before. Rows that it drops are counted.
+        sink: The table that gets the rows, which come in no order.
+        gate: As in `stage`.
+    """
+    for column in columns:
+        if not isinstance(column, str) or not column.strip():
+            raise PipelineError(
+                f"{column!r} is no column of {uid}.", where=f"select {uid}", next='Say it in SQL: "price * 2 AS twice".'
+            )
+    what = ", ".join(columns) or "*"
+    return Stage(
+        uid=uid,
+        **reading(source),
+        key=(),
+        columns=columns,
+        where=where,
+        sink=sink,
+        gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+        description=f"SELECT {what}" + (f" WHERE {where}" if where else ""),
+    )
+
+
+def union(
+    uid: str,
+    *inputs: Input | Side,
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """The rows of several inputs, columns by name; nothing is remembered.
+
+    All have the same columns and types; `side(...)` with a where or a transform makes them so. Its watermark is that of
+    the slowest input.
+
+    Args:
+        *inputs: Sources, stages, or `side(...)` of one.
+        sink: The table that gets the rows, which come in no order.
+        gate: As in `stage`.
+    """
+    of = [given if isinstance(given, Side) else side(given) for given in inputs]
+    if len(of) < 2:
+        raise PipelineError(f"{uid} unites fewer than two inputs.", where=f"union {uid}", next="Name two or more.")
+    timed = next((given for given in of if given.time is not None), None)
+    if timed is not None:
+        raise PipelineError(
+            f"{uid} hands on rows as they are, and looks at no time={timed.time!r}.",
+            where=f"union {uid}",
+            next="Leave it out: the sources' event times say the watermark.",
+        )
+    lanes = tuple(
+        Stage(uid, **reading(given.source), key=(), where=given.where, transform=given.transform) for given in of
+    )
+    return Stage(
+        uid=uid,
+        **reading(of[0].source),
+        key=(),
+        sides=lanes,
+        sink=sink,
+        gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+        description=f"The rows of {len(of)} inputs.",
+    )

@@ -1,0 +1,68 @@
+"""A stage without a key: rows in, rows out, of one input or of several, and nothing is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.operators.base import MAIN, Shapes, check_storable
+from pipelines.runtime.operators.function import authors_error, fitted, handed_out, known_outputs
+from pipelines.runtime.operators.joins.sides import SIDE
+from pipelines.runtime.operators.returned import returned
+from state_ops.arrow import frames
+from state_ops.checkpoints.checkpoint import from_micros
+from state_ops.errors import StageError, WeirError
+from state_ops.schema.state_schema import StateSchema
+
+_NOTHING = StateSchema(())
+
+
+def stateless_shapes(stage: Stage, rows: pa.Schema) -> Shapes:
+    """The schemas of a stage without a key; its function, if it has one, is tried on an empty table."""
+    where = f"stage {stage.uid}"
+    if stage.function is None:
+        output = pa.schema([field for field in rows if field.name != SIDE])
+        check_storable(output, where, "Cast it in its SQL, or in a transform")
+        return Shapes(pa.schema([]), _NOTHING, {MAIN: output})
+    epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
+    none = Shapes(pa.schema([]), _NOTHING, {})
+    outputs: dict[str, pa.Schema] = {}
+    try:
+        for name, table in StatelessOperator(stage, none, epoch).process(rows.empty_table()):
+            fitted(stage, table, outputs.setdefault(name, table.schema), of=name)
+    except StageError as error:
+        error.where = f"{where}, called with no rows to learn its output's columns, before the first epoch"
+        error.next = "Correct the function; it must take an empty frame too. Nothing was started."
+        raise
+    return Shapes(pa.schema([]), _NOTHING, known_outputs(stage, outputs))
+
+
+class StatelessOperator:
+    """What a stage without a key makes of a batch; nothing waits for a barrier."""
+
+    def __init__(self, stage: Stage, shapes: Shapes, epoch: Epoch) -> None:
+        self._stage, self._shapes, self._epoch = stage, shapes, epoch
+        self._convert = frames.converter(stage.function) if stage.function is not None else None
+        self.rows_late = self.rows_deferred = 0
+        self.closed_upto: int | None = None
+
+    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        if self._convert is None:
+            yield MAIN, rows.drop_columns([SIDE]) if SIDE in rows.column_names else rows
+            return
+        assert self._stage.function is not None
+        try:
+            parts = list(returned(self._stage, self._stage.function(self._convert(rows), self._epoch)))
+        except WeirError:
+            raise
+        except Exception as error:
+            raise authors_error(error, self._stage, self._epoch, rows) from error
+        yield from handed_out(self._stage, parts, self._shapes)
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        return iter(())
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        return iter(())
