@@ -221,6 +221,8 @@ def of_stage(tally: Tally, uid: str) -> dict[str, Any]:
         shown["ms of the slowest subtask"] = _table(("phase", "ms"), slowest)
     if uid in tally.caches:
         shown["state cache"] = _table(("figure", "count"), list(tally.caches[uid].items()))
+    if newest.lookup is not None:
+        shown["version of the table"] = newest.lookup.get("version", newest.lookup.get("stamp"))
     if uid in row.watermarks:
         shown["watermark"] = dg.MetadataValue.timestamp(from_micros(row.watermarks[uid]))
     return shown

@@ -454,6 +454,14 @@ class StateSettings(Section):
             " a large state."
         ),
     )
+    lookup_mb: int = Field(
+        512,
+        ge=1,
+        description=(
+            "What the tables of `lookup` may take in the memory of a worker process, in MiB. A table, or the part of it"
+            " that belongs to a subtask, has to fit."
+        ),
+    )
     resident_mb: int = Field(
         64,
         ge=0,

@@ -44,6 +44,7 @@ from pipelines.api.connectors import (
     source,
 )
 from pipelines.api.kafka_topics import kafka
+from pipelines.api.lookups import lookup
 from pipelines.api.operators import aggregate, deduplicate, join, side, window
 from pipelines.api.stateless import select, union
 from pipelines.api.systems import foreach, generator, postgres
@@ -113,6 +114,7 @@ __all__ = [
     "generator",
     "join",
     "kafka",
+    "lookup",
     "no_rows",
     "on_state",
     "on_table",

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 import pyarrow as pa
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, DeltaSink, UpsertSink
+from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import FAIL
 from pipelines.runtime.connectors.source import Source as Source
@@ -298,13 +299,47 @@ class TopN:
         return self.until
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Each row with the rows of a table that have its key, as of a version that the plan of its epoch has.
+
+    Attributes:
+        table: A Delta table's directory or URI, or one of a file that ends with .parquet, with {placeholders} from the
+            configuration.
+        on: The key columns: of each the row's name and the table's.
+        how: `LEFT` or `INNER`.
+        columns: The columns of the table that are handed out. None: all that it has when it is first looked at.
+        suffix: Of the table's columns whose names the rows have too.
+        on_lost: What to do about a version that is gone: "fail", or "newest".
+        pinned: The table as of the version of the epoch at hand; None outside of epochs.
+    """
+
+    table: str
+    on: tuple[tuple[str, str], ...]
+    how: str
+    columns: tuple[str, ...] | None
+    suffix: str
+    on_lost: str
+    pinned: Pinned | None = field(default=None, compare=False)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns of rows."""
+        return tuple(name for name, _ in self.on)
+
+    @property
+    def table_keys(self) -> tuple[str, ...]:
+        """The key columns of the table."""
+        return tuple(name for _, name in self.on)
+
+
 @dataclass(frozen=True)
 class Stage:
     """One operator of a pipeline.
 
-    Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication`, `join` and `top_n` says what it
-    does. A stage without a key is stateless: it has a `function`, or it hands on what its where and columns leave of
-    its input, or of several.
+    Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication`, `join`, `top_n` and `lookup`
+    says what it does. A stage without a key is stateless: it has a `function`, or it hands on what its where and
+    columns leave of its input, or of several.
 
     Attributes:
         uid: The stable name by which its state is found.
@@ -332,6 +367,7 @@ class Stage:
     deduplication: Deduplication | None = None
     join: Join | None = None
     top_n: TopN | None = None
+    lookup: Lookup | None = None
     sides: tuple[Stage, ...] = ()
     order_by: tuple[str, ...] = ()
     where: str | None = None
@@ -498,6 +534,11 @@ class Stage:
                 where=f"stage {self.uid}",
                 next="Put the gate on the stage that reads the source, or let it hold or warn.",
             )
+
+    def pinned(self, pinned: Pinned) -> Stage:
+        """The same stage, with its lookup's table as of a version."""
+        assert self.lookup is not None, "the stage has a table"
+        return replace(self, lookup=replace(self.lookup, pinned=pinned))
 
     @property
     def lanes(self) -> tuple[Stage, ...]:

@@ -22,6 +22,7 @@ docs/how-to/connectors.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -57,6 +58,7 @@ def run(
     batch_rows: int = 65_536,
     max_parallelism: int = MAX_PARALLELISM,
     schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+    table: Rows | None = None,
 ) -> StageRun:
     """Start one stage on its own.
 
@@ -67,8 +69,10 @@ def run(
         max_parallelism: The number of key groups.
         schema: The input's columns. Without it the first rows tell them, so it is needed where these hold only nulls in
             a column.
+        table: Of a lookup, all rows of its table. An epoch may replace them (`StageRun.epoch`).
     """
     epochs = Epochs(stage, parallelism, max_parallelism, batch_rows, schema, state or {})
+    epochs.put({} if table is None else {stage.uid: table})
     return StageRun(epochs, stage, state or {})
 
 
@@ -80,6 +84,7 @@ def run_pipeline(
     batch_rows: int = 65_536,
     drain: bool = False,
     schema: Schema = None,
+    tables: Mapping[str, Rows] = MappingProxyType({}),
 ) -> PipelineRun:
     """Run a pipeline over slices, an epoch each. More epochs may follow with `PipelineRun.epoch`.
 
@@ -89,8 +94,9 @@ def run_pipeline(
         batch_rows: The largest batch that a function gets.
         drain: Close every window then.
         schema: The columns of the source, or of each by its name.
+        tables: By lookup's uid, all rows of its table. An epoch may replace them (`PipelineRun.epoch`).
     """
-    started = PipelineRun(pipeline, parallelism, batch_rows, schema)
+    started = PipelineRun(pipeline, parallelism, batch_rows, schema, tables)
     for rows in slices:
         started.epoch(rows)
     if drain:

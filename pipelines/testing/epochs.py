@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+from deltalake import write_deltalake
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
@@ -37,7 +38,7 @@ from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.testing import instances
-from pipelines.testing.rows import GivenRows, Rows, Schema, canonical
+from pipelines.testing.rows import GivenRows, Rows, Schema, canonical, table_of
 from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.errors import PipelineError, from_report
@@ -112,6 +113,19 @@ class Epochs:
         self._offsets = SourceOffsets({}, {}, FIRST_NOW)
         self._begun = 0
 
+    def put(self, tables: Mapping[str, Rows]) -> None:
+        """Write the tables of lookups anew, by stage, each as a new version."""
+        for uid, rows in tables.items():
+            lookups = [stage.uid for stage in self.context.pipeline.stages if stage.lookup is not None]
+            if uid not in lookups:
+                raise ValueError(f"{uid!r} is no lookup of {self.context.pipeline.name}; {lookups} are")
+            place = f"{self.context.settings.storage.root}/lookups/{uid}"
+            table = table_of(rows, None)
+            if table is None:
+                raise ValueError(f"the table of {uid} has no columns: give a frame, which has them without rows too")
+            write_deltalake(place, table, mode="overwrite", schema_mode="overwrite")
+            self.context.lookups.place(uid, place)
+
     def run(
         self, rows: Mapping[str, Rows], now: datetime | None, drain: bool, watermark: datetime | None = None
     ) -> None:
@@ -139,7 +153,7 @@ class Epochs:
         pending = PendingCheckpoint(id, None, None, generation, trigger, expected, deadline)
         in_flight = InFlightEpoch(
             pending,
-            EpochPlan(trigger, "a test", slices, drain),
+            EpochPlan(trigger, "a test", slices, drain, lookups=self.context.lookups.plan(None)),
             self._offsets.after(slices, self.context.readers, moment),
             moment,
             time.perf_counter(),

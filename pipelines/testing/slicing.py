@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ def assert_slicing_does_not_matter(
     trials: int = 10,
     seed: int = 0,
     schema: Schema = None,
+    tables: Mapping[str, Rows] = MappingProxyType({}),
 ) -> None:
     """Check that a stage or a pipeline gives the same rows and the same final state however its input is cut.
 
@@ -73,9 +75,10 @@ def assert_slicing_does_not_matter(
 
     Args:
         state: What a stage's keys have at first.
+        tables: By lookup's uid, all rows of its table.
     """
     _refuse_clocked(target)
-    played = _player(target, rows, (state if isinstance(target, Stage) else None) or {}, schema)
+    played = _player(target, rows, (state if isinstance(target, Stage) else None) or {}, schema, tables)
     plain = played(_Slicing((), 1 << 30, 1, seed))
     chance = random.Random(seed)
     for trial in range(trials):
@@ -123,7 +126,9 @@ def _described(slicing: _Slicing) -> str:
     return f"{epochs}, {batches}, {slicing.parallelism} subtask{'s' if slicing.parallelism > 1 else ''}"
 
 
-def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], schema: Any) -> Any:
+def _player(
+    target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], schema: Any, lookups: Mapping[str, Rows]
+) -> Any:
     """What plays the target with one slicing, as a function of it."""
     stages = (target,) if isinstance(target, Stage) else target.stages
     readers: dict[str, list[Stage]] = {}
@@ -146,6 +151,7 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
         chance = random.Random(slicing.seed)
         cut = {name: _cut(table, read[name], readers[name], slicing, chance) for name, table in tables.items()}
         epochs = Epochs(target, slicing.parallelism, MAX_PARALLELISM, slicing.batch_rows, fixed, state)
+        epochs.put(lookups)
         runs = [StageRun(epochs, stage, state) for stage in stages]
         outputs = {
             name: (run, output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -51,7 +52,13 @@ class StageRun:
         self._read: tuple[tuple[Ack, ...], dict[Any, State]] = (), self._initial
 
     def epoch(
-        self, rows: Rows = (), *, now: datetime | None = None, drain: bool = False, watermark: datetime | None = None
+        self,
+        rows: Rows = (),
+        *,
+        now: datetime | None = None,
+        drain: bool = False,
+        watermark: datetime | None = None,
+        table: Rows | None = None,
     ) -> pl.DataFrame:
         """Run one epoch over `rows`, possibly none, and return what the stage hands out.
 
@@ -59,6 +66,7 @@ class StageRun:
             now: Processing time, by default a minute after the previous epoch's.
             drain: Close every window.
             watermark: The stage's watermark from this epoch on, by default the newest event time less the lateness.
+            table: Of a lookup, all rows of its table from this epoch on.
 
         Raises:
             WeirError: The typed error of an epoch that is declined.
@@ -68,6 +76,7 @@ class StageRun:
                 f"{self.stage.uid} runs in a pipeline.", next="Give the rows to the run of the pipeline."
             )
         (source,) = self.epochs.context.pipeline.sources
+        self.epochs.put({} if table is None else {self.stage.uid: table})
         self.epochs.run({source.name: rows}, now, drain, watermark)
         return self.rows(MAIN)
 
@@ -214,21 +223,30 @@ class PipelineRun:
         parallelism: int,
         batch_rows: int,
         schema: Schema,
+        tables: Mapping[str, Rows],
     ) -> None:
         self.pipeline = pipeline
         self._epochs = Epochs(pipeline, parallelism, pipeline.max_parallelism, batch_rows, schema, {})
         self.close = self._epochs.close
+        self._epochs.put(tables)
         self.stages = {stage.uid: StageRun(self._epochs, stage, {}, alone=False) for stage in pipeline.stages}
         self._tables: dict[str, list[pl.DataFrame]] = {sink.name: [] for sink in pipeline.sinks}
 
     def epoch(
-        self, rows: Rows | Mapping[str, Rows] = (), *, now: datetime | None = None, drain: bool = False
+        self,
+        rows: Rows | Mapping[str, Rows] = (),
+        *,
+        now: datetime | None = None,
+        drain: bool = False,
+        tables: Mapping[str, Rows] = MappingProxyType({}),
     ) -> dict[str, pl.DataFrame]:
         """Run one epoch through all stages and return each table's new rows. If a stage declines it, no stage moves on.
 
         Args:
             rows: The source's, or by source name where the pipeline has several.
+            tables: By lookup's uid, all rows of its table from this epoch on.
         """
+        self._epochs.put(tables)
         self._epochs.run(self._by_source(rows), now, drain)
         tables = {
             sink.name: run.rows(output)

@@ -36,6 +36,8 @@ class OperatorStats(Recorded):
             (docs/adr/0071-blocks-of-columns.md); None: without Spark, or there were none.
         delivery: How often the pipeline's sinks got rows then, as its definition says; None: an earlier release.
         sides: Of a stage with several inputs, where event time stands in each, as `SidesTime` has it.
+        lookup: The version of the table that the plan of the epoch has, and where rows of an earlier epoch were joined
+            with another one, or that one was gone, under "joined" what it was. None: no lookup.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
         outputs: By output beside the main one, how many rows the epoch handed out.
     """
@@ -79,6 +81,7 @@ class OperatorStats(Recorded):
     clock: int | None = None
     due: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    lookup: dict[str, Any] | None = None
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property

@@ -11,13 +11,14 @@ Values only: which stage works on what, and what that leaves. docs/adr/0021-unal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.lookups.lookup_table import Version
 from state_ops.arrow.frames import schema_from_json, schema_to_json
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile, from_micros, to_micros
 from state_ops.ids import CheckpointId
@@ -40,6 +41,7 @@ class InFlightData:
         begun: The stage has applied a part, and these are rows as its function sees them; else as the stage upstream
             handed them on.
         closed: The stage upstream has handed on all of them.
+        lookups: By stage, the version of its table that the plan of that epoch has.
     """
 
     epoch: CheckpointId
@@ -51,6 +53,7 @@ class InFlightData:
     begun: bool = False
     closed: bool = True
     output: str = MAIN
+    lookups: Mapping[str, Version] = field(default_factory=dict)
 
     @property
     def files(self) -> list[Rows]:
@@ -72,6 +75,7 @@ class InFlightData:
             "begun": self.begun,
             "closed": self.closed,
             **({} if self.output == MAIN else {"output": self.output}),
+            **({"lookups": {uid: version.to_json() for uid, version in self.lookups.items()}} if self.lookups else {}),
         }
 
     @classmethod
@@ -91,6 +95,7 @@ class InFlightData:
             raw["begun"],
             raw["closed"],
             raw.get("output", MAIN),
+            {uid: Version.from_json(version) for uid, version in raw.get("lookups", {}).items()},
         )
 
 

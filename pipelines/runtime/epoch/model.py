@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.sections import CheckpointSettings
+from pipelines.runtime.connectors.lookups.lookup_table import Version
 from pipelines.runtime.definition import Stage, is_clocked
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
@@ -204,6 +205,7 @@ class StageResult:
         acks: As they came, declines and acks of other epochs among them.
         shapes: None as long as no row has ever come.
         again: The plan to take instead of this epoch's, since a gate has set rows aside.
+        joined: Of a lookup, the version of its table that rows were joined with; None: there were none.
     """
 
     acks: tuple[Ack, ...]
@@ -211,6 +213,7 @@ class StageResult:
     ms: Mapping[str, float] = field(default_factory=dict)
     shapes: Shapes | None = None
     again: EpochPlan | None = None
+    joined: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +223,14 @@ class Applied:
     Attributes:
         whole: It has applied all rows of it.
         watermark: What it hands on then.
+        lookups: As that epoch's plan has them.
     """
 
     epoch: CheckpointId
     now: datetime
     whole: bool
     watermark: int | None
+    lookups: Mapping[str, Version]
 
 
 class Step(StrEnum):
@@ -280,6 +285,7 @@ class InFlightEpoch:
         sides: By stage with several inputs, where their event time stands with this epoch's.
         watermarks: By stage, where event time stands after it.
         clocks: The same of stages whose time is processing time.
+        joined: By stage, the version of a table that its rows were joined with.
         losers: Objects of attempts that do not count.
         handed_over: Acks whose files lie on this disk.
     """
@@ -309,6 +315,7 @@ class InFlightEpoch:
     applied: dict[str, Applied] = field(default_factory=dict)
     forgotten: dict[str, Forgotten | None] = field(default_factory=dict)
     sides: dict[str, SidesTime] = field(default_factory=dict)
+    joined: dict[str, Version] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)

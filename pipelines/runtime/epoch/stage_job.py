@@ -13,6 +13,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
+from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, is_clocked
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, rest, work
@@ -68,13 +69,14 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
     if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         newest = planned.newest if planned else None
-        return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None))
+        return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None, lookups=epoch.plan.lookups))
     upstream, output, more = stage.input.uid, stage.from_output, None
     at = epoch.applied.get(upstream)
     if at is not None:
         rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack, output))
         schema, layers = context.shapes[upstream].outputs[output] if rows else None, (rows,) if rows else ()
-        more = InFlightData(at.epoch, upstream, at.now, at.watermark, layers, schema, closed=at.whole, output=output)
+        arrived = InFlightData(at.epoch, upstream, at.now, at.watermark, layers, schema, output=output)
+        more = replace(arrived, closed=at.whole, lookups=at.lookups)
     return work(joined(progress.waiting, more), progress.pace)
 
 
@@ -93,7 +95,8 @@ def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> 
     read = {name: planned.rows > 0 or planned.limited for name, planned in epoch.plan.slices.items()}
     epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, read, now)
     layers = (tuple(files),) if files else ()
-    arrived = InFlightData(epoch.pending.id, stage.uid, epoch.now, inputs.least(stage, now), layers, None)
+    watermark, lookups = inputs.least(stage, now), epoch.plan.lookups
+    arrived = InFlightData(epoch.pending.id, stage.uid, epoch.now, watermark, layers, None, lookups=lookups)
     return Work(arrived, layers)
 
 
@@ -152,13 +155,14 @@ def run_job(
     """
     started, ms = time.perf_counter(), dict[str, float]()
     rows: Landed | Channel | Several | None
+    pinned = _pinned(context, epoch, stage)
     if stage.sides:
         parts = _parts(context, epoch, stage)
         fixed = _shapes_of_sides(context, epoch, stage, parts)
         rows = Several(context.inputs[stage.uid], tuple(parts.items())) if fixed is not None and parts else None
     else:
         rows = _input(context, epoch, stage)
-        fixed = _shapes(context, epoch, stage, rows)
+        fixed = _shapes(context, epoch, stage, rows, pinned)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
@@ -171,10 +175,24 @@ def run_job(
         here=here,
         reread=reread,
         asynchronous=asynchronous,
+        stage=stage if pinned is None else stage.pinned(pinned),
     )
     acks = context.executor.run(task, rows, context.inputs[stage.uid], lambda: epoch.deadline)
     record_ms(ms, f"stage:{stage.uid}", started)
-    return StageResult(tuple(acks), ms=ms, shapes=fixed)
+    return StageResult(tuple(acks), ms=ms, shapes=fixed, joined=pinned.version if pinned and rows else None)
+
+
+def _pinned(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Pinned | None:
+    """The table of a lookup as of the version that its rows of this epoch are joined with; None: it is no lookup.
+
+    Raises LostError if it is gone.
+    """
+    if stage.lookup is None:
+        return None
+    first = epoch.work[stage.uid].first
+    return context.lookups.joined(
+        stage, epoch.plan.lookups[stage.uid], first.lookups.get(stage.uid) if first is not None else None
+    )
 
 
 def to_judge(epoch: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:
@@ -346,10 +364,15 @@ def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> N
         )
 
 
-def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
+def _shapes(
+    context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Landed | Channel | None, pinned: Pinned | None
+) -> Shapes | None:
     first = epoch.work[stage.uid].first
     seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
-    has_other_types = seen is not None and (seen,) != context.reads.get(stage.uid)  # a column of nulls has got its type
+    looked_up = () if pinned is None else (pinned.version.columns,)
+    has_other_types = (  # a column of nulls has got its type
+        seen is not None and (seen, *looked_up) != context.reads.get(stage.uid)
+    )
     if stage.uid in context.shapes and not has_other_types:
         return context.shapes[stage.uid]
     if seen is not None:
@@ -366,7 +389,8 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
         return None
     direct_read.check_where(stage, raw, context.settings.spark.conf)
     schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
-    return _fixed(context, stage, shapes_of(stage, schema, raw), (raw,), schema)
+    fixed = shapes_of(stage if pinned is None else stage.pinned(pinned), schema, raw)
+    return _fixed(context, stage, fixed, (raw, *looked_up), schema)
 
 
 def _shapes_of_sides(
@@ -416,7 +440,7 @@ def _fixed(
     """Keep a stage's shapes, once they fit its state, its backend and its sinks.
 
     Args:
-        raw: By input, the columns that it has.
+        raw: By input, the columns that it has; of a lookup those of its table too.
         seen: Those that the stage's function sees.
     """
     _check_backend(context, stage)
@@ -605,7 +629,9 @@ def note_progress(
         if left is None:
             after = watermarks.after_job(stage, watermark, acks, epoch.plan.drain)
             handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
-        epoch.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
+        epoch.applied[stage.uid] = Applied(
+            done.first.epoch, done.first.now, left is None, handed_on, done.first.lookups
+        )
         offered = _rows_offered(epoch, stage)
         if offered and all(lane.transform is None for lane in stage.lanes):
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)

@@ -507,8 +507,18 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         delivery=context.pipeline.delivery,
         sides=epoch.sides[stage.uid].to_json() if stage.uid in epoch.sides else None,
         outputs={name: sum(ack.rows_of(name) for ack in acks) for name, _ in stage.outputs},
+        lookup=_looked_up(epoch, stage),
         exchange=next((ack.exchange for ack in acks if ack.exchange is not None), None),
     )
+
+
+def _looked_up(epoch: InFlightEpoch, stage: Stage) -> dict[str, Any] | None:
+    """Which version of its table a lookup's rows are joined with."""
+    planned, joined = epoch.plan.lookups.get(stage.uid), epoch.joined.get(stage.uid)
+    if planned is None:
+        return None
+    is_other = joined is not None and joined.same != planned.same
+    return {**planned.to_json(), **({"joined": joined.to_json()} if joined is not None and is_other else {})}
 
 
 def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:

@@ -206,6 +206,8 @@ class Transitions:
         epoch.acks[stage.uid] = epoch.pending.acks_of(stage.uid)
         if result.shapes is not None:
             epoch.shapes[stage.uid] = result.shapes
+        if result.joined is not None:
+            epoch.joined[stage.uid] = result.joined
         if not to_judge(epoch, stage):
             self._judged(stage, epoch, (list(result.verdicts), {}))
 

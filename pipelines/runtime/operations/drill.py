@@ -37,6 +37,7 @@ from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.view import View
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.ownership.lookups import Lookups, recorded
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore import restore
@@ -180,7 +181,7 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
         seconds = time.perf_counter() - clock
         done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
         shutil.rmtree(directory / "restored", ignore_errors=True)
-        why = _not_comparable(pipeline, head, parent)
+        why = _not_comparable(pipeline, settings, head, parent)
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
         there = _at(settings, work=directory / "replayed", root=directory / "storage")
@@ -253,7 +254,7 @@ def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
     return max(0.0, time.time() - min(waiting) / 1e9) if waiting else 0.0
 
 
-def _not_comparable(pipeline: Pipeline, head: Checkpoint, parent: Checkpoint | None) -> str | None:
+def _not_comparable(pipeline: Pipeline, settings: Settings, head: Checkpoint, parent: Checkpoint | None) -> str | None:
     """Why the newest checkpoint's epoch cannot be played again, in words; None if it can."""
     if pipeline.at_most_once:
         return f"{pipeline.title} delivers at most once: what an epoch was begun on is let go with its end"
@@ -266,6 +267,8 @@ def _not_comparable(pipeline: Pipeline, head: Checkpoint, parent: Checkpoint | N
             f"checkpoint {head.parent_id}, which it was begun on, is not retained: "
             "set checkpoints.num_retained to 2 or more"
         )
+    if (gone := Lookups(pipeline, settings).gone(recorded(head))) is not None:
+        return gone
     for row in (head, parent):
         if any(stats.waiting for stats in row.operators.values()):
             return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
@@ -295,7 +298,13 @@ def _replayed(
     }
     drained = head.trigger == Trigger.DRAIN.value
     cut = EpochPlan(
-        Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at, now=head.epoch_now
+        Trigger.MANUAL,
+        f"drill of checkpoint {head.id}",
+        slices,
+        drained,
+        at=head.triggered_at,
+        now=head.epoch_now,
+        lookups=recorded(head),
     )
     before = CheckpointId(head.id - 1)
     with claimed(pipeline, there, executor) as owner:

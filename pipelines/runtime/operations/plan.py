@@ -29,6 +29,7 @@ from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.operators import Shapes, open_windows
 from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
 from pipelines.runtime.operators.joins import sides
+from pipelines.runtime.ownership.lookups import Lookups
 from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import unpublished
@@ -194,7 +195,7 @@ class PlanBuilder:
     ) -> None:
         self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
         self._head, self._executor = head, executor
-        self._sinks = Sinks(pipeline, settings, storage)
+        self._sinks, self._lookups = Sinks(pipeline, settings, storage), Lookups(pipeline, settings)
         self.sources: dict[str, pa.Schema | None] = {}
         self._inputs: dict[str, pa.Schema] = {}
         self.shapes: dict[str, Shapes] = {}
@@ -347,7 +348,7 @@ class PlanBuilder:
         recorded, before = stats_of(self._head, stage.uid), len(self.findings)
         try:
             columns = self._columns(stage)
-            fixed = None if columns is None else shapes_of(stage, columns, self._files(stage) or columns)
+            fixed = None if columns is None else self._shapes(stage, columns)
         except WeirError as error:
             self._refuse("stage", stage.uid, "definition", error)
             return
@@ -370,6 +371,10 @@ class PlanBuilder:
         self._look_at_tables(stage, fixed)
         if recorded.has_state and all(finding.kind != "stage" for finding in self.findings[before:]):
             self._allow("stage", stage.uid, "stage", "its state is used as it is")
+
+    def _shapes(self, stage: Stage, columns: pa.Schema) -> Shapes:
+        with_table = stage if stage.lookup is None else stage.pinned(self._lookups.newest(stage, self._head))
+        return shapes_of(with_table, columns, self._files(stage) or columns)
 
     def _refused_before(self, stage: Stage) -> str | None:
         """A stage or source upstream that is refused, so that the columns of this stage's input are not known; None if

@@ -16,6 +16,7 @@ from pipelines.runtime.definition import (
     Deduplication,
     Epoch,
     Join,
+    Lookup,
     SessionWindow,
     Stage,
     TopN,
@@ -35,6 +36,7 @@ from pipelines.runtime.operators.event_time import END, START, shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
+from pipelines.runtime.operators.joins.lookup import LookupOperator, lookup_shapes
 from pipelines.runtime.operators.session_store import no_sessions
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
 from pipelines.runtime.operators.stateless import StatelessOperator, stateless_shapes
@@ -121,7 +123,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)
-    operator = stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n
+    operator = stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n or stage.lookup
     if operator is None:
         return function_shapes(stage, rows, keys)
     return _SHAPES[type(operator)](stage, operator, rows, keys)
@@ -134,6 +136,7 @@ _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {
     Deduplication: deduplication_shapes,
     Join: join_shapes,
     TopN: top_n_shapes,
+    Lookup: lookup_shapes,
 }
 
 
@@ -144,6 +147,7 @@ def build(
     epoch: Epoch,
     progress: Progress,
     groups: range,
+    max_parallelism: int,
     swept: str | None,
     open_cache: OpenCache,
     residence: Residence,
@@ -154,6 +158,7 @@ def build(
 
     Args:
         groups: The subtask's key groups.
+        max_parallelism: How many there are.
         swept: Where its sweep of expired state goes on.
         open_cache: For state that is used key by key.
         residence: Where tables of its rows come from and go to, and what does not fit into memory.
@@ -173,6 +178,8 @@ def build(
         return JoinOperator(stage, stage.join, fixed, backend, epoch, progress, groups, residence)
     if stage.top_n is not None:
         return TopNOperator(stage, stage.top_n, fixed, backend, epoch, progress, groups, residence)
+    if stage.lookup is not None:
+        return LookupOperator(stage, stage.lookup, fixed, groups, max_parallelism)
     return FunctionOperator(
         stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence, forgotten=forgotten
     )

@@ -132,13 +132,12 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
     was_state, retired = evolution.from_record(recorded.schema_history), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    uid, kind = stage.uid, _kind(stage)
+    uid = stage.uid
     collections, of_collections = _collections_fitted(uid, recorded, fixed, retired)
     groups = recorded.max_parallelism, pipeline.max_parallelism
     findings = (
         *_schema_findings(uid, "state", None, was_state, fixed.state, retired),
-        *_changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}"),
-        *_changed(uid, kind, recorded.window, meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
+        *_meaning_findings(stage, recorded, fixed),
         *of_collections,
         *_changed(uid, "input", ROWS in was_state.arrow.names, ROWS in fixed.state.arrow.names, _rows_shown, _WAS_OF),
         *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
@@ -155,6 +154,18 @@ _WAS_OF = "its input was {}, is {}"
 
 def _rows_shown(retracts: bool) -> str:
     return "changes" if retracts else "rows none of which takes others back"
+
+
+def _meaning_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iterator[Finding]:
+    """The key, and what the operator's stored state means. A lookup has none, so all of it may change."""
+    uid, kind, was, now = stage.uid, _kind(stage), recorded.window, meaning(stage)
+    if stage.lookup is not None and is_lookup(recorded):
+        if was != now:
+            what = f"its {kind} were {_meaning_shown(was)}, are {_meaning_shown(now)}, from the next epoch on"
+            yield Finding("stage", uid, kind, Verdict.COMPATIBLE, what)
+        return
+    yield from _changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}")
+    yield from _changed(uid, kind, was, now, _meaning_shown, f"its {kind} were {{}}, are {{}}")
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
@@ -368,6 +379,10 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
     if stage.join is not None:  # a row says itself when it goes: another ttl holds for new ones
         join = stage.join
         return {"how": join.how, "lower": join.lower, "upper": join.upper, "times": join.times and list(join.times)}
+    if stage.lookup is not None:
+        lookup = stage.lookup
+        columns = lookup.columns and list(lookup.columns)
+        return {"table": lookup.table, "on": [list(pair) for pair in lookup.on], "how": lookup.how, "columns": columns}
     if stage.window is None:
         return None
     common = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
@@ -383,6 +398,11 @@ def has_index_of_keys(recorded: OperatorStats) -> bool:
     either says when it is forgotten, and an index of keys by that moment stands beside it."""
     meaning = recorded.window or {}
     return set(meaning) == {"on"} or ("until" in meaning and meaning["until"] is None)
+
+
+def is_lookup(recorded: OperatorStats) -> bool:
+    """Whether what a checkpoint records of a stage is of a lookup."""
+    return "table" in (recorded.window or ())
 
 
 def changeable(stage: Stage) -> dict[str, Any]:
@@ -411,6 +431,8 @@ def _kind(stage: Stage) -> str:
         return "rules of what comes first"
     if stage.join:
         return "rules of what is joined"
+    if stage.lookup:
+        return "lookups"
     return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
 
 
@@ -422,6 +444,10 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
     """What `meaning` gives, for people."""
     if meaning is None:
         return "none"
+    if "table" in meaning:
+        on = " and ".join(name if name == theirs else f"{name} = {theirs}" for name, theirs in meaning["on"])
+        columns = "" if meaning["columns"] is None else f" of {', '.join(meaning['columns'])}"
+        return f"{meaning['how']}{columns} in {meaning['table']} by {on}"
     if "how" in meaning:
         if meaning["lower"] is None:
             return f"{meaning['how']}, at any time"

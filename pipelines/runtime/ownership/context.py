@@ -12,6 +12,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.ownership.lookups import Lookups
 from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import (
@@ -34,6 +35,7 @@ class RunContext:
         head: The newest confirmed checkpoint, as the coordinator knows it.
         watcher: What this process knows of running restores.
         sinks: As this process reaches them.
+        lookups: The tables that rows are looked up in.
         early: What they got of epochs before their commits.
         early_id: The highest id of an epoch that any run of the pipeline has begun whose rows go to sinks before its
             commit, as it was when this one began; 0: none.
@@ -62,8 +64,10 @@ class RunContext:
     early_id: int = 0
     claiming: Lock = field(default_factory=Lock)
     sinks: Sinks = field(init=False)
+    lookups: Lookups = field(init=False)
 
     def __post_init__(self) -> None:
+        self.lookups = Lookups(self.pipeline, self.settings)
         self.sinks = Sinks(self.pipeline, self.settings, self.storage, lambda: self.registry.prove(self.generation))
 
     def requested(self) -> dict[str, int]:

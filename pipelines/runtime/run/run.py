@@ -341,8 +341,9 @@ def _plan(
     if behind and (action.only_waiting or named is not None or most >= limit):
         why = f"{max(behind, key=lambda uid: behind[uid])} has not applied all rows yet"
         unnamed = tuple(request for request in barriers if request.kind != requests.NAME)
-        return EpochPlan(options.trigger, why, {}, requests=unnamed)
+        return EpochPlan(options.trigger, why, {}, requests=unnamed, lookups=context.lookups.plan(context.head))
     slices: dict[str, Slice] = {}
+    lookups = context.lookups.plan(context.head)
     try:
         for name, reader in context.readers.items():
             position, expected = offsets.offsets.get(name), offsets.expected.get(name)
@@ -366,7 +367,7 @@ def _plan(
         trigger, why = options.trigger, options.reason
     else:
         trigger, why = Trigger.INTERVAL, f"every {options.interval:g} s"
-    return EpochPlan(trigger, why, slices, requests=barriers, now=now)
+    return EpochPlan(trigger, why, slices, requests=barriers, now=now, lookups=lookups)
 
 
 def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:
@@ -376,7 +377,7 @@ def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochRepor
     Nothing is in flight."""
     before, scheduler = loop.head, loop.scheduler
     if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
-        scheduler.begin(EpochPlan(Trigger.DRAIN, reason, {}, drain=True))
+        scheduler.begin(EpochPlan(Trigger.DRAIN, reason, {}, drain=True, lookups=context.lookups.plan(loop.head)))
         yield from _finish_all(context, scheduler)
     return loop.head is not before
 

@@ -273,6 +273,7 @@ def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Cach
         _epoch(task, attempt),
         task.progress,
         groups,
+        task.max_parallelism,
         task.swept.get(attempt.subtask),
         caching.open,
         Residence(source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None),

@@ -17,7 +17,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -113,6 +113,24 @@ class Commit:
     is_replacement: bool
 
 
+@contextmanager
+def asking(where: str) -> Iterator[None]:
+    """What storage or delta-rs raise here is about the table that lies there."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        said = plainly(error)
+        if isinstance(error, PermissionError) or error_status(str(error)) in ("401", "403"):
+            raise ConfigurationError(
+                f"The table must not be read: {said}",
+                where=where,
+                next="Give the host the right to read it; storage.s3 says by reference where keys are.",
+            ) from None
+        if isinstance(error, OSError) or _OF_STORES.search(str(error)):
+            raise TransientError(f"The table cannot be read now: {said}", where=where, next="Run again.") from None
+        raise InputError(f"The table's log cannot be read: {said}", where=where, next=_REPAIR) from None
+
+
 class TableLog:
     """The log of one table, from any thread.
 
@@ -144,22 +162,9 @@ class TableLog:
         self._files: tuple[int, Sequence[DataFile]] = (-1, ())
         self._parsed: tuple[bytes, Commit] | None = None
 
-    @contextmanager
-    def asking(self) -> Iterator[None]:
+    def asking(self) -> AbstractContextManager[None]:
         """What storage or delta-rs raise here is about this table."""
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            said, where = plainly(error), f"{self.where}, {self.uri}"
-            if isinstance(error, PermissionError) or error_status(str(error)) in ("401", "403"):
-                raise ConfigurationError(
-                    f"The table must not be read: {said}",
-                    where=where,
-                    next="Give the host the right to read it; storage.s3 says by reference where keys are.",
-                ) from None
-            if isinstance(error, OSError) or _OF_STORES.search(str(error)):
-                raise TransientError(f"The table cannot be read now: {said}", where=where, next="Run again.") from None
-            raise InputError(f"The table's log cannot be read: {said}", where=where, next=_REPAIR) from None
+        return asking(f"{self.where}, {self.uri}")
 
     def problem(self, what: str, next: str, version: int | None = None) -> InputError:
         """An error about the table, or about one of its versions."""
@@ -339,6 +344,11 @@ class TableLog:
                 self._metadata.append(
                     (version, self._described(raw["id"], schema, raw["partitionColumns"], configuration, version))
                 )
+
+    def at(self, version: int) -> Metadata:
+        """What holds of any version, which need not be followed. Raises DeltaError if it cannot be opened."""
+        with self._lock:
+            return self._open(version)
 
     def _handle(self, version: int) -> Table:
         return open_table(self.storage, self.name, version)
