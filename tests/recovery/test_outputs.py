@@ -33,8 +33,8 @@ from pipelines.api import (
     window,
 )
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import plan
-from pipelines.runtime.run import fsck, run
+from pipelines.runtime.operations import branch_diff, forks, plan, promotion
+from pipelines.runtime.run import fsck, maintenance, run
 from pipelines.runtime.run.run import RunOptions
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import GateError, PipelineError, WeirError
@@ -327,6 +327,27 @@ def test_rows_that_a_dead_attempt_has_left_of_any_output_are_removed(tmp_path):
     assert not any(file.exists() for file in left)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_rewinds_and_branches_take_every_output_along(delivery, tmp_path):
+    """With rows of outputs that wait when the branch begins, and are applied there and here."""
+    site = site_at(tmp_path, 0.0, replace(pipeline, delivery=delivery), WEIR_CHECKPOINTS__NUM_RETAINED="30")
+    land(site, 2, 0, 1, 2)
+    at = next(row.id for row in epochs(site) if ("followed", "odd") in waiting(row))
+    maintenance.rewind(site.pipeline, site.settings, at)
+    base = next(row.id for row in epochs(site) if ("followed", "odd") in waiting(row))
+    forks.fork(site.pipeline, site.settings, "fix", int(base))
+    branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "fix"))
+    epochs(branch)
+    assert branch_diff.diff(site.pipeline, site.settings, "fix").same
+    promotion.promote(site.pipeline, site.settings, "fix", executor=InMemoryExecutor(4))
+    land(site, 2, 3, 4)
+    epochs(site, drain=True)
+    expected, shown = truth(site), tables(site)
+    assert shown == {name: expected[name] for name in shown}
+    assert not fsck.examine(site.pipeline, site.settings).damage
+
+
 # -- other code between two runs
 
 
@@ -409,6 +430,46 @@ def test_rows_that_wait_are_never_taken_for_those_of_another_output(tmp_path):
     assert [finding.aspect for finding in findings if finding.verdict.stops] == ["input"]
     epochs(site, drain=True)
     assert tables(site)["followed"] == truth(site)["followed"]
+
+
+# -- what people see of it
+
+
+def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
+    from assets import metadata, specs  # Dagster takes a second to import
+
+    site = site_at(tmp_path)
+    land(site, 2, 2, 3, 4)
+    tally, (storage, _) = metadata.Tally(), run.open_storage(site.pipeline, site.settings)
+    for report in run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4)):
+        tally.add(report)
+
+    def origins(uid: str, name: str = "") -> dict[str, list[tuple[str, str]]]:
+        of = site.pipeline.stage(uid)
+        shown = (
+            metadata.of_sink_run(site.pipeline, tally, of, site.pipeline.sink(name), storage)
+            if name
+            else metadata.of_stage_run(site.pipeline, tally, of, storage)
+        )
+        deps = shown["dagster/column_lineage"].deps_by_column
+        return {column: [("/".join(dep.asset_key.path), dep.column_name) for dep in of] for column, of in deps.items()}
+
+    assert origins("followed")["v"] == [("split/tables/odd", "v")]
+    assert origins("odds") == {"k": [("split/tables/odd", "k")]}
+    assert origins("split", "odd")["v"] == [("split/landing", "v")]
+    assert "part" not in origins("split", "parts"), "the stage makes it of nothing that has its name"
+    assert origins("split", "numbered")["nth"] == [("split/split", "nth")]
+    assert origins("tumbling", "late")["nth"] == [("split/split", "nth")]
+    counts = metadata.of_stage(tally, "split")
+    assert counts["rows out as odd"] == len(truth(site)["odd"]) and counts["rows out as rare"] == 2
+    said = {spec.key.path[-1]: spec.description for spec in specs.tables(site.pipeline, site.settings, storage)}
+    assert said["odd"] == "What split hands out as odd, appended exactly once."
+    assert said["numbered"] == "What split hands out, appended exactly once."
+    assert said["late"].startswith("Rows that came too late for tumbling")
+    deps = {
+        spec.key.path[-1]: [dep.asset_key.path[-1] for dep in spec.deps] for spec in specs.stages(pipeline, storage)
+    }
+    assert deps["followed"] == ["split"] and deps["missed"] == ["tumbling"]
 
 
 # -- gates
