@@ -7,13 +7,13 @@ from typing import Any
 
 from pipelines.runtime.connectors.lookups.lookup_table import FAIL, NEWEST
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import INNER, LEFT, Gate, Lookup, Source, Stage
+from pipelines.runtime.definition import INNER, LEFT, Gate, Input, Lookup, Stage, reading
 from state_ops.errors import PipelineError
 
 
 def lookup(  # as long as what is said of its arguments
     uid: str,
-    facts: Source | Stage,
+    facts: Input,
     *,
     table: str,
     on: str | Sequence[str] | Mapping[str, str],
@@ -73,7 +73,7 @@ def lookup(  # as long as what is said of its arguments
     keys = tuple(name for name, _ in pairs)
     return Stage(
         uid=uid,
-        input=facts,
+        **reading(facts),
         key=keys,
         lookup=Lookup(table, pairs, how, None if columns is None else _names(columns), suffix, on_lost),
         where=where,

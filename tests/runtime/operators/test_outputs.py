@@ -23,7 +23,11 @@ from pipelines.api import (
     delta,
     files,
     join,
+    lookup,
+    select,
     stage,
+    top_n,
+    union,
     window,
 )
 from state_ops.errors import PipelineError, StageError
@@ -108,6 +112,42 @@ def test_two_outputs_of_one_stage_are_joined():
     assert (
         out.select(sorted(out.columns)).sort(out.columns).equals(expected.select(sorted(out.columns)).sort(out.columns))
     )
+
+
+def test_a_stage_without_a_key_has_outputs_and_reads_them():
+    @stage("sorted_out", source=TRIPS, key=None, outputs={"long": delta.append("long"), "short": None})
+    def sorted_out(rows: pl.DataFrame, epoch: Epoch) -> dict[str, pl.DataFrame]:
+        return {"long": rows.filter(pl.col("km") > LIMIT), "short": rows.filter(pl.col("km") <= LIMIT)}
+
+    both = union("both", sorted_out.output("long"), sorted_out.output("short"), sink=delta.append("both"))
+    cars_only = select("cars_only", sorted_out.output("short"), "car", sink=delta.append("cars_only"))
+    run = testing.run_pipeline(
+        Pipeline("fleet", (sorted_out, both, cars_only)), (), schema=SCHEMA, parallelism=3, batch_rows=20
+    )
+    rows = trips(150)
+    out = run.epoch(rows)
+    assert out["both"].sort("at").equals(rows)
+    assert out["long"].sort("at").equals(rows.filter(pl.col("km") > LIMIT))
+    assert out["cars_only"]["car"].sort().equals(rows.filter(pl.col("km") <= LIMIT)["car"].sort())
+
+
+def test_whatever_reads_a_stage_reads_one_of_its_outputs():
+    of = {
+        "aggregate": lambda given: aggregate("r", given, key="car", n=agg.count()),
+        "window": lambda given: window("r", given, key="car", on="at", every="1h", n=agg.count()),
+        "deduplicate": lambda given: deduplicate("r", given, key="car"),
+        "join": lambda given: join("r", given, cars, on="car", ttl=None),
+        "join, right": lambda given: join("r", cars, given, on="car", ttl=None),
+        "top_n": lambda given: top_n("r", given, key="car", by="km", n=1),
+        "lookup": lambda given: lookup("r", given, table="cars", on="car"),
+        "select": lambda given: select("r", given, "km"),
+        "union": lambda given: union("r", cars, given),
+        "stage": lambda given: stage("r", source=given, key="car", state=Driven)(plain),
+    }
+    for name, made in of.items():
+        reader = made(cars.output("alerts"))
+        assert (cars, "alerts") in reader.outputs_before, name
+        assert Pipeline("fleet", (cars, reader)).outputs_read(cars) >= {"alerts"}, name
 
 
 def test_late_rows_are_read_like_any_output():
