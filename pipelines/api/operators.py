@@ -307,6 +307,7 @@ def join(  # as long as what is said of its arguments
     suffix: str = "_right",
     null_keys: str = "fail",
     sink: Sink | None = None,
+    late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
     """Rows of two inputs with the same key whose event times lie near each other: a row for each such pair.
@@ -331,7 +332,9 @@ def join(  # as long as what is said of its arguments
             watermark says that none comes; "semi": each left row that has a partner, once, alone; "anti": each that has
             none. All but "inner" and "semi" need `within`.
         lateness: How far behind the newest event time rows may come.
-        suffix: Follows the names of right columns that the left side has too. All other arguments: as in `stage`.
+        suffix: Follows the names of right columns that the left side has too.
+        late: The table that gets late rows of either side: the key, `side` ("left" or "right"), then the columns of
+            both, of which those of the other side are null. All other arguments: as in `stage`.
     """
     place = f"join {uid}"
     of = tuple(given if isinstance(given, Side) else side(given) for given in (left, right))
@@ -368,6 +371,12 @@ def join(  # as long as what is said of its arguments
         )
     else:
         kept = None if ttl is None else _positive(ttl, place, "ttl")
+    if late is not None and within is None:
+        raise PipelineError(
+            f"{uid} has a table for late rows, but no row of it is late, since times do not matter.",
+            where=place,
+            next="Say within=..., or leave late= out.",
+        )
     keys = (tuple(names), tuple(names.values()))
     for key, time in zip(keys, times or (None, None), strict=True):
         if time in key:
@@ -391,7 +400,7 @@ def join(  # as long as what is said of its arguments
         uid=uid,
         **reading(of[0].source),
         key=keys[0],
-        join=Join(how, lower, upper, kept, times, _length(lateness, place, "lateness"), suffix),
+        join=Join(how, lower, upper, kept, times, _length(lateness, place, "lateness"), suffix, late),
         sides=lanes,
         null_keys=null_keys,
         sink=sink,

@@ -253,6 +253,7 @@ class Join:
         times: The column of the event time on either side; None where times do not matter.
         lateness: How far behind the newest event time rows may come, in microseconds.
         suffix: Of the right side's columns whose names the left side has too.
+        late: The sink that gets late rows of either side.
     """
 
     how: str
@@ -262,11 +263,22 @@ class Join:
     times: tuple[str, str] | None
     lateness: int
     suffix: str
+    late: Sink | None = None
 
     @property
     def behind(self) -> int:
         """How far behind the watermark a row may be that is handed out, in microseconds."""
         return 0 if self.lower is None or self.upper is None else max(self.upper, -self.lower, 0)
+
+    def times_in(self, output: str) -> tuple[str, ...]:
+        """The columns of an output in which each row has an event time, the best first; none: there is no such column.
+
+        A row that found no partner has nulls for the other side, and a late one is of either side.
+        """
+        if self.times is None or output == LATE or self.how == FULL:
+            return ()
+        left, right = self.times
+        return (right + self.suffix, right) if self.how == RIGHT else (left,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -679,7 +691,7 @@ class Stage:
     @property
     def late(self) -> Sink | None:
         """Where rows go that came too late."""
-        operator = self.window or self.deduplication or self.top_n
+        operator = self.window or self.deduplication or self.top_n or self.join
         return operator.late if operator else None
 
     @property
@@ -700,6 +712,12 @@ class Stage:
     def by_clock(self) -> bool:
         """Whether its windows go by processing time, which is its time in all that says event time elsewhere."""
         return self.window is not None and self.window.on is None
+
+    def times_in(self, output: str) -> tuple[str | None, ...]:
+        """Columns of an output that may have its rows' event times, the best first."""
+        if self.join is not None and self.join.times is not None:
+            return self.join.times_in(output)
+        return ("window_start", self.on, *(source.event_time for source in sources_of(self)))
 
     @property
     def on(self) -> str | None:
@@ -890,12 +908,10 @@ class Pipeline:
         """
         timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
         for stage in self.stages:
-            for sink in stage.sinks:
-                if sink.name == table and is_clocked(stage):
-                    return sink.event_time if isinstance(sink, DeltaSink) else None
+            for output, sink in stage.sinks_by_output:
                 if sink.name == table:
                     declared = sink.event_time if isinstance(sink, DeltaSink) else None
-                    wanted = [declared, "window_start", stage.on, *(source.event_time for source in sources_of(stage))]
+                    wanted = [declared, *([] if is_clocked(stage) else stage.times_in(output))]
                     return next((name for name in wanted if name in timed), None)
         return None
 

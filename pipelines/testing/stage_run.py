@@ -119,7 +119,7 @@ class StageRun:
     def late(self) -> pl.DataFrame:
         """The last epoch's rows that came after their window had closed, or too late to tell whether they are
         duplicates."""
-        return self.rows(LATE) if self.stage.on is not None else pl.DataFrame()
+        return self.rows(LATE) if self.stage.on is not None or self.stage.late is not None else pl.DataFrame()
 
     @property
     def acks(self) -> tuple[Ack, ...]:

@@ -27,6 +27,8 @@ class OperatorStats(Recorded):
         on_timer: Whether the stage has a function for timers.
         lateness: Of a window, in microseconds.
         forgets: After how many microseconds a deduplication forgets a key; None: never.
+        inputs, suffix: Of a join, its left and right input in words, and what follows the names of right columns that
+            are taken; None: it is none, or of an earlier release.
         entries: Of its state, roughly; None: nobody has looked.
         timers: Whether some are set; None: nobody has looked.
         waiting: The rows that it has not applied, as `InFlightData` has them, in their order.
@@ -79,6 +81,8 @@ class OperatorStats(Recorded):
     delivery: str | None = None
     sides: dict[str, Any] | None = None
     clock: int | None = None
+    inputs: list[str] | None = None
+    suffix: str | None = None
     due: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     lookup: dict[str, Any] | None = None

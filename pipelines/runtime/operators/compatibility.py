@@ -28,6 +28,7 @@ from pipelines.runtime.definition import (
     sources_of,
 )
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import row_columns
 from pipelines.runtime.operators.timer_use import uses_timers
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
@@ -347,24 +348,40 @@ def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
 
 
 def _join_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iterator[Finding]:
-    """A column that comes on the left side takes its name from the right side's, and what tables have under it would be
-    of both."""
-    if stage.join is None or stage.join.how in (SEMI, ANTI):
+    """State has the rows of either side, so the two may not change places. A column that comes on the left side takes
+    its name from the right side's, as another suffix does, and what tables have under it would be of both."""
+    if stage.join is None:
         return
+    yield from _sides_swapped(stage, recorded)
+    if stage.join.how in (SEMI, ANTI):
+        return
+    suffix = stage.join.suffix
+    before_suffix = suffix if recorded.suffix is None else recorded.suffix
     was, now = [
         {of.name: row_columns(of) for of in collections}
         for collections in ((Collection.from_json(*item) for item in recorded.collections.items()), fixed.collections)
     ]
     for name in was.get("right", ()):
-        if name in now["right"] and name not in fixed.keys.names and (name in was["left"]) != (name in now["left"]):
-            names = [name, name + stage.join.suffix]
-            before, after = reversed(names) if name in was["left"] else names
+        before = name + before_suffix if name in {*was["left"], *fixed.keys.names} else name
+        after = name + suffix if name in {*now["left"], *fixed.keys.names} else name
+        if name in now["right"] and before != after:
             what = f"the right side's column {name} was handed out as {before}, and would now be as {after}"
             next = (
-                f"Rename {name} in the transform of one side, so that the right side's is {before} again; or give the"
-                " stage a new uid: it then starts with empty state."
+                f"Rename {name} in the transform of one side, or put suffix= back, so that the right side's is"
+                f" {before} again; or give the stage a new uid: it then starts with empty state."
             )
             yield Finding("stage", stage.uid, "columns", Verdict.REFUSED, what, next)
+
+
+def _sides_swapped(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
+    """An input that was the other side: also where both have the same columns, so that nothing else tells."""
+    was, now = recorded.inputs, sides.inputs_of(stage)
+    if was is None or was == now:
+        return
+    for place, (left, right) in enumerate((("left", "right"), ("right", "left"))):
+        if now[place] == was[1 - place]:
+            what = f"{now[place]} was the {right} side, and is the {left} one, while state has rows of each side"
+            yield _refused(stage.uid, "inputs", what)
 
 
 def meaning(stage: Stage) -> dict[str, Any] | None:
@@ -412,12 +429,15 @@ def changeable(stage: Stage) -> dict[str, Any]:
     lateness: how far the watermark stays behind, forgets: after what time a deduplication, or ranks, forget a key, both
     in microseconds.
     on_timer: whether it has such a function.
+    inputs, suffix: of a join, which input is which, and what follows the names of right columns that are taken.
     """
     forgetting = stage.deduplication or stage.top_n
     return {
         "on_timer": stage.on_timer is not None,
         "lateness": _lateness(stage),
         "forgets": forgetting.ttl if forgetting else None,
+        "suffix": stage.join.suffix if stage.join else None,
+        "inputs": sides.inputs_of(stage) if stage.join else None,
     }
 
 

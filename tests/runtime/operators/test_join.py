@@ -26,6 +26,7 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.forget import ForgottenKey, copy_without
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -158,6 +159,53 @@ def test_rows_that_come_behind_the_slower_inputs_watermark_are_late_and_counted(
     out = run.epoch({"orders": [order(2, 49.9), order(3, 50)], "payments": [payment(2, 60), payment(3, 60)]})
     assert ids(out["paid"]) == [3]
     assert sum(ack.rows_late for ack in run.stages["paid"].acks) == 1
+
+
+@pytest.mark.parametrize("how", sampled(["full", "semi", "inner"]))
+def test_late_rows_of_either_side_go_to_the_late_table_and_all_others_are_joined(how):
+    chance, given = random.Random(11), rows(11, 200, 20)
+    order_of = {name: sorted(range(200), key=lambda row: row + chance.uniform(0, 60)) for name in given}
+    slices = [
+        {name: frame[order_of[name][start : start + 25]] for name, frame in given.items()}
+        for start in range(0, 200, 25)
+    ]
+    run = played(paid(how, lateness="5s", late=delta.append("paid_late")), slices, parallelism=2)
+    newest, on_time, late = {name: START - timedelta(days=1) for name in given}, {name: [] for name in given}, []
+    for some in slices:
+        watermark = min(newest.values()) - timedelta(seconds=5)
+        for side_, name, time_ in (("left", "orders", "at"), ("right", "payments", "paid_at")):
+            old = some[name].filter(pl.col(time_) < watermark)
+            on_time[name].append(some[name].filter(pl.col(time_) >= watermark))
+            nulls = (None,) * (2 if side_ == "left" else 3)
+            late += [
+                (row[0], side_, *row[1:], *nulls) if side_ == "left" else (row[0], side_, *nulls, *row[1:])
+                for row in old.rows()
+            ]
+            newest[name] = max(newest[name], some[name][time_].max())
+    assert {row[1] for row in late} == {"left", "right"}, "the test says nothing without late rows of both"
+    assert comparable(run.tables["paid_late"]) == comparable(
+        pl.DataFrame(late, run.tables["paid_late"].schema, orient="row")
+    )
+    assert run.tables["paid_late"].columns == ["id", "side", "at", "what", "price", "paid_at", "price_right"]
+    assert comparable(pl.concat(run.handed)) == truth(how, {name: pl.concat(parts) for name, parts in on_time.items()})
+
+
+def test_a_late_table_that_cannot_be_is_refused():
+    with pytest.raises(PipelineError, match="no row of it is late"):
+        paid(within=None, ttl=None, late=delta.append("paid_late"))
+    sided = {**SCHEMAS, "payments": PAYMENTS.append(pa.field("side", pa.string()))}
+    pipeline = paid(late=delta.append("paid_late"))
+    with pytest.raises(PipelineError, match="would have two columns 'side'"):
+        testing.run_pipeline(pipeline, [{"orders": [order(1, 0)]}], schema=sided)
+
+
+def test_a_table_of_a_join_belongs_to_days_by_a_time_that_each_of_its_rows_has():
+    columns = pa.schema([("id", pa.int64()), ("at", TIME), ("paid_at", TIME)])
+    by_how = {how: paid(how, late=delta.append("paid_late")).event_time_of("paid", columns) for how in JOINS}
+    assert by_how == {"inner": "at", "left": "at", "semi": "at", "anti": "at", "right": "paid_at", "full": None}
+    assert paid(late=delta.append("paid_late")).event_time_of("paid_late", columns) is None
+    declared = paid("full", late=delta.append("paid_late", event_time="at"))
+    assert declared.event_time_of("paid_late", columns) == "at"
 
 
 def test_a_row_goes_once_no_partner_can_come_and_no_sooner():
@@ -429,6 +477,33 @@ def test_the_time_to_live_may_change_and_holds_for_rows_that_come_then(tmp_path)
     land(site, "orders", 9, [order(1, 11)])
     ran(site)
     assert ids(table(site, "paid")) == [1, 1, 1, 3, 4]
+
+
+def test_sides_that_have_changed_places_are_noticed_also_where_their_columns_are_the_same(tmp_path):
+    def moves(swapped: bool = False, **more) -> Pipeline:
+        both = [files(f"{{landing}}/{name}/*.parquet", name=name, event_time="at") for name in ("orders", "payments")]
+        left, right = reversed(both) if swapped else both
+        return Pipeline(
+            "shop", (join("paid", left, right, on="id", within=("0s", "9s"), sink=delta.append("paid"), **more),)
+        )
+
+    def refused(pipeline: Pipeline) -> list[str]:
+        return [finding.what for finding in plan(pipeline, site.settings).findings if finding.verdict.stops]
+
+    site = site_of(tmp_path, moves())
+    for name in ("orders", "payments"):
+        pq.write_table(pa.Table.from_pylist([{"id": 1, "at": at(0)}]), site.landing / name / "0.parquet")
+    ran(site)
+    assert not refused(moves())
+    assert refused(moves(swapped=True)) == [
+        "the source payments was the right side, and is the left one, while state has rows of each side",
+        "the source orders was the left side, and is the right one, while state has rows of each side",
+    ]
+    suffixed = "the right side's column at was handed out as at_right, and would now be as at_paid"
+    assert suffixed in refused(moves(suffix="_paid"))
+    with pytest.raises(PipelineError, match="was the right side, and is the left one"):
+        pq.write_table(pa.Table.from_pylist([{"id": 1, "at": at(1)}]), site.landing / "orders" / "1.parquet")
+        ran(replace(site, pipeline=moves(swapped=True)))
 
 
 def test_an_input_without_rows_is_known_by_the_columns_that_its_source_says(tmp_path):

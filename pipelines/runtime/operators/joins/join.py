@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import ANTI, FULL, LEFT, RIGHT, SEMI, Epoch, Join, Stage
 from pipelines.runtime.operators.base import (
+    LATE,
     MAIN,
     Progress,
     Shapes,
@@ -55,6 +56,7 @@ _ROW, _FLAGS = "row", {"__weir_matched": "matched", "__weir_until": "until"}  # 
 _MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
 _FOR_EVER = 0  # as the moment until which a row is kept
 _NUMBER = "__weir_number"
+LATE_SIDE = "side"  # of a late row: "left" or "right"
 _READ_ROWS, _PAIRS, _EVICTED = 100_000, 200_000, 50_000  # at a time
 
 
@@ -147,6 +149,8 @@ class JoinOperator(EventTimeOperator):
             times = self._times(side, rows)
             if self._progress.before is not None and (late := times < self._progress.before).any():
                 self.rows_late += int(late.sum())
+                if join.late is not None:
+                    yield self._late_of(side, rows.filter(pa.array(late)))
                 rows, times = rows.filter(pa.array(~late)), times[~late]
         if not rows.num_rows:
             return
@@ -324,6 +328,18 @@ class JoinOperator(EventTimeOperator):
 
     # -- what comes out
 
+    def _late_of(self, side: _Side, rows: pa.Table) -> tuple[str, pa.Table]:
+        """Late rows of a side, with its name, and nulls for the other side's columns."""
+        shape, count = self._shapes.outputs[LATE], rows.num_rows
+        given = [*(rows.column(name) for name in self._stage.key), pa.array([side.name] * count)]
+        names = sides.values_of(self._stage, side.number, rows.schema).names
+        own = [rows.column(sides.column(side.number, name)) for name in names]
+        missing = len(shape) - len(given) - len(own)
+        others = list(shape)[len(given) + (len(own) if side.number == 0 else 0) :][:missing]
+        nulls = [pa.nulls(count, field.type) for field in others]
+        arrays = given + (own + nulls if side.number == 0 else nulls + own)
+        return LATE, pa.table(arrays, names=shape.names).cast(shape)
+
     def _handed_out(self, side: _Side, rows: pa.Table, partners: pa.Table | None) -> tuple[str, pa.Table]:
         """Rows of one side, with their partners or with nulls for them."""
         shape = self._shapes.outputs[MAIN]
@@ -467,6 +483,9 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
         )
     output = pa.schema([*keys, *left, *named])
     check_storable(output, where, "Cast or drop it in the transform of its side")
+    outputs = {MAIN: output}
+    if join.late is not None:
+        outputs[LATE] = _late_shape(stage, join, keys, left, right)
     if join.how in (SEMI, ANTI):  # of what is only looked for, no more than when it was
         right = pa.schema([right.field(join.times[1])] if join.times is not None else [])
     kept = []
@@ -480,4 +499,22 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
         except PipelineError as error:
             advice = "Leave it out, or cast its column, in the transform of its side."
             raise PipelineError(error.what, where=where, next=advice) from error
-    return replace(Shapes(keys, _STATE, {MAIN: output}), collections=tuple(kept))
+    return replace(Shapes(keys, _STATE, outputs), collections=tuple(kept))
+
+
+def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+    """The columns of late rows: the key, which side a row is of, the left side's columns, then the right side's."""
+    where, columns = f"join {stage.uid}, late", [*keys, pa.field(LATE_SIDE, pa.string()), *left]
+    taken = {field.name for field in [*keys, *left]}
+    columns += [field.with_name(field.name + join.suffix) if field.name in taken else field for field in right]
+    names = [field.name for field in columns]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise PipelineError(
+            f"The table of late rows of {stage.uid} would have two columns {twice[0]!r}.",
+            where=where,
+            next=f"Rename the column in the transform of its side: {LATE_SIDE!r} says which side a row is of.",
+        )
+    late = pa.schema(columns)
+    check_storable(late, where, "Cast or drop it in the transform of its side")
+    return late

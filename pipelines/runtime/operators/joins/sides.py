@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.runtime.definition import Source, Stage
+from pipelines.runtime.definition import MAIN, Source, Stage
 from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP
 
@@ -26,6 +26,12 @@ def name_of(stage: Stage, side: int) -> str:
     """An input of a stage, for people."""
     input = stage.sides[side].input
     return f"the source {input.name}" if isinstance(input, Source) else f"the stage {input.uid}"
+
+
+def inputs_of(stage: Stage) -> list[str]:
+    """The inputs of a stage, as its checkpoint records which is which."""
+    outputs = ["" if lane.from_output == MAIN else f", output {lane.from_output}" for lane in stage.sides]
+    return [f"{name_of(stage, side)}{output}" for side, output in enumerate(outputs)]
 
 
 def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
