@@ -21,9 +21,9 @@ def lookup(  # as long as what is said of its arguments
     columns: str | Sequence[str] | None = None,
     suffix: str = "_table",
     on_lost: str = FAIL,
+    broadcast: bool = True,
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
-    null_keys: str = "fail",
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
@@ -47,7 +47,9 @@ def lookup(  # as long as what is said of its arguments
             later ones.
         suffix: Follows the names of the table's columns that rows have too.
         on_lost: What to do where rows wait for a version that is gone, since it was vacuumed, say: "fail", or "newest",
-            which joins them with the newest one and records it. All other arguments: as in `stage`.
+            which joins them with the newest one and records it.
+        broadcast: Rows stay where they are read, and each worker process has the whole table in memory. False: rows are
+            exchanged by key, and a subtask has the part of its key groups. All other arguments: as in `stage`.
     """
     place = f"lookup {uid}"
     pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in _names(on))
@@ -74,11 +76,10 @@ def lookup(  # as long as what is said of its arguments
     return Stage(
         uid=uid,
         **reading(facts),
-        key=keys,
+        key=() if broadcast else keys,
         lookup=Lookup(table, pairs, how, None if columns is None else _names(columns), suffix, on_lost),
         where=where,
         transform=transform,
-        null_keys=null_keys,
         sink=sink,
         gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
         description=f"Looked up in {table} by {', '.join(keys)}.",

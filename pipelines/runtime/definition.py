@@ -350,8 +350,8 @@ class Stage:
     """One operator of a pipeline.
 
     Exactly one of `function` (with `state`), `window`, `aggregation`, `deduplication`, `join`, `top_n` and `lookup`
-    says what it does. A stage without a key is stateless: it has a `function`, or it hands on what its where and
-    columns leave of its input, or of several.
+    says what it does. A stage without a key is stateless: it has a `function` or a `lookup`, or it hands on what its
+    where and columns leave of its input, or of several.
 
     Attributes:
         uid: The stable name by which its state is found.
@@ -453,7 +453,7 @@ class Stage:
             why = None if self.accepts_changes else "its function may not look at that column"
         elif self.aggregation is not None:
             why = next((why for name, agg in self.aggregation.aggregates if (why := agg.irrevocable(name))), None)
-        elif not self.key:  # it hands them on
+        elif not self.key and self.lookup is None:  # it hands them on
             why = None
         if why is None:
             return
@@ -606,6 +606,11 @@ class Stage:
             is_kept = not self.columns or not _WITH_CHANGES.isdisjoint(self.columns)
             return is_kept and any(input.hands_out_changes for input in self.inputs)
         return any(name == MAIN and CHANGE_TYPE in columns.names for name, columns in self.declared)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it remembers anything from row to row."""
+        return bool(self.key) and self.lookup is None
 
     @property
     def sql_named(self) -> str:

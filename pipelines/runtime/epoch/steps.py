@@ -474,8 +474,8 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
     return OperatorStats(
         parallelism=context.settings.spark.parallelism,
         max_parallelism=context.pipeline.max_parallelism,
-        schema=fixed.state.to_json() if fixed and stage.key else None,
-        schemas=evolution.recorded(fixed.state) if fixed and stage.key else [],
+        schema=fixed.state.to_json() if fixed and stage.has_state else None,
+        schemas=evolution.recorded(fixed.state) if fixed and stage.has_state else [],
         keys=stored_keys(fixed),
         backend=context.settings.state.backend,
         collections=stored_collections(fixed),

@@ -27,7 +27,15 @@ from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.operators import Shapes, open_windows
-from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
+from pipelines.runtime.operators.compatibility import (
+    Finding,
+    Fit,
+    Verdict,
+    fit,
+    lookup_findings,
+    structure,
+    timers_left,
+)
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.ownership.lookups import Lookups
 from pipelines.runtime.ownership.ownership import early_id_of
@@ -365,6 +373,8 @@ class PlanBuilder:
             cache_sizes(self._settings, stage)
         except WeirError as error:
             self._refuse("stage", stage.uid, "cache", error)
+        if stage.lookup is not None:
+            self.findings += lookup_findings(stage, recorded)
         if recorded.has_state:
             self._look_at_state(stage, fixed, recorded)
         self._look_at_waiting(stage)

@@ -61,7 +61,6 @@ __all__ = [
     "Operator",
     "Progress",
     "Shapes",
-    "StatelessOperator",
     "build",
     "clocked_output",
     "clocked_state",
@@ -72,6 +71,7 @@ __all__ = [
     "open_windows_schema",
     "remembered",
     "shapes",
+    "stateless",
 ]
 
 
@@ -118,7 +118,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
                 where=f"stage {stage.uid}",
                 next=f"Its columns are: {', '.join(rows.names)}.",
             )
-    if not stage.key:
+    if not stage.key and stage.lookup is None:
         return stateless_shapes(stage, rows)
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
@@ -183,6 +183,13 @@ def build(
     return FunctionOperator(
         stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence, forgotten=forgotten
     )
+
+
+def stateless(stage: Stage, fixed: Shapes, epoch: Epoch) -> Operator:
+    """The operator of one subtask of a stage without a key."""
+    if stage.lookup is not None:
+        return LookupOperator(stage, stage.lookup, fixed.handed_out)
+    return StatelessOperator(stage, fixed.handed_out, epoch)
 
 
 def open_windows(

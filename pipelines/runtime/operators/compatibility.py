@@ -133,12 +133,13 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
     was_state, retired = evolution.from_record(recorded.schema_history), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    uid = stage.uid
+    uid, kind = stage.uid, _kind(stage)
     collections, of_collections = _collections_fitted(uid, recorded, fixed, retired)
     groups = recorded.max_parallelism, pipeline.max_parallelism
     findings = (
         *_schema_findings(uid, "state", None, was_state, fixed.state, retired),
-        *_meaning_findings(stage, recorded, fixed),
+        *_changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}"),
+        *_changed(uid, kind, recorded.window, meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
         *of_collections,
         *_changed(uid, "input", ROWS in was_state.arrow.names, ROWS in fixed.state.arrow.names, _rows_shown, _WAS_OF),
         *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
@@ -157,16 +158,12 @@ def _rows_shown(retracts: bool) -> str:
     return "changes" if retracts else "rows none of which takes others back"
 
 
-def _meaning_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iterator[Finding]:
-    """The key, and what the operator's stored state means. A lookup has none, so all of it may change."""
-    uid, kind, was, now = stage.uid, _kind(stage), recorded.window, meaning(stage)
-    if stage.lookup is not None and is_lookup(recorded):
-        if was != now:
-            what = f"its {kind} were {_meaning_shown(was)}, are {_meaning_shown(now)}, from the next epoch on"
-            yield Finding("stage", uid, kind, Verdict.COMPATIBLE, what)
-        return
-    yield from _changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}")
-    yield from _changed(uid, kind, was, now, _meaning_shown, f"its {kind} were {{}}, are {{}}")
+def lookup_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
+    """What has changed of a lookup, all of which may: it has no state."""
+    was, now = recorded.window, meaning(stage)
+    if recorded.lookup is not None and was != now:
+        what = f"it looked up {_meaning_shown(was)}, and looks up {_meaning_shown(now)} from the next epoch on"
+        yield Finding("stage", stage.uid, "lookup", Verdict.COMPATIBLE, what)
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
@@ -417,11 +414,6 @@ def has_index_of_keys(recorded: OperatorStats) -> bool:
     return set(meaning) == {"on"} or ("until" in meaning and meaning["until"] is None)
 
 
-def is_lookup(recorded: OperatorStats) -> bool:
-    """Whether what a checkpoint records of a stage is of a lookup."""
-    return "table" in (recorded.window or ())
-
-
 def changeable(stage: Stage) -> dict[str, Any]:
     """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for
     who compares.
@@ -451,8 +443,6 @@ def _kind(stage: Stage) -> str:
         return "rules of what comes first"
     if stage.join:
         return "rules of what is joined"
-    if stage.lookup:
-        return "lookups"
     return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
 
 
@@ -466,8 +456,8 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
         return "none"
     if "table" in meaning:
         on = " and ".join(name if name == theirs else f"{name} = {theirs}" for name, theirs in meaning["on"])
-        columns = "" if meaning["columns"] is None else f" of {', '.join(meaning['columns'])}"
-        return f"{meaning['how']}{columns} in {meaning['table']} by {on}"
+        columns = "" if meaning["columns"] is None else f" {', '.join(meaning['columns'])}"
+        return f"({meaning['how']}){columns} in {meaning['table']} by {on}"
     if "how" in meaning:
         if meaning["lower"] is None:
             return f"{meaning['how']}, at any time"

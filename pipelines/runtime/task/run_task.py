@@ -31,9 +31,9 @@ from pipelines.runtime.operators import (
     Operator,
     Progress,
     Shapes,
-    StatelessOperator,
     build,
     event_time_of,
+    stateless,
 )
 from pipelines.runtime.operators.compatibility import timers_left
 from pipelines.runtime.operators.event_time import EventTimeOperator
@@ -191,7 +191,7 @@ def _run_stateless(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.Recor
     sweep(attempt, task.keep, task.stages, task.parallelism)
     clock = time.perf_counter()
     attempt.directory.mkdir(parents=True, exist_ok=True)
-    operator = StatelessOperator(task.stage, task.shapes.handed_out, _epoch(task, attempt))
+    operator = stateless(task.stage, task.shapes, _epoch(task, attempt))
     staged = StagedOutput(attempt, task.tables, task.channels, task.shapes.tracked)
     with _closed(staged):
         _apply(task, operator, batches, staged, counters)
@@ -494,7 +494,7 @@ def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> N
 
 
 def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> pa.Table:
-    for name in task.stage.key:
+    for name in task.stage.key if task.stage.lookup is None else ():  # it finds nothing for them
         missing = rows.column(name).null_count
         if not missing:
             continue

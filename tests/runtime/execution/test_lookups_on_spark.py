@@ -10,8 +10,9 @@ from tests.runtime.operators.test_lookup import joined, land, named, put, site_o
 
 
 @pytest.mark.usefixtures("spark")
-def test_workers_join_the_version_of_their_epoch(tmp_path):
-    site = site_of(tmp_path, Pipeline("lookups", (named(where="pmod(n, 2) = 0"),)))
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_workers_join_the_version_of_their_epoch(broadcast, tmp_path):
+    site = site_of(tmp_path, Pipeline("lookups", (named(where="pmod(n, 2) = 0", broadcast=broadcast),)))
     expected = []
     for number in range(2):
         put(site, {key: f"{number} of {key}" for key in range(0, 30, 2)})

@@ -1,7 +1,7 @@
 """Lookup: each row with the rows of a table that have its key, as of the version that the plan of its epoch has.
 
-It has no state. The table is read by the process that needs it, once for a version (`key_index`): of a stage whose rows
-are exchanged by key the part of a subtask's key groups.
+It has no state. The table is read by the process that needs it, once for a version (`key_index`): as a whole, for all
+subtasks, or, of a stage whose rows are exchanged by key, the part of a subtask's key groups.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class LookupOperator:
     """One subtask's lookups of one epoch.
 
     Args:
-        groups: The key groups of the subtask.
+        groups: The key groups of the subtask, if rows are exchanged by key.
         max_parallelism: The number of all key groups.
     """
 
-    def __init__(self, stage: Stage, lookup: Lookup, shapes: Shapes, groups: range, max_parallelism: int) -> None:
+    def __init__(
+        self, stage: Stage, lookup: Lookup, shapes: Shapes, groups: range = range(0), max_parallelism: int = 0
+    ) -> None:
         assert lookup.pinned is not None, "the epoch's plan has its version"
         self._stage, self._lookup, self._pinned, self._shapes = stage, lookup, lookup.pinned, shapes
         self._groups, self._max_parallelism = groups, max_parallelism
@@ -40,7 +42,7 @@ class LookupOperator:
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        rows = rows.drop_columns([GROUP])
+        rows = rows.drop_columns([GROUP]) if GROUP in rows.column_names else rows
         keys = rows.select(self._lookup.keys)
         if self._index is None:
             self._index = self._read(keys.schema)
@@ -87,11 +89,13 @@ class LookupOperator:
 
     def _too_large(self, bytes: int) -> ConfigurationError:
         pinned, most = self._pinned, self._pinned.most_bytes >> 20
-        whole = "The part of the table that belongs to a subtask" if self._stage.key else "The table"
+        whole, more = "The table", "say broadcast=False, by which each subtask has a part,"
+        if self._stage.key:
+            whole, more = "The part of the table that belongs to a subtask", "raise the parallelism"
         return ConfigurationError(
             f"{whole} takes {bytes >> 20} MiB or more in memory, and {most} are allowed.",
             where=f"lookup {self._stage.uid}, {pinned.table.uri}, {pinned.version}",
-            next="Name the columns that are wanted (columns=[...]), raise the parallelism or state.lookup_mb.",
+            next=f"Name the columns that are wanted (columns=[...]), {more} or raise state.lookup_mb.",
         )
 
 
