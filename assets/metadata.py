@@ -331,6 +331,8 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
             origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))
+    if stage.top_n is not None and stage.top_n.rank is not None:
+        origins[stage.top_n.rank] = [name for name, _ in stage.top_n.by]
     return {name: [(0, column) for column in read] for name, read in origins.items() if name in columns and read}
 
 

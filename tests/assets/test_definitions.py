@@ -16,7 +16,7 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from assets.factory import weir_definitions
 from configs.settings import PROJECT, Settings
 from pipelines import flights
-from pipelines.api import Pipeline, Stage, State, files, join, stage
+from pipelines.api import Pipeline, Stage, State, desc, files, join, stage, top_n
 from state_ops.errors import PipelineError
 
 PROBE = """
@@ -169,6 +169,11 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "inherited": [(0, "inherited")],
     }
     assert lineage(flights.aircraft_rotation, ["tailnum", "gap"], [inputs]) == {"tailnum": [(0, "tailnum")]}
+    busiest = top_n("busiest", hourly, key="window_start", by=[desc("departures"), "origin"], n=3, until="window_end")
+    assert lineage(busiest, ["origin", "rank_number"], [columns]) == {
+        "origin": [(0, "origin")],
+        "rank_number": [(0, "departures"), (0, "origin")],
+    }
     flown = join("flown", hourly, flights.aircraft_rotation, on={"origin": "tailnum"}, ttl=None)
     both = [["origin", "departures", "gap"], ["tailnum", "gap"]]
     assert lineage(flown, ["origin", "departures", "gap", "gap_right"], both) == {

@@ -48,7 +48,7 @@ from state_ops.schema.state_schema import StateSchema
 ROWS, EXPIRES = "rows", "expires"
 _UNTIL, _RANK, _AT = "__weir_until", "__weir_rank", "__weir_at"
 _MOMENT = pa.timestamp("us", tz="UTC")
-_GATHERED_BYTES = 32 << 20  # of rows that wait in memory before they are reduced
+_GATHERED_BYTES = 64 << 20  # of rows that wait in memory before they are reduced
 _PART_KEYS = 100_000  # of which state is read at a time
 _FIRE_KEYS = 50_000
 _SWEPT = 100_000
@@ -60,7 +60,7 @@ class Ranking:
     """Which rows come first.
 
     Attributes:
-        keys: The columns of which each has a ranking of its own.
+        keys: The columns of which each has a ranking of its own. Rows have their key group too.
         by: Columns, and whether the largest value comes first. Nulls are smaller than all else.
         others: All other columns: rows that are equal in `by` are in their order.
     """
@@ -72,28 +72,38 @@ class Ranking:
     ties: bool
 
     def best(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The first rows of each key, in the order of keys and ranks, with their ranks. Of wholly equal rows one that
-        has a smaller `_AT` comes first, if there is such a column."""
+        """The first rows of each key, in the order of key groups, keys and ranks, with their ranks. Of wholly equal
+        rows one that has a smaller `_AT` comes first, if there is such a column."""
+        rows = self._near(rows)
         names = [*self.keys, *(name for name, _ in self.by)]
         largest_first = [*[False] * len(self.keys), *(largest for _, largest in self.by)]
         sorting = pl.arg_sort_by(names, descending=largest_first, nulls_last=largest_first)
         order = rows.select(sorting).to_series().to_numpy()
+        order = order[np.argsort(rows[GROUP].to_numpy()[order], kind="stable")]  # two bytes are sorted by radix
         position, rank, tied = self._placed(rows.select(names)[order])
         near = rank < self.n
         kept = rows[order[near]]
         position, rank = position[near], rank[near]
         if tied[near].any():
             rest = [*self.others, *([_AT] if _AT in rows.columns else [])]
-            more = [False] * len(rest)
             kept = kept.sort(
-                [*names, *rest],
-                descending=largest_first + more,
-                nulls_last=[*largest_first, *more[: len(self.others)], *[True] * (len(rest) - len(self.others))],
+                [GROUP, *names, *rest],
+                descending=[False, *largest_first, *[False] * len(rest)],
+                nulls_last=[False, *largest_first, *[name == _AT for name in rest]],
             )
         if not self.ties:
             first = position < self.n
             kept, rank = kept.filter(first), position[first]
         return kept.with_columns(pl.Series(_RANK, rank + 1))
+
+    def _near(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Less rows, where one column tells that the others cannot be the first of their key: nothing is sorted for
+        it. Minima and maxima leave out nulls and NaN, which have their place here."""
+        name, largest = self.by[0]
+        if self.n > 1 or rows[name].dtype.is_float() or rows[name].null_count():
+            return rows
+        column = pl.col(name)
+        return rows.filter(column == (column.max() if largest else column.min()).over(self.keys))
 
     def ranks(self, rows: pl.DataFrame) -> np.ndarray:
         """int64[n], the ranks of rows that are in the order of `best`."""
@@ -138,7 +148,7 @@ class TopNOperator(EventTimeOperator):
         names = [name for name, _ in rule.by]
         others = tuple(name for name in self._values if name not in names)
         self._key = (GROUP, *([_UNTIL] if rule.until else []), *stage.key)
-        self._ranking = Ranking(self._key, rule.by, others, rule.n, rule.ties)
+        self._ranking = Ranking(self._key[1:], rule.by, others, rule.n, rule.ties)
         self._expiring: ExpiringRows | None = None
         self._rows: Rows
         if rule.until is None:
@@ -242,17 +252,19 @@ class TopNOperator(EventTimeOperator):
         starts = np.flatnonzero(_differs(best, self._key))
         lists = self._listed(best, starts)
         changed = np.logical_or.reduceat(best[_AT].is_null().to_numpy(), starts)
+        had_end = np.zeros(len(keys), bool)
         if self._expiring is not None:  # a row that is not among the first keeps its key from being forgotten too
             had_end = stored[EXPIRES].is_not_null().to_numpy()
             changed |= had_end if self._rule.ttl is None else True
         if not changed.any():
             return
         put = pl.DataFrame({ROWS: lists}).filter(changed)
-        if self._expiring is None:
+        ends = None if self._rule.ttl is None else self._now + self._rule.ttl
+        if self._expiring is not None:
+            put = put.with_columns(pl.lit(ends, pl.Int64).cast(pl.Datetime("us", "UTC")).alias(EXPIRES))
+        if self._expiring is None or (ends is None and not had_end.any()):  # the index by moments stays as it is
             self._rows.put(keys.filter(changed), put, np.ones(len(put), bool), ascending=True)
             return
-        ends = None if self._rule.ttl is None else self._now + self._rule.ttl
-        put = put.with_columns(pl.lit(ends, pl.Int64).cast(pl.Datetime("us", "UTC")).alias(EXPIRES))
         self._added += int((changed & ~seen).sum())
         self._expiring.replace(
             keys.filter(changed), put, pl.concat([keys, stored], how="horizontal").filter(seen & changed)
