@@ -143,8 +143,12 @@ class StageRun:
         """The rows that the last epoch has handed out.
 
         Args:
-            output: "main" or "late".
+            output: "main", "late", or one that the stage declares.
         """
+        if output not in (*self.stage.returned, LATE):
+            raise PipelineError(
+                f"{self.stage.uid} has no output {output!r}.", next=f"It has: {', '.join(self.stage.returned)}."
+            )
         if self._shapes is None:
             return pl.DataFrame()
         files = [file for ack in self.acks for file in ack.files if file.kind != STATE and file.name == output]

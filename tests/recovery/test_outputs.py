@@ -256,7 +256,7 @@ def test_every_output_is_what_plain_python_makes_of_the_files(alignment, seed, t
 
 
 @pytest.mark.parametrize("alignment", sampled([None, 0.0]))
-@pytest.mark.parametrize("executor", sampled([InMemoryExecutor, Apart]))
+@pytest.mark.parametrize("executor", sampled([Apart, InMemoryExecutor]))
 def test_other_numbers_of_subtasks_from_run_to_run(alignment, executor, tmp_path):
     site = site_at(tmp_path, alignment)
     for number, parallelism in enumerate((2, 4, 1, 3, 2)):

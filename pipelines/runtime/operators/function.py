@@ -192,7 +192,7 @@ class FunctionOperator:
         """What the author's function makes of rows; what it changed is written."""
         self._convert = frames.converter(function)
         try:
-            parts = list(returned(self._stage, function(self._convert(rows), self._state, self._epoch)))
+            parts = returned(self._stage, function(self._convert(rows), self._state, self._epoch))
         except WeirError:
             raise
         except Exception as error:
@@ -206,6 +206,8 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, rows: pa.Table) 
     # The author's own frames only: what lies between Spark and the function is noise to who wrote it.
     trace = error.__traceback__
     shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    while shown is not None and shown.tb_frame.f_code is returned.__code__:  # which lets a function that yields go on
+        shown = shown.tb_next
     first = frames.python_rows(rows.select(stage.key).slice(0, 3)) if stage.key else None
     return StageError(
         f"The function of the stage {stage.uid} raised {type(error).__name__}: {error}",

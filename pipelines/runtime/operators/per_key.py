@@ -101,12 +101,12 @@ class PerKey:
         for index, key in enumerate(keys):
             self._states.at(index)
             try:
-                parts = list(returned(self._stage, call(index, key)))
+                handed = returned(self._stage, call(index, key))
             except WeirError:
                 raise
             except Exception as error:
                 raise self._authors(error, key, epoch) from error
-            for output, rows in parts:
+            for output, rows in handed:
                 of_output = results.setdefault(output, ([], []))
                 of_output[0].append(rows)
                 of_output[1].append(key)
@@ -125,7 +125,7 @@ class PerKey:
             result = self._function(
                 key if len(key) > 1 else key[0], self._sliced(rows)(0, 0), _NoState(self._stage), epoch
             )
-            parts = list(returned(self._stage, result))
+            parts = returned(self._stage, result)
         except StageError:
             raise
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -10,7 +10,7 @@ from pipelines.runtime.definition import MAIN, Stage
 from state_ops.errors import StageError
 
 
-def returned(stage: Stage, result: Any) -> Iterator[tuple[str, Any]]:
+def returned(stage: Stage, result: Any) -> Sequence[tuple[str, Any]]:
     """The rows that a call of a stage's function made, each time with the output that they are for.
 
     Args:
@@ -19,8 +19,11 @@ def returned(stage: Stage, result: Any) -> Iterator[tuple[str, Any]]:
     Raises:
         StageError: The stage has not declared an output of that name.
     """
+    if not isinstance(result, GeneratorType | dict):  # of each key of a batch, perhaps, so it should cost nothing
+        return () if result is None else ((MAIN, result),)
+    parts: list[tuple[str, Any]] = []
     for part in result if isinstance(result, GeneratorType) else (result,):
-        by_output = part if isinstance(part, Mapping) else {MAIN: part}
+        by_output = part if isinstance(part, dict) else {MAIN: part}
         for name, rows in by_output.items():
             if name not in stage.returned:
                 raise StageError(
@@ -30,4 +33,5 @@ def returned(stage: Stage, result: Any) -> Iterator[tuple[str, Any]]:
                     next="Declare it, outputs={...}; rows that are dicts are returned as a list of them.",
                 )
             if rows is not None:
-                yield name, rows
+                parts.append((name, rows))
+    return parts

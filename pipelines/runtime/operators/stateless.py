@@ -54,7 +54,7 @@ class StatelessOperator:
             return
         assert self._stage.function is not None
         try:
-            parts = list(returned(self._stage, self._stage.function(self._convert(rows), self._epoch)))
+            parts = returned(self._stage, self._stage.function(self._convert(rows), self._epoch))
         except WeirError:
             raise
         except Exception as error:

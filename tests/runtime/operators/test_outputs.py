@@ -179,6 +179,22 @@ def test_a_function_may_yield_rows_piece_by_piece():
     assert sum(state.trips for state in run.state.values()) == 31
 
 
+@pytest.mark.parametrize("per_key", [False, True])
+def test_what_a_function_raises_after_it_has_yielded_is_shown_by_its_own_lines_alone(per_key):
+    def batches(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> Iterator[pl.DataFrame]:
+        yield rows
+        if len(rows):
+            raise ValueError("no more")
+
+    def keys(key: str, rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> Iterator[pl.DataFrame]:
+        yield from batches(rows, state, epoch)
+
+    made = stage("s", source=TRIPS, key="car", state=Driven, per_key=per_key)(keys if per_key else batches)
+    with pytest.raises(StageError, match="ValueError: no more") as raised:
+        testing.run(made, schema=SCHEMA).epoch(trips(3))
+    assert "test_outputs.py" in raised.value.traceback and "pipelines/runtime" not in raised.value.traceback
+
+
 COLUMNS = {"main": {"car": pa.string(), "trips": pa.int64()}, "alerts": {"car": pa.string(), "km": pa.int64()}}
 
 
@@ -258,6 +274,8 @@ def test_an_output_that_is_not_declared_is_an_error_that_says_which_are():
         testing.run(declared(plain), schema=SCHEMA).epoch(trips(1))
     with pytest.raises(StageError, match=r"other columns of its output alerts .*: at is new; km is new"):
         testing.run(declared(now_and_then), schema=SCHEMA).epoch(trips(1))
+    with pytest.raises(PipelineError, match="no output 'alarms'"):
+        testing.run(cars, schema=SCHEMA).rows("alarms")
     with pytest.raises(PipelineError, match="no output 'late'") as refused:
         cars.output("late")
     assert "main, alerts, audit; say where late rows go" in refused.value.next
