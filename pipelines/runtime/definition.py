@@ -497,7 +497,7 @@ class Stage:
     def _check_stateless(self) -> None:
         """Whether nothing is asked of a stage without a key that only one with a key has."""
         keyed = {
-            "an operator with state": self.window or self.aggregation or self.deduplication or self.join,
+            "an operator with state": self.window or self.aggregation or self.deduplication or self.join or self.top_n,
             "state=": self.state,
             "order_by=": self.order_by,
             "on_timer=": self.on_timer,

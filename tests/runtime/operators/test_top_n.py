@@ -252,6 +252,7 @@ def test_rows_that_come_behind_ranks_are_never_late_there():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"key": []}, "first has no key"),
         ({"by": []}, "names no column"),
         ({"by": [3]}, "3 in by= is no column"),
         ({"by": "k"}, "All rows of a key of first have one 'k'"),
