@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import dagster as dg
-import structlog
 
 from assets import checks, history, metadata
 from assets.metadata import Tally
@@ -26,8 +25,9 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import processes
 from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError, plainly
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.dagster")
+log = Logger("weir.dagster")
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from http import HTTPStatus
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote
@@ -52,14 +52,25 @@ class Rule:
 
     Attributes:
         purpose: What the rule is for.
-        pattern: What it finds. It begins at a word that is rare, and repeats nothing that could begin at many places of
-            the same text.
+        pattern: What it finds, in capitals or not. It begins at a word that is rare, and repeats nothing that could
+            begin at many places of the same text.
         put: What stands there afterwards, as `re.sub` takes it.
     """
 
     purpose: str
-    pattern: re.Pattern[str]
-    put: str | Callable[[re.Match[str]], str]
+    pattern: str
+    put: str | Callable[[re.Match[str]], str] = _GONE
+
+    def applied(self, text: str) -> str:
+        """The text without what the rule finds."""
+        return _compiled(self.pattern).sub(self.put, text)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A rule's pattern as `re` wants it, made when the first text is looked through: all of them take longer than
+    `weir --help`."""
+    return re.compile(pattern, re.DOTALL | re.IGNORECASE)
 
 
 # A server's answer. Where it does not end by itself, it ends with the text, or where a trace of Python's begins or goes
@@ -143,89 +154,85 @@ def _only_code(document: re.Match[str]) -> str:
     return f"({error_code(document[0]) or 'an answer that is left out'})"
 
 
-def _rule(purpose: str, pattern: str, put: str | Callable[[re.Match[str]], str] = _GONE) -> Rule:
-    return Rule(purpose, re.compile(pattern, re.DOTALL | re.IGNORECASE), put)
-
-
 RULES = (
-    _rule(
+    Rule(
         "what a server has answered, as obstore and delta-rs say it",
         rf"(?P<words>non-2xx status code){_BETWEEN}(?P<status>\d{{3}})(?:"
         rf" (?P<phrase>{_PHRASES}))?+(?=(?:{_COLOUR}|\s)*+[:↳]){_BETWEEN}"
         rf"(?P<body>No Body\b|{_ROOT}.*?(?:{_LT}/(?P=root){_GT}(?:\s+\Z)?|{_END})|\S.*?(?:{_END}))",
         _without_body,
     ),
-    _rule("an answer in XML wherever it stands", rf"{_ROOT}{_CHILD}.*?(?:{_LT}/(?P=root){_GT}|{_END})", _only_code),
-    _rule(
+    Rule("an answer in XML wherever it stands", rf"{_ROOT}{_CHILD}.*?(?:{_LT}/(?P=root){_GT}|{_END})", _only_code),
+    Rule(
         "a part of such an answer whose beginning is cut off",
         rf"{_LT}(AWSAccessKeyId|SignatureProvided|StringToSign(?:Bytes)?|CanonicalRequest(?:Bytes)?|Token-\d+|AuthenticationErrorDetail"
         rf"|AccessKeyId|SecretAccessKey|SessionToken){_ATTRIBUTES}{_GT}.*?(?:{_LT}/\1{_GT}|{_END})",
         "",
     ),
-    _rule(
+    Rule(
         "what AWS has a request signed over",
         r"AWS4-HMAC-SHA256(?:\\n|\s)++\d{8}T\d{6}Z(?:\\n|\s)++\S{0,200}?aws4_request(?:\\n|\s)++[0-9a-f]{64}",
     ),
-    _rule(
+    Rule(
         "AWS' credentials outside of their header",
         r"AWS4-(?:HMAC|ECDSA-P256)-SHA256\s++Credential=[^\s,]++(?:,?\s*+(?:SignedHeaders|Signature)=[^\s,\"'}\\]++)*+"
         r"|\bAWS [A-Z0-9]{16,64}:[\w+/]{20,}=*+",
     ),
-    _rule("a bearer's token", r"\bBearer\s++(?:(?=[a-z.~+/=_-]*+\d)[\w.~+/=-]{8,}|[\w.~+/=-]{20,})"),
-    _rule("the id of a key of AWS", r"\b(?-i:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])(?-i:[A-Z0-9]{12,})\b"),
-    _rule("a JSON web token", r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*+)?"),
-    _rule(
+    Rule("a bearer's token", r"\bBearer\s++(?:(?=[a-z.~+/=_-]*+\d)[\w.~+/=-]{8,}|[\w.~+/=-]{20,})"),
+    Rule("the id of a key of AWS", r"\b(?-i:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])(?-i:[A-Z0-9]{12,})\b"),
+    Rule("a JSON web token", r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*+)?"),
+    Rule(
         "a private key",
         rf"-----BEGIN [A-Z ]{{0,30}}PRIVATE KEY-----.*?(?:-----END [A-Z ]{{0,30}}PRIVATE KEY-----|{_END})",
     ),
-    _rule(
+    Rule(
         "a header with credentials",
         rf"((?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie){_IS}){_CREDENTIALS}",
         rf"\1{_GONE}",
     ),
-    _rule(
+    Rule(
         "a header of a store",
         rf"((?<![\w-])x-(?:amz|ms|goog)-[\w-]++{_IS}){_IS_GONE}(?:{_QUOTED}|(?<![\"']){_BARE})",
         rf"\1{_GONE}",
     ),
-    _rule("an option that is named like a secret", rf"({_NAME}{_SECRET}{_IS}){_VALUE}", rf"\1{_GONE}"),
-    _rule(
+    Rule("an option that is named like a secret", rf"({_NAME}{_SECRET}{_IS}){_VALUE}", rf"\1{_GONE}"),
+    Rule(
         "an option that is perhaps a secret: quoted, or long and with a digit",
         rf"({_NAME}{_MAYBE_SECRET}{_IS})(?:(?<=[\"'])|(?=\S{{8}})(?=[^\s\d]{{0,64}}\d)){_VALUE}",
         rf"\1{_GONE}",
     ),
-    _rule(
+    Rule(
         "either of them in a pair",
         rf"(\(\s*+b?[\\]*+[\"'](?:{_HEADER}|[\w.-]*?(?:{_SECRET}|{_MAYBE_SECRET}))[\\]*+[\"']\s*+,\s*+{_OPENING}){_IS_NO_VALUE}(?:{_QUOTED})",
         rf"\1{_GONE}",
     ),
-    _rule(
+    Rule(
         "either of them on a command line",
         rf"((?<![\w-])(?=--[\w-]++\s++[^\s-])--[\w-]*?(?:{_SECRET}|{_MAYBE_SECRET})\s++{_OPENING})(?!(?:and|for|in|or|to|{_WORDS})\b){_VALUE}",
         rf"\1{_GONE}",
     ),
-    _rule(
+    Rule(
         "a parameter of a signed URL",
         r"((?:[?&;](?:sig|token)|signature|credential)=)(?!\*\*\*)[^&\s\"'<>,\\]++",
         rf"\1{_GONE}",
     ),
-    _rule(
+    Rule(
         "user and password in a database's URL, whose path holds no @: so a password may hold / and @",
         rf"((?:{_DATABASES})(?:\+\w{{1,30}})?://)[^/\s:@\"'<>]{{0,200}}+:(?:[^\s@\"'<>]{{0,1000}}+@){{1,10}}+",
         r"\1",
     ),
-    _rule(
+    Rule(
         "user and password as Go's drivers take them: user:password@tcp(host)",
         r"(?<![^\s\"'`=(,<\[{])[^\s:@\"'`=/(,<\[{]{1,80}+:[^\s\"'`]{0,200}?@(?=(?:tcp|udp|unix)[46]?\()",
         "",
     ),
-    _rule("user and password in a URL", r"(://)[^/\s:@\"'<>]*+:[^/\s\"'<>]*@", r"\1"),
-    _rule(
+    Rule("user and password in a URL", r"(://)[^/\s:@\"'<>]*+:[^/\s\"'<>]*@", r"\1"),
+    Rule(
         "a user in a URL, where that is no container of Azure's",
         r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(://)[^/\s:@\"'<>]++@",
         r"\1",
     ),
-    _rule("user and password for Oracle", r"(jdbc:oracle:\w{1,20}:)[^/\s@\"']{1,200}/[^\s@\"']{1,200}@", r"\1"),
+    Rule("user and password for Oracle", r"(jdbc:oracle:\w{1,20}:)[^/\s@\"']{1,200}/[^\s@\"']{1,200}@", r"\1"),
 )
 
 _variables = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
@@ -243,7 +250,7 @@ def redacted(text: str) -> str:
     for value in _secrets():
         text = text.replace(value, _GONE)
     for rule in RULES:
-        text = rule.pattern.sub(rule.put, text)
+        text = rule.applied(text)
     return text
 
 

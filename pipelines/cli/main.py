@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import atexit
-import importlib
+import gc
+import importlib.abc
 import importlib.util
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn, TextIO, cast
 
 import typer
@@ -38,15 +42,56 @@ _MODULES = {
 }  # by command, in the order of the help
 
 
+# Commands that look and run nothing of what an author has written but his module.
+_READING = {"status", "checkpoints", "savepoints", "forks", "prune", "fsck", "state"}
+
+
 @cache
 def _command(name: str) -> Any:
     """Import a command's module, and return the command or the group `state`."""
-    module = importlib.import_module(f"pipelines.cli.{_MODULES[name]}")
+    with _uncollected():
+        module = importlib.import_module(f"pipelines.cli.{_MODULES[name]}")
+    if name in _READING:
+        _without_pandas()
     if name == "state":
         return typer.main.get_command(module.app)
     alone = typer.Typer(add_completion=False)
     alone.command()(getattr(module, name))
     return typer.main.get_command(alone)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What is imported here stays, so the collector does not look for garbage in it, now or later."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+def _without_pandas() -> None:
+    """Keep pyarrow from importing pandas, which it does at the first value of Python's that it converts.
+
+    That takes longer than all else of a command that reads. pyarrow asks once in a process: here, where pandas cannot
+    be imported. Who imports it later has it as ever, and pyarrow takes and makes its frames.
+    """
+    import pyarrow as pa
+
+    class Absent(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "pandas":
+                raise ModuleNotFoundError(name, name=name)
+
+    absent = Absent()
+    sys.meta_path.insert(0, absent)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(absent)
 
 
 class _Commands(Mapping[str, Any]):
@@ -189,8 +234,6 @@ def _full_disk(error: Exception) -> str | None:
 
 
 def _quiet_logs(debug: bool) -> None:
-    import structlog
-
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s")
     if not debug:
         # py4j shows a trace for Ctrl-C, and for errors that Weir reports itself.
@@ -199,6 +242,35 @@ def _quiet_logs(debug: bool) -> None:
         # PySpark shows the JVM's trace for each plan that it refuses; Weir says which stage's, and why.
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    if "structlog" in sys.modules:
+        _to_stderr(sys.modules["structlog"], debug)
+    else:
+        sys.meta_path.insert(0, _ConfiguredStructlog(debug))
+
+
+class _ConfiguredStructlog(importlib.abc.MetaPathFinder):
+    """Configures structlog when something imports it, Weir or the author's module. Most commands that read never do."""
+
+    def __init__(self, debug: bool) -> None:
+        self._debug = debug
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name != "structlog":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_configure(module: ModuleType) -> None:
+                execute(module)
+                _to_stderr(module, self._debug)
+
+            spec.loader.exec_module = execute_and_configure  # type: ignore[method-assign]
+        return spec
+
+
+def _to_stderr(structlog: Any, debug: bool) -> None:
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),

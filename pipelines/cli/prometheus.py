@@ -14,7 +14,6 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from datetime import datetime
 
-import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,10 +33,11 @@ from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination import lease
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
 from state_ops.errors import plainly
+from state_ops.logs import Logger
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.metrics")
+log = Logger("weir.metrics")
 
 PATIENCE = 8.0  # seconds for one scrape: Prometheus gives up after 10 by default
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -14,16 +14,14 @@ from pipelines.cli.console import Json, Name, answer, err, out, print_table, pro
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.restore.recovery import owning
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.stopping import end
-from pipelines.runtime.sinks import restore_version
 from state_ops.checkpoints.registry import SAVEPOINT, Pin
-from state_ops.checkpoints.retention import Fate, ObjectFate
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from state_ops.checkpoints.retention import Fate, ObjectFate
 
 _SHOWN = 20
 _LONG = timedelta(days=365)
@@ -40,6 +38,8 @@ def savepoint(
 
     `weir savepoints` lists them; `weir run NEW --from PIPELINE:NAME` starts a pipeline from one.
     """
+    from pipelines.runtime.run import maintenance
+
     if (name is None) == (drop is None):
         raise ConfigurationError(
             "Say what to do.",
@@ -80,6 +80,8 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
 
 def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
     """Warn of tables that keep their log for less than a year, because a rewind to the oldest savepoint needs the log."""
+    from pipelines.runtime.sinks import restore_version
+
     storage, registry = open_storage(pipeline, settings)
     oldest = min((pin.created_at for pin in registry.pins() if pin.kind == SAVEPOINT), default=None)
     if oldest is None:
@@ -122,6 +124,8 @@ def prune(
 
     Also removes what dead attempts left. Where a coordinator runs, it is asked to.
     """
+    from pipelines.runtime.run import maintenance
+
     definition, settings = find(pipeline)
     checkpoints, objects = maintenance.explain(definition, settings)
     facts = {
@@ -187,6 +191,10 @@ def cancel(
 
     Sensors begin nothing until a person does (`weir run`, `weir resume`, Materialize). Tables stay as they are. After --delete the pipeline goes on only where its newest savepoint is the last that was published.
     """
+    from pipelines.runtime.restore.recovery import owning
+    from pipelines.runtime.run import maintenance
+    from pipelines.runtime.run.stopping import end
+
     definition, settings = find(pipeline)
     deletes = settings.checkpoints.on_cancel == "delete" if delete is None else delete
     _, registry = open_storage(definition, settings)

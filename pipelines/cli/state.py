@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,15 +36,15 @@ from pipelines.runtime.inspection.diff import compared
 from pipelines.runtime.inspection.export import STDOUT, Format, check_output, limited, to_delta, write
 from pipelines.runtime.inspection.sql import answered
 from pipelines.runtime.inspection.state_reader import At
-from pipelines.runtime.operations import state_delete as deleting
-from pipelines.runtime.operations.state_delete import Deletion
-from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.arrow import frames
 from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, InputError, first_line
 from state_ops.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from pipelines.runtime.operations.state_delete import Deletion
 
 app = typer.Typer(
     name="state",
@@ -290,6 +290,8 @@ def state_import(
 
     Positions, watermarks, tables and all other stages stay as they are. No coordinator may be running. Every row is validated first.
     """
+    from pipelines.runtime.operations.state_import import import_rows
+
     definition, settings = find(pipeline)
     with waiting("importing"):
         rows = _rows(source, settings)
@@ -328,6 +330,8 @@ def state_delete(
 
     State files that may have it are written anew without it, and the old ones deleted. Tables, archived input, branches and whatever else may have the key still are named. No coordinator may be running.
     """
+    from pipelines.runtime.operations import state_delete as deleting
+
     definition, settings = find(pipeline)
     with waiting("looking for the key"):
         planned = deleting.plan(definition, settings, stage, key)

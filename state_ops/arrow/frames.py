@@ -289,10 +289,10 @@ def polars_type(type: pa.DataType) -> pl.DataType:
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not
-    reach."""
+    reach, and, where pandas is not loaded, for nanoseconds."""
     try:
         return list(column.to_pylist())
-    except OverflowError:
+    except (OverflowError, ValueError):
         return [_python_value(value) for value in column]
 
 
@@ -305,7 +305,7 @@ def python_rows(table: pa.Table) -> list[dict[str, Any]]:
 def _python_value(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
-    except OverflowError:
+    except (OverflowError, ValueError):  # Python has no such year, or no nanoseconds: pandas has, where it is loaded
         if isinstance(value, pa.StructScalar):
             return {name: _python_value(part) for name, part in value.items()}
         if isinstance(value, pa.MapScalar):
@@ -318,6 +318,10 @@ def _python_value(value: pa.Scalar) -> Any:
             return text + "Z" if value.type.tz else text
         if pa.types.is_date(value.type):
             return str(np.datetime64(value.value, "D" if pa.types.is_date32(value.type) else "ms").astype("M8[D]"))
+        if pa.types.is_time(value.type):
+            return value.cast(pa.time64("us"), safe=False).as_py()
+        if pa.types.is_duration(value.type):
+            return str(np.timedelta64(value.value, value.type.unit))
         return value.cast(pa.string()).as_py()
 
 

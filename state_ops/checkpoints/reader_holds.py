@@ -25,20 +25,19 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
-import structlog
-
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, processes
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS
 from state_ops.errors import PrunedError, plainly
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 HOLDS = "coordinator/holds"
 _HEARTBEAT_SECONDS = 5.0
 
-log = structlog.get_logger("weir.pins")
+log = Logger("weir.pins")
 
 
 @dataclass(frozen=True, slots=True)

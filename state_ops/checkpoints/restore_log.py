@@ -19,7 +19,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import structlog
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -29,10 +28,11 @@ from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.delta.table_files import TableFiles
 from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-log = structlog.get_logger("weir.restore")
+log = Logger("weir.restore")
 
 PATH = "registry/restores"
 _APP = "restores"

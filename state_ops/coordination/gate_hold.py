@@ -20,17 +20,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import structlog
-
 from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 PATH = "coordinator/held.json"
 GATE = "GateError"
 _SHOWN = 3  # files
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 
 @dataclass(frozen=True, slots=True)

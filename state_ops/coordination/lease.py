@@ -21,18 +21,17 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-import structlog
-
 from state_ops.coordination.processes import born, pid_namespace, process_lives
 from state_ops.errors import DamageError, first_line, plainly
 from state_ops.ids import CheckpointId, Generation
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 from state_ops.storage.store import UNFINISHED
 
 LEASE = "coordinator/lease.json"
 DEAD_AFTER_HEARTBEATS = 3
 _LAST_SECONDS = 5.0
-log = structlog.get_logger("weir.lease")
+log = Logger("weir.lease")
 Record = TypeVar("Record")
 
 

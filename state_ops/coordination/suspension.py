@@ -15,15 +15,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import structlog
-
 from state_ops.coordination.lease import record, unreadable
 from state_ops.coordination.processes import born, pid_namespace, process_lives
 from state_ops.errors import plainly
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 PATH = "coordinator/halt.json"
-log = structlog.get_logger("weir.halt")
+log = Logger("weir.halt")
 
 _FOR_A_WHILE = timedelta(hours=1)
 

@@ -19,7 +19,6 @@ from threading import RLock
 from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
-import structlog
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -29,9 +28,10 @@ from state_ops.delta.log_entries import DataFile, TableVersion, active_files
 from state_ops.delta.table_files import TableFiles
 from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
 from state_ops.ids import Generation
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.delta_log")
+log = Logger("weir.delta_log")
 
 T = TypeVar("T")
 Params = ParamSpec("Params")

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
+import pytest
 import typer
 
 from configs.settings import PROJECT
 from pipelines.cli import main
 from tests.recovery.small import Bank
+from tests.tools.sampling import sampled
 
 _STATUS = """
 import json, sys
@@ -40,27 +41,69 @@ pipeline = Pipeline("small", (accounts,), max_parallelism=8)
 """
 
 
-def test_status_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(tmp_path: Path):
-    """pyarrow imports pandas by itself when a Python value becomes Arrow's, or a time with a zone Python's: status
-    reads checkpoints without either."""
-    bank = Bank.at(tmp_path / "site")
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """Of a pipeline with two checkpoints, whose module imports little."""
+    root = tmp_path_factory.mktemp("lean")
+    bank = Bank.at(root / "site")
     bank.epochs(1, 2)
-    (tmp_path / "lean.py").write_text(_STAGE)
-    environment = {
-        **os.environ,
-        **bank.site.env,
-        "WEIR_PIPELINES__SMALL__OBJECT": "lean:pipeline",
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(tmp_path)]),
-    }
-    command = [sys.executable, "-c", _STATUS, "status", "small", "--json"]
+    (root / "lean.py").write_text(_STAGE)
+    code = {"WEIR_PIPELINES__SMALL__OBJECT": "lean:pipeline", "PYTHONPATH": os.pathsep.join([str(PROJECT), str(root)])}
+    return {**os.environ, **bank.site.env, **code}
+
+
+def loaded_by(arguments: str, environment: dict[str, str]) -> tuple[str, list[str], str]:
+    """What a command prints, the modules that it has loaded, and what it says on stderr."""
+    command = [sys.executable, "-c", _STATUS, *arguments.split()]
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    facts, loaded = done.stdout.rsplit("\n", 2)[:2]
-    assert json.loads(facts)["last_checkpoint"]["id"] == 2
-    packages = {name.partition(".")[0] for name in json.loads(loaded)}
+    printed, loaded = done.stdout.rsplit("\n", 2)[:2]
+    return printed, json.loads(loaded), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    sampled(
+        [
+            "state get small accounts --key k0",
+            "checkpoints small",
+            "savepoints small",
+            "forks small",
+            "state scan small accounts",
+            "state count small accounts",
+            "fsck small",
+            "prune small --dry-run",
+        ]
+    ),
+)
+def test_a_command_that_reads_loads_neither_pandas_nor_spark_nor_structlog(environment, command):
+    """pyarrow would import pandas at the first value that it converts, and structlog brings asyncio and more of
+    rich."""
+    _, loaded, _ = loaded_by(command, environment)
+    assert not {name.partition(".")[0] for name in loaded} & {"pandas", "pyspark", "dagster", "structlog"}
+
+
+def test_a_command_that_reads_takes_frames_of_pandas_and_logs_to_stderr(environment, tmp_path):
+    """An author's module may import pandas and structlog, and do with them at once what it likes."""
+    (tmp_path / "heavy.py").write_text(
+        "import structlog, pyarrow as pa\nstructlog.get_logger().warning('loaded')\nfrom lean import pipeline\nimport pandas as pd\n"
+        "assert pa.table({'a': [1]}).to_pandas().equals(pd.DataFrame({'a': [1]}))\n"
+        "assert pa.Table.from_pandas(pd.DataFrame({'a': [pd.NaT, pd.Timestamp(0)]}))['a'].null_count == 1\n"
+    )
+    path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path)])
+    heavy = {**environment, "PYTHONPATH": path, "WEIR_PIPELINES__SMALL__OBJECT": "heavy:pipeline"}
+    printed, loaded, said = loaded_by("status small --json", heavy)
+    assert json.loads(printed)["last_checkpoint"]["id"] == 2 and "loaded" in said
+    assert {"pandas", "structlog"} <= set(loaded)
+
+
+def test_status_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(environment):
+    printed, loaded, _ = loaded_by("status small --json", environment)
+    assert json.loads(printed)["last_checkpoint"]["id"] == 2
+    packages = {name.partition(".")[0] for name in loaded}
     heavy = {"pandas", "pyspark", "py4j", "dagster", "great_expectations", "duckdb", "matplotlib", "prometheus_client"}
-    assert not packages & heavy
-    rooms = {".".join(name.split(".")[:3]) for name in json.loads(loaded) if name.startswith("pipelines.runtime.")}
+    assert not packages & (heavy | {"structlog", "asyncio"})
+    rooms = {".".join(name.split(".")[:3]) for name in loaded if name.startswith("pipelines.runtime.")}
     unneeded = {"operations", "run", "epoch", "restore", "gates", "execution", "task"}
     assert not rooms & {f"pipelines.runtime.{room}" for room in unneeded}
 
@@ -71,12 +114,9 @@ def test_each_command_of_the_table_is_the_one_of_its_module():
 
 
 def test_the_list_of_commands_loads_none_of_their_modules():
-    command = [sys.executable, "-c", _STATUS, "--help"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    shown, loaded = done.stdout.rsplit("\n", 2)[:2]
+    shown, loaded, _ = loaded_by("--help", dict(os.environ))
     assert all(f" {name} " in shown for name in main._MODULES)
-    packages = {name.partition(".")[0] for name in json.loads(loaded)}
+    packages = {name.partition(".")[0] for name in loaded}
     assert not packages & {"numpy", "pyarrow", "polars", "pydantic", "structlog", "deltalake"}
 
 
@@ -84,3 +124,26 @@ def test_the_list_of_commands_says_of_each_what_it_says_itself():
     commands = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
         assert " ".join(str(main._summary(name)).split()) == " ".join(str(command.help).split())
+
+
+def test_nanoseconds_are_shown_without_pandas():
+    """Of which Python has none, and which pyarrow otherwise makes values of pandas'."""
+    code = """
+import sys, pyarrow as pa
+from pipelines.cli import main
+main._without_pandas()
+from state_ops.arrow.frames import python_rows
+kinds = {"at": pa.timestamp("ns", "UTC"), "for": pa.duration("ns"), "clock": pa.time64("ns")}
+columns = {name: pa.array([1_234_567, None], type) for name, type in kinds.items()}
+nested = pa.StructArray.from_arrays([pa.array([[1_234_567], []], pa.list_(kinds["at"]))], ["times"])
+print(*python_rows(pa.table({**columns, "nested": nested})), sep=chr(10))
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    times = "'1970-01-01 00:00:00.001234567Z'"
+    assert done.stdout.splitlines() == [
+        f"{{'at': {times}, 'for': '1234567 nanoseconds', 'clock': datetime.time(0, 0, 0, 1234), "
+        f"'nested': {{'times': [{times}]}}}}",
+        "{'at': None, 'for': None, 'clock': None, 'nested': {'times': []}}",
+        "False",
+    ]

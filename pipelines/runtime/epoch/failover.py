@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import structlog
-
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.epoch.model import (
     EpochsInFlight,
@@ -38,9 +36,10 @@ from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import FailureReason
 from state_ops.coordination.lease import Heartbeat
 from state_ops.errors import FencedError, GateError, HoldingError, RunEndedError, WeirError, plainly
+from state_ops.logs import Logger
 from state_ops.snapshots import stage_upload
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 _GOODBYE_SECONDS = 30.0
 _GRACE_SECONDS = 60.0

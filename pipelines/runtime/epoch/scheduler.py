@@ -11,8 +11,6 @@ from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import TypeVar, cast
 
-import structlog
-
 from pipelines.runtime.epoch import readiness
 from pipelines.runtime.epoch.failover import Failover
 from pipelines.runtime.epoch.model import EpochReport, EpochsInFlight, InFlightEpoch, SourceOffsets
@@ -25,9 +23,10 @@ from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import Refusal
 from state_ops.coordination.lease import Heartbeat
 from state_ops.errors import WeirError
+from state_ops.logs import Logger
 from state_ops.snapshots import stage_upload
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 _LOOKS = "looks"
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
@@ -55,10 +54,11 @@ from state_ops.errors import (
 from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
 from state_ops.keyed.per_key.state_cache import CacheSizes
 from state_ops.keyed.ttl import forgotten_after
+from state_ops.logs import Logger
 from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
 
-log = structlog.get_logger("weir.epoch")
+log = Logger("weir.epoch")
 
 
 def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import structlog
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime.connectors.sink import Sink
@@ -87,12 +86,13 @@ from state_ops.errors import (
 )
 from state_ops.ids import CheckpointId
 from state_ops.keyed.per_key.state_cache import CacheFigures
+from state_ops.logs import Logger
 from state_ops.schema import evolution
 from state_ops.snapshots import stage_upload
 from state_ops.snapshots.stage_upload import PARTS
 from state_ops.storage.transfers import at_once
 
-log = structlog.get_logger("weir.epoch")
+log = Logger("weir.epoch")
 
 _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.epoch import positions, readiness, steps
 from pipelines.runtime.epoch.commit import commit
@@ -42,9 +40,10 @@ from state_ops.coordination import restore_progress
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.restore_progress import Restoring, described
 from state_ops.errors import FencedError, LocalBaseError, RunEndedError, from_report, plainly
+from state_ops.logs import Logger
 from state_ops.snapshots import stage_upload
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 _LOG_CLEANUP, _RESTORES = "upkeep", "restores"  # slots of what is no step of an epoch
 _MARK = "coordinator-"

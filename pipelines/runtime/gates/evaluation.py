@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Stage
 from pipelines.runtime.execution.executor import staged_table
@@ -27,12 +26,13 @@ from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.counts import counted
 from state_ops.errors import GateError, PipelineError
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-log = structlog.get_logger("weir.epoch")
+log = Logger("weir.epoch")
 _COLUMNS = ("column", "column_A", "column_B", "column_list")  # arguments of expectations that look at no other columns
 _SAMPLE = 3
 _MOST_IN_FLOAT = 1 << 53  # up to which a float has every whole number

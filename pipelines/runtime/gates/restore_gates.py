@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import structlog
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
@@ -21,9 +20,10 @@ from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, GateError, plainly
 from state_ops.ids import parse_epoch_dir
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.restore")
+log = Logger("weir.restore")
 
 SAMPLE_ROWS = 10_000
 _LARGEST_BYTES = 256 << 20

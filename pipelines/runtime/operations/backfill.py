@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-import structlog
-
 from configs.settings import BackfillSettings, Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.model import EpochReport
@@ -45,9 +43,10 @@ from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.backfill")
+log = Logger("weir.backfill")
 
 SINCE: Final = "since"
 RANGE: Final = forks.RANGE

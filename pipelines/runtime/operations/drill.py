@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 import xxhash
 
 from configs.settings import Settings
@@ -51,13 +50,14 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.errors import InputError, PrunedError, WeirError, plainly
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 
-log = structlog.get_logger("weir.drill")
+log = Logger("weir.drill")
 
 PURPOSE = "drill"
 _DIRECTORY = "drills"

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import At, whole
@@ -35,10 +33,11 @@ from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.branches import BRANCHES, Branch, inherited, pinned
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.fork")
+log = Logger("weir.fork")
 
 # In a branch's storage: how far its backfill is, and what it replaces; written after its first checkpoint.
 NOTE = "backfill.json"

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import structlog
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
@@ -72,10 +71,11 @@ from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import BusyError, DamageError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id, parse_epoch_dir
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-log = structlog.get_logger("weir.promotion")
+log = Logger("weir.promotion")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
@@ -57,13 +56,14 @@ from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
 from state_ops.errors import PrunedError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import KIND_BYTES, ForgottenKey, copy_without
+from state_ops.logs import Logger
 from state_ops.schema.key_groups import subtask_of
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 
-log = structlog.get_logger("weir.forget")
+log = Logger("weir.forget")
 
 _SCRATCH = "forget-"
 

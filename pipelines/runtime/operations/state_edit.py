@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import structlog
 
 from pipelines.runtime.operators import index_changes
 from pipelines.runtime.operators.compatibility import has_index_of_keys
@@ -37,13 +36,14 @@ from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.counts import agrees, counted
 from state_ops.errors import WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
+from state_ops.logs import Logger
 from state_ops.rows.row_store import Rows
 from state_ops.schema.descriptors import GROUP, VALUE_STATE
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 
-log = structlog.get_logger("weir.import")
+log = Logger("weir.import")
 
 _BATCH_ROWS = 100_000
 IDLE = dict.fromkeys(

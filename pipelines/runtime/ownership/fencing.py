@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import structlog
-
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.leftovers import delete_staged
 from state_ops import errors
 from state_ops.errors import RunEndedError, plainly
 from state_ops.ids import CheckpointId, Generation, epoch_dir
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.epoch")
+log = Logger("weir.epoch")
 Done = TypeVar("Done")
 
 

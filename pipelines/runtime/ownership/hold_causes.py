@@ -19,7 +19,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
-import structlog
 
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.reader import SourceReader
@@ -29,9 +28,10 @@ from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import Lease
 from state_ops.errors import DamageError, GateError, HoldingError, InputError, MissingError, VanishedError, plainly
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 _AFTER_A_PATH = re.compile(
     r": |, | \("

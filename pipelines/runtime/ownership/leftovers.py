@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-import structlog
-
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sources.slices import Slice
 from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import plainly
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.epoch")
+log = Logger("weir.epoch")
 
 
 def remove(context: RunContext, files: Sequence[StateFile]) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.connectors.source import RUNNING
 from pipelines.runtime.definition import Pipeline
@@ -33,11 +31,12 @@ from state_ops.errors import BusyError, plainly
 from state_ops.fsck.sinks import look, mentioned
 from state_ops.fsck.survey import UNREADABLE
 from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.logs import Logger
 from state_ops.storage.branches import BRANCHES, pinned
 from state_ops.storage.paths import is_staged_rows
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-import structlog
-
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves
 from pipelines.runtime.connectors.sink import Published, Publisher, TakingBack, no_rows
 from pipelines.runtime.ownership.context import RunContext
@@ -26,9 +24,10 @@ from state_ops.checkpoints.checkpoint import (
 )
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.errors import DamageError, PipelineError
+from state_ops.logs import Logger
 from state_ops.storage.transfers import at_once
 
-log = structlog.get_logger("weir.sink")
+log = Logger("weir.sink")
 
 
 def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> list[Publication]:

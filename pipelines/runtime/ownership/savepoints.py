@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
@@ -15,8 +13,9 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Pin
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, WeirError, plainly
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.upkeep")
+log = Logger("weir.upkeep")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 

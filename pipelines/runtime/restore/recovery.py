@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
@@ -21,8 +19,9 @@ from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint
 from state_ops.errors import DamageError, HoldingError, InputError, WeirError
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 
 @contextmanager

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import restore_gates
@@ -42,6 +40,7 @@ from state_ops.coordination.restore_progress import RestoreProgress, Restoring, 
 from state_ops.counts import counted
 from state_ops.errors import DamageError, GateError
 from state_ops.ids import epoch_dir
+from state_ops.logs import Logger
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.object_cache import ObjectCache
@@ -51,7 +50,7 @@ from state_ops.storage.branches import is_inherited
 from state_ops.storage.storage import Arrived, Storage
 from state_ops.storage.transfers import together
 
-log = structlog.get_logger("weir.restore")
+log = Logger("weir.restore")
 
 _SUBTASKS_AT_ONCE = 4
 _SAID_SECONDS = 10.0

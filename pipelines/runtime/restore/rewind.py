@@ -16,8 +16,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import whole
@@ -36,9 +34,10 @@ from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.rewind")
+log = Logger("weir.rewind")
 
 _SHOWN = 3
 _MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two count as one, with what lies between

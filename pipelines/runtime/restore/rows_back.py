@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
-import structlog
 
 from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.definition import Pipeline
@@ -19,12 +18,13 @@ from pipelines.runtime.sinks.table_commit import local_file, table_path
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import plainly
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-log = structlog.get_logger("weir.rewind")
+log = Logger("weir.rewind")
 
 _MOST_BYTES = 1 << 30  # that are read for a count; of more only the log's numbers are said
 _BY_KEY = """

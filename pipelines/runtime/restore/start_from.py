@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.derived_checkpoint import commit, copied, lasting, pointed
@@ -25,11 +23,12 @@ from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.coordination import lease
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 ORIGIN = "coordinator/origin.json"
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 
 def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:

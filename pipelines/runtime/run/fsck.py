@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
@@ -22,9 +20,10 @@ from state_ops.fsck.check import Reading, check
 from state_ops.fsck.findings import Finding, Kind, Report
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.sinks import Marker
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = structlog.get_logger("weir.fsck")
+log = Logger("weir.fsck")
 
 _OF_CONTENTS = (Kind.ALTERED_OBJECT, Kind.ALTERED_ROWS)
 

@@ -12,8 +12,6 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import chosen
@@ -35,8 +33,9 @@ from state_ops.checkpoints.retention import Fate, ObjectFate
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import FORK, NAME, REPAIR, UNFORK, UNNAME, UPKEEP, Request
 from state_ops.errors import PrunedError, WeirError
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.upkeep")
+log = Logger("weir.upkeep")
 _LOOKS = 5
 
 

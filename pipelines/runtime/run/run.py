@@ -13,8 +13,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.model import EpochReport, SourceOffsets
@@ -66,8 +64,9 @@ from state_ops.errors import (
     plainly,
 )
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 # Replaying the same slice with the same code fails the same way, so these are not tolerated, whatever the setting; and
 # after a RunEndedError only a successor can know more.

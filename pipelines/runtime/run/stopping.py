@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -18,10 +16,11 @@ from state_ops.coordination.lease import Lease
 from state_ops.coordination.requests import Request
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import WeirError
+from state_ops.logs import Logger
 
 Waiting = Callable[[str], AbstractContextManager[Any]]
 
-log = structlog.get_logger("weir.run")
+log = Logger("weir.run")
 
 
 def end(

@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
@@ -45,10 +44,11 @@ from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import DamageError, PipelineError
 from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-log = structlog.get_logger("weir.sink")
+log = Logger("weir.sink")
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
 

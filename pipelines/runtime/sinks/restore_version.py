@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -48,10 +47,11 @@ from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import DamageError, plainly
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-log = structlog.get_logger("weir.rewind")
+log = Logger("weir.rewind")
 
 REWIND = "weir.rewind_to"
 _HARMLESS = frozenset(  # they change no rows

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.connectors.source import ADD, Lag
@@ -28,6 +27,7 @@ from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
 from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
+from state_ops.logs import Logger
 
 DELIVERED_AGAIN = (
     "Deliver what is new in them under other names, or replay the range of event time that they have: "
@@ -35,7 +35,7 @@ DELIVERED_AGAIN = (
 )
 """What a person does about files that were delivered again after they were read."""
 
-log = structlog.get_logger("weir.source")
+log = Logger("weir.source")
 
 
 def named(files: Sequence[SourceFile], most: int = 3) -> str:

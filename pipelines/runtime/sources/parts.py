@@ -18,7 +18,6 @@ from threading import Event
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from configs.settings import EpochSettings
 from pipelines.runtime.connectors.source import (
@@ -44,10 +43,11 @@ from pipelines.runtime.sources.reader import SourceReader, times_from_dict, time
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
 from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import InputError, TransientError, WeirError
+from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-log = structlog.get_logger("weir.source")
+log = Logger("weir.source")
 
 _THREADS = 4
 _EVERYTHING = Limits(1 << 31, 1 << 62, 1 << 62)

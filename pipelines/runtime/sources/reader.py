@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import structlog
 
 from configs.settings import EpochSettings
 from pipelines.runtime.connectors.source import Lag, Position, Source, changed_kind
@@ -26,8 +25,9 @@ from pipelines.runtime.sources.slices import WHOLE, BadRow, LeftOut, PartitionTi
 from state_ops.arrow import frames
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, InputError, PipelineError
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.source")
+log = Logger("weir.source")
 
 
 class SourceReader(ABC):

@@ -26,17 +26,16 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-import structlog
-
 from state_ops.backends.base import Backend
 from state_ops.errors import PipelineError, StageError, TransientError, WeirError
+from state_ops.logs import Logger
 
 V = TypeVar("V")
 
 _UNKNOWN: Any = object()
 _OVERHEAD_BYTES, _GROWTH = 300, 4  # of an entry in Python, over its encoding
 
-log = structlog.get_logger("weir.cache")
+log = Logger("weir.cache")
 
 
 @dataclass(frozen=True, slots=True)

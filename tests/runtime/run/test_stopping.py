@@ -89,7 +89,7 @@ def test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so(b
     assert committed(bank, QUEUED) == []
     assert committed(bank, replace(QUEUED, trigger=Trigger.MANUAL, automatic=True)) == [], "a schedule's, say"
     assert bank.registry.generation() == generation, "it has not even taken over"
-    assert "by a person" in capsys.readouterr().out
+    assert "by a person" in "".join(capsys.readouterr())
     assert ticked(bank).action is sensor.Action.WAIT
 
 

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import structlog
 
 from pipelines.runtime.connectors.kafka import reading
 from pipelines.runtime.connectors.kafka.client import Client
@@ -37,11 +36,12 @@ from pipelines.runtime.connectors.source import (
     no_position,
 )
 from state_ops.errors import ConfigurationError, LostError, PipelineError, TransientError, WeirError
+from state_ops.logs import Logger
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
-log = structlog.get_logger("weir.source")
+log = Logger("weir.source")
 
 _EXTRA = ("key", "headers", "timestamp", "partition", "offset", "topic")
 _MESSAGE_BYTES = 1000  # of a message, as long as none has been read

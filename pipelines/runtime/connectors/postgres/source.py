@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 import xxhash
 
 from pipelines.runtime.connectors.postgres.connection import Connection, Server, literal, quoted
@@ -38,8 +37,9 @@ from pipelines.runtime.connectors.source import (
     no_position,
 )
 from state_ops.errors import InputError, PipelineError, VanishedError
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.source")
+log = Logger("weir.source")
 
 _PARTITION = "rows"
 _PART_ROWS = 50_000

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
+from state_ops.logs import Logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = structlog.get_logger("weir.spark")
+log = Logger("weir.spark")
 
 _KEPT = 8  # frames of other stages and layouts
 _ALL = 1_000_000  # tasks of a job

@@ -16,7 +16,6 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
@@ -37,12 +36,13 @@ from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
+from state_ops.logs import Logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-log = structlog.get_logger("weir.spark")
+log = Logger("weir.spark")
 
 _ACK = "ack string, stage bigint, subtask bigint, task bigint"
 # Properties of spark.conf that ask Spark to read files in another way.

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import structlog
-
 from configs.settings import PROJECT, S3Settings, Settings
 from pipelines.runtime.execution.spark import class_archive, code_archive
 from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
+from state_ops.logs import Logger
 from state_ops.storage.s3 import hadoop_properties, is_s3, jvm_environment
 
-log = structlog.get_logger("weir.spark")
+log = Logger("weir.spark")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
