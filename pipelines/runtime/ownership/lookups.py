@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
-import structlog
-
 from configs.settings import Settings
 from pipelines.runtime.connectors.lookups.lookup_table import NEWEST, LookupTable, Pinned, Version
 from pipelines.runtime.definition import Lookup, Pipeline, Stage
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import LostError
+from state_ops.logs import Logger
 
-log = structlog.get_logger("weir.lookup")
+log = Logger("weir.lookup")
 
 
 class Lookups:
