@@ -298,8 +298,8 @@ class delta:
     ) -> UpsertSink:
         """The Delta table of this name has one row per key: the newest that the stage has handed out.
 
-        Where rows have the column `_change_type`, `delete` removes the key's row, `update_preimage` is ignored, and
-        `insert` and `update_postimage` are the row that the key has from now on. The table has no such column.
+        Where rows have the column `_change_type`, `delete` and `update_preimage` remove the key's row, and `insert` and
+        `update_postimage` are the row that the key has from now on. The table has no such column.
 
         Args:
             table: As of `append`.

@@ -73,6 +73,7 @@ CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their k
 INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
 TAKEN_BACK = (UPDATE_BEFORE, DELETE)  # what rows say that are no more
+VERSION, EPOCH = "_commit_version", "epoch"  # columns that all rows of one change have alike: of tables, of aggregates
 
 
 def check_changes(rows: pa.Table, where: str, of: str = "") -> None:

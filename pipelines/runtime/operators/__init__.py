@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH
 from pipelines.runtime.definition import (
     ROW,
     Aggregation,
@@ -22,7 +22,7 @@ from pipelines.runtime.definition import (
     TopN,
     Window,
 )
-from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
+from pipelines.runtime.operators.aggregation import AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
 from pipelines.runtime.operators.deduplication import (
     EXPIRES,

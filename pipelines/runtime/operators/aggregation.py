@@ -17,6 +17,7 @@ from pipelines.runtime.connectors.delta_sink import (
     CHANGE_TYPE,
     CHANGES,
     DELETE,
+    EPOCH,
     INSERT,
     TAKEN_BACK,
     UPDATE,
@@ -37,7 +38,6 @@ from state_ops.rows.retractions import Retractions
 from state_ops.rows.row_store import PRESENT, Rows
 from state_ops.rows.spill import Spill
 
-EPOCH = "epoch"
 _PARTIAL_ROWS = 500_000
 _OUT_ROWS = 100_000
 _NEW = "__weir_new_"

@@ -5,6 +5,9 @@ by range of the first key column, as many at a time as fit:
 
     rows      key   b    x    a    b(delete)    y         in the order in which they came
     ranges    a..b: a -> row 2, b goes    x..y: x -> row 1, y -> row 4
+
+An old image (`update_preimage`) takes its key's row away, unless the same change gives the key another one: the new
+image may have another key, or be left out by a condition.
 """
 
 from __future__ import annotations
@@ -18,9 +21,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES, DELETE, UPDATE_BEFORE, UpsertSink
+from pipelines.runtime.connectors.delta_sink import (
+    CHANGE_TYPE,
+    CHANGES,
+    EPOCH,
+    TAKEN_BACK,
+    UPDATE,
+    UPDATE_BEFORE,
+    VERSION,
+    UpsertSink,
+)
 from state_ops.arrow import frames
 from state_ops.errors import PipelineError
 
@@ -90,13 +101,20 @@ class Changes:
     def _keys(self) -> Iterator[pl.DataFrame]:
         """The keys of all rows, and what says which one is the newest."""
         changes = CHANGE_TYPE in self.all.column_names
-        names = dict.fromkeys([*self.key, *self.order_by, *([CHANGE_TYPE] if changes else [])])
+        said = [CHANGE_TYPE, *([self._version] if self._version is not None else [])] if changes else []
+        names = dict.fromkeys([*self.key, *self.order_by, *said])
         at = 0
         for batch in self.all.select(names).to_batches():
             group = int(np.searchsorted(self.epochs, at, side="right"))
             numbered = _frame(pa.Table.from_batches([batch])).with_row_index(ROW, at)
             yield numbered.with_columns(pl.col(ROW).cast(pl.Int64), pl.lit(group).alias(_GROUP))
             at += batch.num_rows
+
+    @cached_property
+    def _version(self) -> str | None:
+        """The column that a key's old and new row of one change have alike, if there is one for certain."""
+        known = [name for name in (VERSION, *self.order_by) if name in (VERSION, EPOCH)]
+        return next((name for name in known if name in self.all.column_names), None)
 
     def _within(self, keys: pl.DataFrame, least: Any, end: Any) -> pl.DataFrame:
         column, conditions = pl.col(self.key[0]), []
@@ -108,11 +126,14 @@ class Changes:
 
     def _netted(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         keys = pl.concat(parts)
+        if CHANGE_TYPE in keys.columns and self._version is not None:
+            comes = ~pl.col(CHANGE_TYPE).is_in(TAKEN_BACK).fill_null(False)
+            keys = keys.filter(comes | ~comes.any().over(*self.key, _GROUP, self._version))
         if self.order_by:
             keys = keys.sort([_GROUP, *self.order_by], maintain_order=True, nulls_last=False)
         newest = keys.unique(list(self.key), keep="last", maintain_order=True)
         if CHANGE_TYPE in newest.columns:
-            goes = pl.col(CHANGE_TYPE) == DELETE
+            goes = pl.col(CHANGE_TYPE).is_in(TAKEN_BACK)
             newest = newest.with_columns(pl.when(goes).then(None).otherwise(pl.col(ROW)).alias(ROW))
         return newest.select(*self.key, ROW).sort(self.key)
 
@@ -143,10 +164,17 @@ def spill(sink: UpsertSink, schema: pa.Schema, epochs: Iterable[Iterator[pa.Reco
             for batch in batches:
                 rows = pa.Table.from_batches([batch])
                 if CHANGE_TYPE in rows.column_names:
-                    rows = rows.filter(pc.not_equal(rows.column(CHANGE_TYPE), UPDATE_BEFORE))
+                    rows = rows.filter((~_replaced(rows, sink.key)).to_arrow())
                 writer.write_table(rows if rows.schema == schema else frames.aligned(rows, schema))
                 at += rows.num_rows
     return Changes(sink.key, sink.order_by, pa.ipc.open_file(pa.memory_map(str(target))).read_all(), tuple(begins))
+
+
+def _replaced(rows: pa.Table, key: Sequence[str]) -> pl.Series:
+    """Which rows are old images whose key's new one is the next row, as operators hand them out."""
+    pair = (pl.col(CHANGE_TYPE) == UPDATE_BEFORE) & (pl.col(CHANGE_TYPE).shift(-1) == UPDATE)
+    same = pl.all_horizontal(pl.col(name) == pl.col(name).shift(-1) for name in key)
+    return _frame(rows.select([*key, CHANGE_TYPE])).select((pair & same).fill_null(False)).to_series()
 
 
 def no_changes(sink: UpsertSink) -> Changes:

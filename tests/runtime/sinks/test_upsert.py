@@ -27,6 +27,7 @@ from state_ops.delta import log_entries
 from state_ops.errors import DamageError, PipelineError
 from state_ops.storage.storage import Storage
 from tests.runtime.sinks.test_delta import APP, checkpoint
+from tests.tools.sampling import sampled
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])
 CHANGED = pa.schema([*SCHEMA, ("_change_type", pa.string())])
@@ -240,9 +241,9 @@ def test_it_is_what_duckdb_makes_of_the_same_changes(storage, seed, monkeypatch)
             for _ in range(draw.randrange(0, 25))
         ]  # fmt: skip
         for k, key, n, change in changes:
-            if change == "delete":
+            if change in ("delete", "update_preimage"):
                 replay.execute("DELETE FROM replay WHERE k = ? AND key = ?", [k, key])
-            elif change != "update_preimage":
+            else:
                 replay.execute("INSERT OR REPLACE INTO replay VALUES (?, ?, ?)", [k, key, n])
         publish(wide, number, number - 1 or None, staged(wide, number, changes, schema), sink=sink)
         assert rows(wide) == replay.execute("SELECT * FROM replay ORDER BY ALL").fetchall()
@@ -255,6 +256,73 @@ def test_the_definition_is_refused_where_nothing_tells_the_newest_row():
         replace(small.accounts, sink=sinks.upsert("out", "at"))
     replace(small.accounts, sink=sinks.upsert("out", "at", order_by="amount"))
     replace(small.accounts, sink=sinks.upsert("out", ["id", "at"]))
+
+
+VERSIONED = pa.schema([*CHANGED, ("_commit_version", pa.int64())])
+
+
+def test_an_old_image_takes_its_row_away_unless_the_key_has_a_new_one(storage):
+    publish(storage, 1, None, staged(storage, 1, [(key, 1) for key in "abcdef"]))
+    changes = [
+        ("a", 1, "update_preimage"),  # moves to another key
+        ("z", 2, "update_postimage"),
+        ("b", 1, "update_preimage"),  # its new image was left out
+        ("c", 1, "update_preimage"),
+        ("c", 3, "update_postimage"),
+        ("d", 1, "update_preimage"),  # two rows change keys: first both go, and then both come
+        ("e", 1, "update_preimage"),
+        ("e", 4, "update_postimage"),
+        ("d", 4, "update_postimage"),
+    ]
+    publish(storage, 2, 1, staged(storage, 2, changes, CHANGED))
+    assert rows(storage) == [("c", 3), ("d", 4), ("e", 4), ("f", 1), ("z", 2)]
+
+
+def test_rows_from_before_there_were_changes_are_rows(tmp_path):
+    batches = [
+        pa.RecordBatch.from_pylist([{"key": "a", "n": 1}], SCHEMA),
+        pa.RecordBatch.from_pylist([{"key": "b", "n": 1, "_change_type": "delete", "_commit_version": 1}], VERSIONED),
+    ]
+    for sink in (SINK, sinks.upsert("out", "key", order_by="n")):
+        changes = spill(sink, VERSIONED, [iter(batches)], tmp_path / "rows")
+        assert pl.concat(changes.ranges()).rows() == [("a", 0), ("b", None)]
+
+
+@pytest.mark.parametrize("seed", sampled(range(40), lambda seed: seed in (1, 8)))
+@pytest.mark.parametrize("by", ["_commit_version", "epoch", "n"])
+def test_changes_that_a_condition_splits_keep_a_copy_of_what_it_holds_of(tmp_path, by, seed, monkeypatch):
+    """Rows that change keys and values, in any order within a version: a column says which, or the rows' own order."""
+    monkeypatch.setattr(netting, "_RANGE_ROWS", 5)
+    draw, there, versions = random.Random(seed), dict[int, tuple[str, int]](), iter(range(1, 100))
+    schema = pa.schema([*CHANGED, *([] if by == "n" else [(by, pa.int64())])])
+    storage = Storage(str(tmp_path / "p"))
+    delta.ensure(storage, "out", schema.remove(2))
+
+    def changed(number: int) -> list[tuple]:
+        """What becomes of rows in one version; a row's value is the number of its last one."""
+        went = {id: there.pop(id) for id in draw.sample(sorted(there), min(len(there), draw.randint(0, 4)))}
+        free = sorted({f"k{n}" for n in range(8)} - {key for key, _ in there.values()})
+        draw.shuffle(free)
+        stay = {id: (free.pop(), number) for id in went if draw.random() < 0.8}
+        there.update(stay)
+        said = [(*row, "update_preimage" if id in stay else "delete") for id, row in went.items()]
+        said += [(*row, "update_postimage") for row in stay.values()]
+        if free:
+            there[number * 10] = (free.pop(), number)
+            said.append((*there[number * 10], "insert"))
+        draw.shuffle(said)
+        return [row if by == "n" else (*row, number) for row in said]
+
+    def holds(row: tuple) -> bool:
+        return int(row[0][1:]) % 4 > 0 and row[1] % 3 > 0
+
+    for epoch in range(1, 7):
+        given = [changed(next(versions)) for _ in range(1 if by == "epoch" else draw.randint(1, 3))]
+        split = [row for changes in given for row in changes if holds(row)]
+        parts = [staged(storage, epoch, split, schema)] if split else []
+        sink = SINK if by == "_commit_version" else sinks.upsert("out", "key", order_by=by)
+        publish(storage, epoch, epoch - 1 or None, *parts, sink=sink)
+        assert [row[:2] for row in rows(storage)] == sorted(filter(holds, there.values()))
 
 
 def test_netting_of_no_rows_is_no_change(tmp_path):
