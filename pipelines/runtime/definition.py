@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, DeltaSink, UpsertSink
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, DeltaSink, UpsertSink, refuse_replaced
 from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import FAIL
@@ -422,6 +422,8 @@ class Stage:
                     where=f"stage {self.uid}",
                     next='Say e.g. sink=delta.append("table"); an aggregate cannot be named like an argument.',
                 )
+        if self.sink is not None and self.hands_out_changes:
+            refuse_replaced(self.sink, f"stage {self.uid}")
         if self.null_keys not in ("fail", "drop"):
             raise PipelineError(
                 f"null_keys={self.null_keys!r} is no policy.", where=f"stage {self.uid}", next='Say "fail" or "drop".'

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import ADD, FIX
-from state_ops.errors import InputError
+from state_ops.errors import InputError, PipelineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,21 @@ def check_changes(rows: pa.Table, where: str, of: str = "") -> None:
             f"A row{of} has {CHANGE_TYPE} {unknown[0].as_py()!r}.",
             where=where,
             next=f"Say one of {', '.join(CHANGES)}.",
+        )
+
+
+def refuse_replaced(sink: Sink, where: str) -> None:
+    """Refuse changes for a table whose rows those of an epoch replace: they are not all that it is to have.
+
+    Args:
+        where: For errors.
+    """
+    if isinstance(sink, ReplaceSink):
+        raise PipelineError(
+            f"The rows of an epoch would replace those of the table {sink.name}, and they are changes, which say by "
+            f"{CHANGE_TYPE} what became of a row.",
+            where=where,
+            next="delta.upsert applies changes, and delta.append keeps them as they are.",
         )
 
 

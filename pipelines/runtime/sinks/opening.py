@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.settings import Settings
-from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
+from pipelines.runtime.connectors.delta_sink import (
+    CHANGE_TYPE,
+    ReplaceSink,
+    UpsertSink,
+    evolves,
+    partitions,
+    refuse_replaced,
+)
 from pipelines.runtime.connectors.sink import Expiring, Publisher, Sink, SinkOpening
 from pipelines.runtime.connectors.source import LOOKING, RUNNING
 from pipelines.runtime.definition import EXACTLY_ONCE, Pipeline
@@ -117,6 +124,8 @@ class Sinks:
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Whether it takes rows of these columns. Raises PipelineError."""
+        if CHANGE_TYPE in schema.names:
+            refuse_replaced(sink, f"table {sink.name}")
         if self._upserts(sink):
             check_columns(sink, schema)
         elif isinstance(sink, ReplaceSink) and sink.where is not None and self._pipeline.is_table(sink):

@@ -4,16 +4,19 @@ come; branches."""
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, kafka, postgres, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, kafka, postgres, select, stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks, plan
 from pipelines.runtime.restore import rewind
@@ -22,6 +25,7 @@ from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import InputError
 from tests.recovery.harness import Site
 from tests.runtime.sources.partitions import PartitionsSource, put, row
+from tests.tools.sampling import sampled
 
 OPTIONS = {"WEIR_SPARK__PARALLELISM": "2", "WEIR_CHECKPOINTS__NUM_RETAINED": "9"}
 
@@ -197,3 +201,93 @@ def test_a_position_goes_on_where_no_row_comes_before_the_log_forgets_it(tmp_pat
         entry.unlink()
     epochs(site)
     assert seen(site) == {"a": 2}
+
+
+@pytest.mark.parametrize("seed", sampled(range(12)))
+def test_whatever_becomes_of_a_table_its_aggregates_and_copies_are_those_of_what_it_has(tmp_path: Path, seed: int):
+    """Rows change their keys, values and partitions, an epoch a file of changes, with several versions between runs."""
+    draw, table = random.Random(seed), tmp_path / "users"
+    columns = pa.schema([("id", pa.int64()), ("city", pa.string()), ("score", pa.int64())])
+
+    def some(number: int) -> pa.Table:
+        ids = draw.sample(range(40), number)
+        cities = [draw.choice("abcde") for _ in ids]
+        return pa.table([ids, cities, [draw.randrange(9) for _ in ids]], schema=columns)
+
+    def changed() -> None:
+        match draw.choice("uumdia"):
+            case "u":
+                DeltaTable(table).update(
+                    {"city": f"'{draw.choice('abcde')}'", "score": "score + 1"},
+                    predicate=f"id % 4 = {draw.randrange(4)}",
+                )
+            case "m":
+                merge = DeltaTable(table).merge(some(15), "s.id = t.id", source_alias="s", target_alias="t")
+                merge.when_matched_update_all().when_not_matched_insert_all().execute()
+            case "d":
+                DeltaTable(table).delete(f"id % 5 = {draw.randrange(5)}")
+            case "i":
+                merge = DeltaTable(table).merge(some(9), "s.id = t.id", source_alias="s", target_alias="t")
+                merge.when_not_matched_insert_all().when_matched_delete("t.score > 4").execute()
+            case "a":
+                DeltaTable(table).optimize.compact()
+
+    feed = {"delta.enableChangeDataFeed": "true"}
+    write_deltalake(table, some(20), partition_by=["city"], configuration=feed)
+    users = delta.table(str(table), name="users", changes=True)
+    by_city = aggregate(
+        "by_city",
+        users,
+        key="city",
+        n=agg.count(),
+        score=agg.sum("score"),
+        changes=True,
+        sink=delta.upsert("by_city", "city"),
+    )
+    by_n = aggregate(
+        "by_n",
+        by_city,
+        key="n",
+        cities=agg.count(),
+        mean=agg.mean("score"),
+        changes=True,
+        sink=delta.upsert("by_n", "n"),
+    )
+    high = select(
+        "high",
+        users,
+        "id",
+        "city",
+        "score",
+        "_change_type",
+        "_commit_version",
+        where="score > 3",
+        sink=delta.upsert("high", "id", order_by="_commit_version"),
+    )
+    log = select("log", by_city, where="n > 1", sink=delta.append("log"))
+    pipeline = Pipeline("copies", (by_city, by_n, high, log), max_parallelism=4)
+    site = Site(
+        tmp_path / "site", {**OPTIONS, "WEIR_EPOCH__MAX_FILES": draw.choice(["1", "2", "100"])}, pipeline, __name__
+    )
+
+    for _ in range(4):
+        epochs(site)
+        with duckdb.connect() as connection:
+            connection.register("users", DeltaTable(table).to_pyarrow_table())
+            cities = "SELECT city, count(*) AS n, sum(score)::BIGINT AS score FROM users GROUP BY city"
+            expected = {
+                "by_city": connection.execute(cities).fetchall(),
+                "by_n": connection.execute(
+                    f"SELECT n, count(*), avg(score)::DOUBLE FROM ({cities}) GROUP BY n"
+                ).fetchall(),
+                "high": connection.execute("SELECT id, city, score FROM users WHERE score > 3").fetchall(),
+            }
+        for name, rows in expected.items():
+            kept = pl.from_pandas(site.table(name)).drop("epoch", "_commit_version", strict=False)
+            assert sorted(kept.rows()) == sorted(rows), name
+        logged = Counter[tuple]()
+        for city, n, score, _, kind in pl.from_pandas(site.table("log")).rows():
+            logged[city, n, score] += -1 if kind in ("delete", "update_preimage") else 1
+        assert sorted(logged.elements()) == sorted(row for row in expected["by_city"] if row[1] > 1)
+        for _ in range(draw.randint(1, 3)):
+            changed()

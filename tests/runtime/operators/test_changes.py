@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 
 import duckdb
 import polars as pl
@@ -30,9 +31,12 @@ from pipelines.api import (
 )
 from pipelines.runtime.operators import aggregation, shapes
 from pipelines.runtime.operators.compatibility import fit, meaning, stored_keys
+from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import InputError, PipelineError
 from state_ops.rows import key_aggregation
+from state_ops.storage.storage import Storage
+from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 
 CHANGES = delta.table("x/users", name="users", event_time="at", changes=True)
@@ -111,6 +115,21 @@ def test_floats_cannot_be_taken_back(summed):
         shapes(aggregate("it", CHANGES, key="k", x=summed), floats)
     assert "Cast v to a decimal" in refused.value.next
     assert shapes(aggregate("it", OTHERS, key="k", x=summed), floats.remove(3))
+
+
+def test_a_table_whose_rows_are_replaced_takes_no_changes(tmp_path):
+    counts = partial(aggregate, "counts", OTHERS, key="k", n=agg.count(), sink=delta.replace("counts", by="k"))
+    counts()
+    counts(changes=True, sink=delta.upsert("counts", "k"))
+    with pytest.raises(PipelineError, match="The rows of an epoch would replace those of the table counts") as refused:
+        counts(changes=True)
+    assert "delta.upsert applies changes" in refused.value.next
+    replaced = function(OTHERS, sink=delta.replace("it", where="v > 1"))
+    site = Site(tmp_path, {}, Pipeline("p", (replaced,)), __name__)
+    with Sinks(site.pipeline, site.settings, Storage(str(tmp_path))) as sinks:
+        sinks.check(replaced.sink, ROWS.remove(3))
+        with pytest.raises(PipelineError, match="would replace those of the table it"):
+            sinks.check(replaced.sink, ROWS)
 
 
 def test_what_became_of_a_row_is_said_in_text():
