@@ -22,7 +22,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, join, select, stage, union
+from pipelines.api import (
+    Epoch,
+    Pipeline,
+    State,
+    ValueState,
+    agg,
+    delta,
+    desc,
+    expect,
+    files,
+    join,
+    select,
+    stage,
+    top_n,
+    union,
+)  # fmt: skip
 from pipelines.runtime.epoch import failover, scheduler, stage_job, transitions
 from pipelines.runtime.epoch import steps as steps_of_an_epoch
 from pipelines.runtime.epoch.step_runner import Ended
@@ -78,6 +93,11 @@ def ledger(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 pipeline = Pipeline("schedules", (tallied, ledger), max_parallelism=4)
 paired = join("paired", tallied, tallied.input, on="id", ttl=None, sink=delta.append("paired"))
 joined = replace(pipeline, stages=(tallied, ledger, paired))
+highest = top_n(
+    "highest", tallied.input, key="id", by=[desc("amount"), "file"], n=2,
+    sink=delta.upsert("highest", ["id", "rank_number"]),
+)  # fmt: skip
+ranked = replace(pipeline, stages=(tallied, ledger, highest))
 relayed = select("relayed", tallied, "id", "file", "amount", "`rows`")
 twice = union("twice", tallied.input, select("again", tallied.input, "*"), sink=delta.append("twice"))
 stateless = replace(pipeline, stages=(tallied, relayed, replace(ledger, input=relayed), twice.inputs[1], twice))
@@ -189,6 +209,15 @@ def _assert_table_is_replay(site: Site, rows: pd.DataFrame, published: Checkpoin
             frame[columns].sort_values(columns, ignore_index=True) for frame in (site.table("paired"), pairs)
         )
         pd.testing.assert_frame_equal(of_table, of_files, check_dtype=False)
+    if highest in site.pipeline.stages:
+        seen = rows[rows["file"] < published.offsets["landing"]["files"]]
+        first = seen.sort_values(["amount", "file"], ascending=[False, True]).groupby("id").head(2)
+        first = first.assign(rank_number=first.groupby("id").cumcount() + 1)
+        columns = ["id", "rank_number", "amount", "file"]
+        of_table, of_files = (
+            frame[columns].sort_values(columns, ignore_index=True) for frame in (site.table("highest"), first)
+        )
+        pd.testing.assert_frame_equal(of_table, of_files, check_dtype=False)
     if twice in site.pipeline.stages:
         seen = rows[rows["file"] < published.offsets["landing"]["files"]]
         columns = ["id", "file", "amount"]
@@ -239,7 +268,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = random.Random(f"writes {number}")
     if options["WEIR_STATE__BACKEND"] == "memory" and writes.random() < 0.5:
         options["WEIR_STATE__ASYNCHRONOUS_SNAPSHOTS"] = "true"
-    played = {2: gated, 4: joined, 6: stateless}.get(number % 10, pipeline)
+    played = {2: gated, 4: joined, 6: stateless, 8: ranked}.get(number % 10, pipeline)
     site = Site(root / "site", options, played, "tests.recovery.test_schedules")
     rows, clock = _land(site, chance), Clock()
     faults, kills = chance.choice([0.0, 0.05, 0.1]), chance.choice([0.0, 0.01, 0.02])
