@@ -29,6 +29,7 @@ from pipelines.api import (
     delta,
     expect,
     files,
+    select,
     stage,
     window,
 )
@@ -104,12 +105,22 @@ def counted(uid: str, source: Any, **more: Any) -> Stage:
     return aggregate(uid, source, key="k", rows=agg.count(), sink=delta.append(uid), **more)
 
 
+@stage("sorted_out", source=split, key=None, outputs={"high": delta.append("high"), "low": None})
+def sorted_out(rows: pl.DataFrame, epoch: Epoch) -> dict[str, pl.DataFrame]:
+    """Without a key, and without a main output."""
+    return {"high": rows.filter(pl.col("v") >= 6), "low": rows.filter(pl.col("v") < 6)}
+
+
+again = select("again", split.output("odd"), "k", "at", "v", sink=delta.append("again"))
+low = select("low", sorted_out.output("low"), "*", sink=delta.append("low"))
 odds = counted("odds", split.output("odd"), where="v > 2")
 rare = counted("rare", split.output("rare"))
 every = counted("every", split)
 tumbling = window("tumbling", split, key="k", on="at", every="10m", late=delta.append("late"), rows=agg.count())
 missed = counted("missed", tumbling.output("late"))
-pipeline = Pipeline("split", (split, followed, odds, rare, every, tumbling, missed), max_parallelism=4)
+pipeline = Pipeline(
+    "split", (split, followed, again, sorted_out, low, odds, rare, every, tumbling, missed), max_parallelism=4
+)
 
 
 def site_at(root: Path, alignment: float | None = None, pipeline: Pipeline = pipeline, **options: str) -> Site:
@@ -168,10 +179,12 @@ def truth(site: Site) -> dict[str, list[tuple]]:
         for k, moment, v in rows:
             number[k] += 1
             tables["numbered"].append((k, moment, v, number[k]))
+            tables["high" if v >= 6 else "low"].append((k, moment, v, number[k]))
             counts["every"][k] += 1
             of_epoch[str(v % 3)].append((k, moment, v, str(v % 3)))
             if v % 2:
                 tables["odd"].append((k, moment, v))
+                tables["again"].append((k, moment, v))
                 tables["followed"].append((k, moment, v, last.get(k, -1)))
                 last[k] = v
                 counts["odds"][k] += v > 2
@@ -192,6 +205,9 @@ def truth(site: Site) -> dict[str, list[tuple]]:
 COLUMNS = {
     "numbered": ["k", "at", "v", "nth"],
     "odd": ["k", "at", "v"],
+    "again": ["k", "at", "v"],
+    "high": ["k", "at", "v", "nth"],
+    "low": ["k", "at", "v", "nth"],
     "followed": ["k", "at", "v", "before"],
     "newest": ["k", "nth"],
     "parts": ["k", "at", "v", "part"],

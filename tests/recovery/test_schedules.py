@@ -242,7 +242,7 @@ def _assert_table_is_replay(site: Site, rows: pd.DataFrame, published: Checkpoin
         seen = rows[rows["file"] < published.offsets["landing"]["files"]]
         odd = seen[seen["amount"] % 2 == 1]
         left = _left(site, published, ("odd_again",))
-        again = odd[[pair not in left for pair in zip(odd["id"], odd["file"], strict=True)]]
+        again = odd.loc[[pair not in left for pair in zip(odd["id"], odd["file"], strict=True)]]
         assert len(again) == len(odd) - len(left), "what waits has been read"
         columns = ["id", "file", "amount"]
         for name, expected in (("odd", odd), ("odd_again", again)):
