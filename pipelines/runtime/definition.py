@@ -456,7 +456,8 @@ class Stage:
         elif self.aggregation is not None:
             why = next((why for name, agg in self.aggregation.aggregates if (why := agg.irrevocable(name))), None)
         elif not self.key and self.lookup is None:  # it hands them on
-            why = None
+            said = self.hands_out_changes or CHANGE_TYPE in " ".join([*self.columns, self.where or ""])
+            why = None if said else "its columns leave that one out"
         if why is None:
             return
         remedy = "accepts_changes=True says that it does. Or leave" if self.function is not None else "Leave"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -26,7 +27,9 @@ from pipelines.api import (
     delta,
     files,
     join,
+    select,
     stage,
+    union,
     window,
 )
 from pipelines.runtime.operators import aggregation, shapes
@@ -143,6 +146,16 @@ def test_a_join_refuses_changes_on_either_side():
     for left, right in ((CHANGES, OTHERS), (OTHERS, CHANGES)):
         with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes"):
             join("it", left, right, on="k", within=("0s", "1h"))
+
+
+def test_a_select_hands_changes_on_or_says_what_they_mean():
+    assert select("it", CHANGES).hands_out_changes and select("it", CHANGES, "k", "_change_type").hands_out_changes
+    assert union("it", select("a", CHANGES), select("b", CHANGES, "*")).hands_out_changes
+    newest = select("it", CHANGES, "k", "v", where="_change_type IN ('insert', 'update_postimage')")
+    assert not newest.hands_out_changes and deduplicate("after", newest, key="k")
+    with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes") as refused:
+        select("it", CHANGES, "k", "v")
+    assert "its columns leave that one out" in refused.value.what
 
 
 def test_a_function_that_looks_at_the_column_takes_changes():
@@ -271,16 +284,17 @@ CHAINED = """
 """
 
 
-def chained(changes: bool) -> Pipeline:
+def chained(changes: bool, source: Any = OTHERS, where: str = "total % 5 <> 0", **more: Any) -> Pipeline:
     """How many keys have been seen how often, of those whose total is no multiple of five: a key comes and goes."""
     counts = aggregate(
-        "counts", OTHERS, key="k", n=agg.count(), total=agg.sum("v"), changes=True, sink=delta.append("counts")
+        "counts", source, key="k", n=agg.count(), total=agg.sum("v"), changes=True, sink=delta.append("counts")
     )
     by_count = aggregate(
         "by_count",
         counts,
         key="n",
-        where="total % 5 <> 0",
+        where=where,
+        **more,
         keys=agg.count(),
         total=agg.sum("total"),
         large=agg.count(where="total > 20"),
@@ -299,6 +313,14 @@ def events(draw: random.Random, rows: int) -> pl.DataFrame:
         },
         schema={"k": pl.String, "v": pl.Int64},
     )
+
+
+def truth(so_far: pl.DataFrame) -> dict[str, list[tuple]]:
+    """What DuckDB makes of all events, by table."""
+    with duckdb.connect() as connection:
+        connection.register("events", so_far.to_arrow())
+        queries = {"counts": UPSTREAM, "by_count": CHAINED.format(upstream=UPSTREAM)}
+        return {table: connection.execute(query).fetchall() for table, query in queries.items()}
 
 
 @pytest.mark.parametrize("seed", sampled(range(30), 4))
@@ -320,12 +342,7 @@ def test_changes_of_an_aggregate_are_aggregated_as_duckdb_says(seed, monkeypatch
         for table, rows in run.epoch(fresh).items():
             if rows.width:
                 replayed(content[table], rows)
-        with duckdb.connect() as connection:
-            connection.register("events", so_far.to_arrow())
-            expected = {
-                "counts": connection.execute(UPSTREAM).fetchall(),
-                "by_count": connection.execute(CHAINED.format(upstream=UPSTREAM)).fetchall(),
-            }
+        expected = truth(so_far)
         for table, rows in expected.items():
             assert sorted((+content[table]).elements()) == sorted(rows), table
         assert {key: state.key__rows for key, state in run.states["by_count"].items()} == {
