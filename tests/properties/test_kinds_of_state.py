@@ -406,7 +406,9 @@ def test_a_list_asks_for_no_more_than_what_the_sweep_has_left(method):
     assert len(kept.state.recent.get(_keyed(["a"]))) == {"trim": 10, "clear": 0}.get(method, 50)
 
 
-def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off():
+@pytest.mark.parametrize("stamps_stay", [True, False])
+def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off(stamps_stay):
+    """Storage of earlier releases has lost its stamps with the TTL: that there was one, older schemas tell."""
     kept = Kept(MemoryBackend(), Ttl(LIFE))
     for now, fare in ((100, 1), (100 + LIFE - 1, 2)):
         kept.epoch(now)
@@ -416,6 +418,14 @@ def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off():
     kept.epoch(100 + LIFE)
     kept.sweep(100)
     kept.life = None
+    if not stamps_stay:
+        plain = Kept(kept.backend, None)
+        kept.schema = plain.schema.reading([kept.schema])
+        kept.collections = tuple(
+            replace(collection, schema=collection.schema.reading([was.schema]))
+            for collection, was in zip(plain.collections, kept.collections, strict=True)
+        )
     kept.epoch(100 + LIFE)
+    assert (kept.expiry is None) == (not stamps_stay)
     kept.begin()
     assert kept.state.recent.get(_keyed(["a"]))["fare"].to_list() == [2]
