@@ -17,7 +17,7 @@ from configs.settings import PROJECT
 from tests.recovery import clustered
 from tests.recovery.harness import Child, Site, child
 from tests.recovery.small import until
-from tests.tools.spark_cluster import cluster, kill_family
+from tests.tools.spark_cluster import Cluster, cluster, kill_family
 
 _EPOCHS, _ROWS = 5, 200
 _LAST_RESORT = 10**6  # an epoch that there is not
@@ -41,14 +41,14 @@ def _land(site: Site, landing: Path, gates: dict[int, Path]) -> None:
         pl.DataFrame(rows, schema_overrides={"gate": pl.String}).write_parquet(landing / f"{epoch:03}.parquet")
 
 
-def _held_by(run: Child, gate: Path) -> int:
-    """The Python worker that waits at a gate."""
+def _held_by(run: Child, gate: Path, attempts: int = 1) -> int:
+    """One of the Python workers that wait at a gate, as soon as there are so many."""
 
     def waiting() -> list[Path]:
         assert run.process.poll() is None, run.output.read_text()
         return list(gate.parent.glob(f"{gate.name}.*"))
 
-    until(waiting, 240)
+    until(lambda: len(waiting()) >= attempts, 240)
     return int(waiting()[0].suffix[1:])
 
 
@@ -56,24 +56,45 @@ _SPECULATING = {"spark.speculation": "true", "spark.speculation.multiplier": "1.
 WAYS: dict[str, dict[str, Any]] = {
     "direct": {},
     "files": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "blocks", "WEIR_SPARK__CONF": _SPECULATING},
-    "rows": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "rows"},
+    "rows": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "rows", "WEIR_SPARK__CONF": _SPECULATING},
 }
+
+
+def _site(root: Path, spark: Cluster, way: str, **options: str) -> Site:
+    """A run of the cluster in which rows take this way to their subtasks; each file is an epoch."""
+    conf = json.loads(spark.settings["WEIR_SPARK__CONF"]) | WAYS[way].get("WEIR_SPARK__CONF", {})
+    given = {
+        "WEIR_EPOCH__MAX_FILES": "1",
+        "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5",
+        "WEIR_PIPELINES__CLUSTERED__PARAMS": json.dumps({"landing": str(root / "storage" / "landing")}),
+        **spark.settings,
+        **WAYS[way],
+        **options,
+        "WEIR_SPARK__CONF": json.dumps(conf),
+    }
+    return Site(root, given, clustered.pipeline, "tests.recovery.clustered")
+
+
+def _assert_exact(site: Site, landing: Path) -> None:
+    landed = f"read_parquet('{landing}/*.parquet')"
+    columns = ["id", "group", "amount"]
+    booked = site.table("grouped")[columns].sort_values(columns, ignore_index=True)
+    rows = duckdb.sql(f'SELECT id, "group", amount FROM {landed} ORDER BY ALL').df()
+    pd.testing.assert_frame_equal(booked, rows, check_dtype=False)
+    for stage, key in (("by_id", "id"), ("by_group", "group")):
+        replayed = duckdb.sql(
+            f'SELECT "{key}", count(*) AS rows, sum(amount) AS total FROM {landed} GROUP BY ALL ORDER BY 1'
+        )
+        state = site.state(stage).sort_values(key, ignore_index=True)
+        pd.testing.assert_frame_equal(state[[key, "rows", "total"]], replayed.df(), check_dtype=False)
+    site.assert_no_orphans()
 
 
 @pytest.mark.parametrize("way", ["direct", *(pytest.param(way, marks=pytest.mark.long) for way in ("files", "rows"))])
 def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed(tmp_path, way):
     shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
     with cluster(tmp_path / "cluster", shared, workers=1) as spark:
-        options = {
-            "WEIR_EPOCH__MAX_FILES": "1",
-            "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5",
-            "WEIR_PIPELINES__CLUSTERED__PARAMS": json.dumps({"landing": str(landing)}),
-            **spark.settings,
-            **{name: value for name, value in WAYS[way].items() if isinstance(value, str)},
-        }
-        conf = json.loads(options.get("WEIR_SPARK__CONF", "{}")) | WAYS[way].get("WEIR_SPARK__CONF", {})
-        options["WEIR_SPARK__CONF"] = json.dumps(conf)
-        site = Site(tmp_path / "site", options, clustered.pipeline, "tests.recovery.clustered")
+        site = _site(tmp_path / "site", spark, way)
         gates = {2: shared / "late", 4: shared / "killed"}
         _land(site, landing, gates)
         for path in (site.root / "work" / "of the coordinator", *gates.values()):
@@ -87,15 +108,24 @@ def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_hold
             kill_family(spark.worker_of(_held_by(run, gates[4])).pid)
             gates[4].unlink()
             assert run.process.wait(240) == 0, run.output.read_text()
-    landed = f"read_parquet('{landing}/*.parquet')"
-    columns = ["id", "group", "amount"]
-    booked = site.table("grouped")[columns].sort_values(columns, ignore_index=True)
-    rows = duckdb.sql(f'SELECT id, "group", amount FROM {landed} ORDER BY ALL').df()
-    pd.testing.assert_frame_equal(booked, rows, check_dtype=False)
-    for stage, key in (("by_id", "id"), ("by_group", "group")):
-        replayed = duckdb.sql(
-            f'SELECT "{key}", count(*) AS rows, sum(amount) AS total FROM {landed} GROUP BY ALL ORDER BY 1'
-        )
-        state = site.state(stage).sort_values(key, ignore_index=True)
-        pd.testing.assert_frame_equal(state[[key, "rows", "total"]], replayed.df(), check_dtype=False)
-    site.assert_no_orphans()
+    _assert_exact(site, landing)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["files", "rows"])
+def test_a_subtask_that_is_slow_is_run_twice_by_speculation_and_counts_once(tmp_path, way):
+    shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
+    with cluster(tmp_path / "cluster", shared, workers=2) as spark:
+        site = _site(tmp_path / "site", spark, way, WEIR_SPARK__PARALLELISM="3")
+        gates = {epoch: shared / f"slow-{epoch}" for epoch in (2, 4)}
+        _land(site, landing, gates)
+        for gate in gates.values():
+            gate.touch()
+        with child(site, "in a stage", _LAST_RESORT) as run:
+            for gate in gates.values():
+                _held_by(run, gate, attempts=2)
+                gate.unlink()
+            assert run.process.wait(240) == 0, run.output.read_text()
+        with child(site, "in a stage", _LAST_RESORT) as run:  # takes away what the slower twins have uploaded
+            assert run.process.wait(240) == 0, run.output.read_text()
+    _assert_exact(site, landing)

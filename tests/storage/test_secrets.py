@@ -241,8 +241,14 @@ def test_a_refusal_is_told_and_logged_and_found_without_what_was_signed(
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("direct", [0, 32], ids=["Spark reads", "subtasks read"])
-def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_path: Path, direct: int):
+@pytest.mark.parametrize(
+    ("way", "asked", "direct"),
+    [("rows", "rows", 0), ("files", "blocks", 0), ("direct", "auto", 32)],
+    ids=["Spark reads", "map tasks read", "subtasks read"],
+)
+def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(
+    planted: Bucket, tmp_path: Path, way: str, asked: str, direct: int
+):
     """`weir run` in a process of its own, with Spark's event log and its own log at INFO."""
     counting.land(planted, 1, 2)
     events, work = tmp_path / "events", tmp_path / "work"
@@ -259,6 +265,7 @@ def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_
             WEIR_LOCAL__WORK_DIR=str(work),
             WEIR_SPARK__CONF=json.dumps(conf),
             WEIR_SPARK__PARALLELISM="1",
+            WEIR_SPARK__EXCHANGE=asked,
             WEIR_SPARK__DIRECT_READ_MB=str(direct),
         ),
     )
@@ -285,6 +292,8 @@ def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_
     assert child.returncode == 0, printed.decode()
 
     assert counting.counted(planted) == counting.rows_of(1) + counting.rows_of(2)
+    head = Registry(planted.storage(prefix="root"), "counting/main").head()
+    assert head is not None and head.operators["counts"].exchange == way
     assert any("org.apache.spark.deploy.SparkSubmit" in line and "fs.s3a.endpoint" in line for line in seen)
     assert_silent(*(line + "." for line in seen), printed + b".")
     logs = [file.read_bytes() for file in (*events.rglob("events_*"), work / "spark.log")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -36,3 +37,10 @@ def missing(reason: str) -> NoReturn:
     if os.environ.get(REQUIRED) == "1":
         pytest.fail(f"{reason} ({REQUIRED}=1: nothing is skipped)", pytrace=False)
     pytest.skip(reason)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])

@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ import pyspark
 
 from configs.settings import PROJECT, load
 from pipelines.runtime.execution.spark.java import java_home
-from tests.tools.servers import missing
+from tests.tools.servers import free_port, missing
 
 PYTHON = "/weir-python/bin/python"  # on the workers, and only there
 _SPARK = Path(pyspark.__file__).parent
@@ -82,7 +81,7 @@ def cluster(home: Path, shared: Path, workers: int) -> Iterator[Cluster]:
     _require_namespaces()
     home.mkdir(parents=True)
     shared.mkdir(parents=True)
-    port, page = _free_port(), _free_port()
+    port, page = free_port(), free_port()
     env = {name: value for name, value in os.environ.items() if not name.startswith(("WEIR_", "PYSPARK_", "PYTHON"))}
     env |= {
         "JAVA_HOME": str(java_home(load({}).cache_dir)),
@@ -161,12 +160,6 @@ def _require_namespaces() -> None:
         missing(
             f"this user cannot make mount namespaces, in which workers do not see the project: {tried.stderr.strip()}"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 @contextmanager
