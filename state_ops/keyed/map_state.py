@@ -34,6 +34,7 @@ _CODE = "__weir_code"
 _ENTRY = "__weir_entry"
 _FEW, _MORE = 256, 32  # entries that are read whole: of one key, and for each key beside it
 _SMALL, _LARGER = 256 << 10, 8 << 10  # bytes, likewise
+_MOST_ENTRIES, _MOST_BYTES = 32_768, 4 << 20  # of all of them
 
 
 class MapState(CollectionState):
@@ -150,7 +151,8 @@ class MapState(CollectionState):
             return None
         prefixes = self.batch.encoded(MAP_STATE, np.arange(codes.start, codes.stop), [self._declared.tag])
         code_of = dict(zip(prefixes, codes, strict=True))
-        entries_left, bytes_left = _FEW + _MORE * len(codes), _SMALL + _LARGER * len(codes)
+        entries_left = min(_FEW + _MORE * len(codes), _MOST_ENTRIES)
+        bytes_left = min(_SMALL + _LARGER * len(codes), _MOST_BYTES)
         owners: list[int] = []
         encoded: list[bytes] = []
         values: list[bytes] = []

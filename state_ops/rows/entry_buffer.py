@@ -45,13 +45,14 @@ class Entries:
         wanted = sorted(prefixes)
         position = 0
         while position < len(wanted):
-            skipped = 0
-            for key, value in self._backend.scan(wanted[position], after_prefix(wanted[-1])):
-                while position < len(wanted) and not key.startswith(wanted[position]) and key > wanted[position]:
+            skipped, prefix = 0, wanted[position]
+            for key, value in self._backend.scan(prefix, after_prefix(wanted[-1])):
+                while not key.startswith(prefix) and key > prefix:
                     position += 1
-                if position == len(wanted):
-                    return
-                if key.startswith(wanted[position]):
+                    if position == len(wanted):
+                        return
+                    prefix = wanted[position]
+                if key.startswith(prefix):
                     yield key, value
                     skipped = 0
                     continue

@@ -110,6 +110,13 @@ class RowReader:
                 return self._by_arrow(row, name)
         return read
 
+    def read_value(self, value: Any, name: Callable[[], str]) -> Any:
+        """The same for rows of one field: its value."""
+        read = self._settlers[0](value)
+        if read is _UNSETTLED or (read is None and self._required[0]):
+            return self._by_arrow((value,), name)[0]
+        return read
+
     def _by_arrow(self, row: Row, name: Callable[[], str]) -> Row:
         table = columns(self._fields, [row], lambda _: name(), self._where)
         try:
@@ -125,6 +132,8 @@ class RowReader:
 
 def copied(value: Any) -> Any:
     """A copy of lists and dicts, also nested ones, so that no change in place reaches what somebody else holds."""
+    if value.__class__ in _ATOMS:
+        return value
     if isinstance(value, State):
         value = value.as_dict()
     if isinstance(value, dict):

@@ -6,7 +6,7 @@ and handed over at once by `end`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from state_ops.schema.state_schema import Field
 
 _GONE: Any = object()
 _MOMENT = "__weir_moment"
-_AHEAD, _MOST_AHEAD = 8, 512  # keys whose maps are read at once: at first, and at most
+_AHEAD, _MOST_AHEAD = 8, 4096  # keys whose maps are read at once: at first, and at most
 
 
 class KeyList:
@@ -52,7 +52,7 @@ class KeyList:
         stored = [] if self.index in self._cleared else self._stored()[self.index]
         read = self._read.setdefault(self.index, [])
         for value in self._appended.get(self.index, ())[len(read) :]:
-            read.append(_as_read(value, self._declared, self._reader, self._keys[self.index]))
+            read.append(_as_read(value, self._declared, self._reader, self._owner))
         return [_given(value, self._declared) for value in (*stored, *read)]
 
     def clear(self) -> None:
@@ -77,6 +77,10 @@ class KeyList:
                 self._declared.fields, rows, lambda number: _of(self._keys[owners[number]], self._declared), self._where
             )
             self._handle.append(beside(self._frame, owners, table))
+
+    def _owner(self) -> str:
+        """Whose list it is, for errors."""
+        return _of(self._keys[self.index], self._declared)
 
     def _stored(self) -> list[list[Any]]:
         """The lists of all keys of the batch, read when the first of them is asked for."""
@@ -115,9 +119,9 @@ class KeyMap:
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of an entry; `default` where there is none."""
-        key = self._spelled(key)
-        if (self.index, key) in self._changed:
-            value = self._read(key)
+        entry = self.index, key = self.index, self._spelled(key)
+        if entry in self._changed:
+            value = self._read(entry)
         elif self.index in self._cleared:
             return default
         else:
@@ -131,7 +135,7 @@ class KeyMap:
         if self.index not in self._cleared:
             whole = self._whole()
             entries = self._all() if whole is None else whole
-        changed = {key: self._read(key) for index, key in self._changed if index == self.index}
+        changed = {entry[1]: self._read(entry) for entry in self._changed if entry[0] == self.index}
         entries = entries | changed
         return [(key, _given(entries[key], self._declared)) for key in sorted(entries) if entries[key] is not _GONE]
 
@@ -175,15 +179,18 @@ class KeyMap:
 
     def _spelled(self, key: Any) -> Any:
         """A map's key as it is stored."""
-        owner = self._keys[self.index]
-        return self._key_reader.read((key,), lambda: _of(owner, self._declared))[0]
+        return self._key_reader.read_value(key, self._owner)
 
-    def _read(self, key: Any) -> Any:
-        """What an entry was changed to, as it is read once it is stored, and kept so: once more costs less then."""
-        value = self._changed[self.index, key]
+    def _owner(self) -> str:
+        """Whose map it is, for errors."""
+        return _of(self._keys[self.index], self._declared)
+
+    def _read(self, entry: tuple[int, Any]) -> Any:
+        """What an entry of the current key was changed to, as it is read once it is stored, and kept so: once more
+        costs less then."""
+        value = self._changed[entry]
         if value is not _GONE:
-            value = _as_read(value, self._declared, self._reader, self._keys[self.index])
-            self._changed[self.index, key] = value
+            self._changed[entry] = value = _as_read(value, self._declared, self._reader, self._owner)
         return value
 
     def _whole(self) -> dict[Any, Any] | None:
@@ -283,20 +290,21 @@ class KeyTimers:
 
 
 def _value(row: Row, declared: Collection) -> Any:
-    """An element as it is kept: a plain value, or a row as a dict."""
-    if declared.row is None:
-        return row[0]
+    """A row as a dict, as it is kept."""
     return dict(zip([field.name for field in declared.fields], row, strict=True))
 
 
 def _values(table: pa.Table, declared: Collection) -> list[Any]:
     """Stored elements as they are kept."""
-    return [_value(row, declared) for row in tuples(typed(table, declared.fields))]
+    rows = tuples(typed(table, declared.fields))
+    return [value for (value,) in rows] if declared.row is None else [_value(row, declared) for row in rows]
 
 
 def _kept(value: Any, declared: Collection, where: str) -> Any:
     """An element as it is kept until it is written: a copy, as a dict if it is a row."""
-    if declared.row is not None and type(value) is not declared.row:
+    if declared.row is None:
+        return copied(value)
+    if type(value) is not declared.row:
         raise StageError(
             f"state.{declared.name} was given {value!r:.200}.",
             where=where,
@@ -310,9 +318,11 @@ def _row(value: Any, declared: Collection) -> Row:
     return (value,) if declared.row is None else tuple([value[field.name] for field in declared.fields])
 
 
-def _as_read(value: Any, declared: Collection, reader: RowReader, key: Any) -> Any:
-    """An element that waits to be written, as it is read once it is."""
-    return _value(reader.read(_row(value, declared), lambda: _of(key, declared)), declared)
+def _as_read(value: Any, declared: Collection, reader: RowReader, owner: Callable[[], str]) -> Any:
+    """An element that waits to be written, as it is read once it is. owner: says whose it is, for errors."""
+    if declared.row is None:
+        return reader.read_value(value, owner)
+    return _value(reader.read(_row(value, declared), owner), declared)
 
 
 def _given(value: Any, declared: Collection) -> Any:
