@@ -22,14 +22,21 @@ from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
 from benchmarks.nexmark.run import Options, available, run_query
 from configs.settings import PROJECT
+from pipelines.runtime.definition import Source
+from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from tests.nexmark.house import write
+from tests.nexmark.house import AUCTION, BID, PERSON, write
 from tests.tools.sampling import sampled
+
+_SCHEMAS = {"person": PERSON, "auction": AUCTION, "bid": BID}
 
 
 def needs_spark(query: str) -> bool:
     pipeline = importlib.import_module(f"benchmarks.nexmark.queries.{query}").pipeline
-    return any(lane.transform is not None for stage in pipeline.stages for lane in stage.lanes)
+    lanes = [lane for stage in pipeline.stages for lane in stage.lanes]
+    return any(lane.transform is not None for lane in lanes) or any(
+        isinstance(lane.input, Source) and direct_read.spark_alone(lane, _SCHEMAS[lane.input.name]) for lane in lanes
+    )
 
 
 ON_SPARK = [query for query in available() if needs_spark(query)]

@@ -126,8 +126,6 @@ class Parser:
             name = path[-1]
         if self._next.kind != "end":
             raise Refused(f"{self._sql[self._next.start :]!r} is not understood")
-        if self.everywhere:
-            raise Refused(f"{value.text}: BETWEEN over what may fail is Spark's to evaluate")
         return value, name, column
 
     # -- tokens
@@ -274,6 +272,8 @@ class Parser:
             inner = self._or()
             self._expect(")")
             return replace(inner, text=self._text_since(token.start))
+        if self._word("case"):
+            return self._case(token.start)
         if token.kind == "quoted":
             self._at += 1
             return self._column(token.value.replace("``", "`"), token.start)
@@ -355,6 +355,29 @@ class Parser:
             if suffix:
                 raise Refused(f"{text} is no bigint")
         return conditions.decimal_literal(Decimal(written), text)
+
+    def _case(self, start: int) -> Expression:
+        """CASE WHEN condition THEN value ... ELSE value END, or CASE value WHEN equal to THEN value."""
+        asked = None if self._word("when") else self._or()
+        branches: list[tuple[Expression, Expression]] = []
+        if asked is not None:
+            self._expect_word("when")
+        while True:
+            begin = self._next.start
+            given = self._or()
+            text = self._text_since(begin)
+            condition = given if asked is None else conditions.compared("=", asked, given, text)
+            self._expect_word("then")
+            branches.append((condition, self._or()))
+            if not self._word("when"):
+                break
+        other = self._or() if self._word("else") else literal(Type(NULL), None, "NULL")
+        self._expect_word("end")
+        return values.case(branches, other, self._text_since(start))
+
+    def _expect_word(self, word: str) -> None:
+        if not self._word(word):
+            raise Refused(f"{self._sql[self._next.start :]!r}: {word.upper()} is missing before it")
 
     def _cast(self, start: int, *, tries: bool) -> Expression:
         value = self._or()

@@ -40,18 +40,29 @@ _TYPES: dict[str, Callable[[Type], pa.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A column that is made. paths: of the columns that it is made of. value: None for one that is there as it is."""
+    """A column that is made.
+
+    Attributes:
+        paths: Of the columns that it is made of.
+        value: None for one that is there as it is.
+        everywhere: What Spark may fail over wherever it stands, as in `Parser`.
+    """
 
     field: pa.Field
     paths: tuple[tuple[str, ...], ...]
-    value: Expression | None
+    value: Expression | None = None
+    everywhere: tuple[Expression, ...] = ()
 
     def of(self, rows: pa.Table) -> pa.ChunkedArray:
         if self.value is None:
             return rows.column(self.paths[0][0])
         held = [expressions.column(rows, path).alias(str(at)) for at, path in enumerate(self.paths)]
         frame = pl.DataFrame(held or [pl.Series("", [None] * rows.num_rows)])
+        for part in self.everywhere:
+            part.of(frame)
         values = expressions.repeated(self.value.of(frame), frame)
+        if pa.types.is_date(self.field.type):
+            values = values.cast(pl.Int32)
         return pa.chunked_array([values.to_arrow()]).cast(self.field.type)
 
 
@@ -100,16 +111,17 @@ def projected(columns: tuple[str, ...], schema: pa.Schema) -> Projection:
     try:
         for sql in columns:
             if sql.strip() == "*":
-                made += [_Made(field, ((field.name,),), None) for field in schema]
+                made += [_Made(field, ((field.name,),)) for field in schema]
                 continue
             parser = Parser(sql, schema)
             value, name, column = parser.named_value()
             if column is not None:
-                made.append(_Made(schema.field(column).with_name(name), ((column,),), None))
+                made.append(_Made(schema.field(column).with_name(name), ((column,),)))
             elif value.type.kind not in _TYPES:
                 raise Refused(f"{value.text} is {value.type}, which is Spark's to make a column of")
             else:
-                made.append(_Made(pa.field(name, _TYPES[value.type.kind](value.type)), tuple(parser.columns), value))
+                field = pa.field(name, _TYPES[value.type.kind](value.type))
+                made.append(_Made(field, tuple(parser.columns), value, tuple(parser.everywhere)))
     except RecursionError as error:
         raise Refused(TOO_DEEP) from error
     if len({column.field.name.lower() for column in made}) < len(made):

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from pipelines.runtime.operators.where import conditions
+from pipelines.runtime.operators.where import conditions, texts
 from pipelines.runtime.operators.where.expressions import (
     BOOLEAN,
     DATE,
@@ -264,7 +264,6 @@ _LENGTHS = ("length", "char_length", "character_length", "len")
 _PARTS = ("contains", "startswith", "endswith")
 _OF_DATES = ("year", "month", "day", "dayofmonth")
 _OF_TIMES = ("hour", "minute", "second")
-_FIRST_DAY, _END = -719_162, 2_932_897  # of the years 1 to 9999, in days since 1970
 _ANY = (BOOLEAN, *NUMBERS, STRING, DATE, TIMESTAMP, NULL, OTHER)
 _FUNCTIONS = {
     **dict.fromkeys(("isnull", "isnotnull"), _ANY),
@@ -275,7 +274,13 @@ _FUNCTIONS = {
     "abs": NUMBERS,
 }
 """Functions of one argument, with the types that it may have."""
-KNOWN = frozenset((*_FUNCTIONS, *_PARTS, "coalesce", "nvl", "ifnull", "date"))
+_MAKING_TEXTS: dict[str, tuple[int, Callable[[Sequence[Expression], str], Expression]]] = {
+    "replace": (3, texts.replaced),
+    "split_part": (3, texts.split_part),
+    "date_format": (2, texts.date_formatted),
+}
+"""Functions of so many arguments."""
+KNOWN = frozenset((*_FUNCTIONS, *_PARTS, *_MAKING_TEXTS, "coalesce", "nvl", "ifnull", "date"))
 """All functions whose arguments are what they look like."""
 
 
@@ -286,6 +291,8 @@ def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
         return _first(arguments, text)
     if name in _PARTS and len(arguments) == 2:
         return conditions.part_of_text(name, arguments[0], arguments[1], text)
+    if name in _MAKING_TEXTS and len(arguments) == _MAKING_TEXTS[name][0]:
+        return _MAKING_TEXTS[name][1](arguments, text)
     if name == "date" and kinds in ([DATE], [TIMESTAMP]):
         return cast(arguments[0], name, False, text)
     if len(arguments) != 1 or kinds[0] not in _FUNCTIONS.get(name, ()):
@@ -332,8 +339,7 @@ def _part_of_moment(name: str, kind: Type, text: str) -> Callable[[pl.Series], p
     day, held = (DAY, pl.Datetime("us")) if kind.kind == TIMESTAMP else (1, pl.Date())
 
     def part(moments: pl.Series) -> pl.Series:
-        if ((moments < _FIRST_DAY * day) | (moments >= _END * day)).any():
-            raise Refused(f"{text}: a year before 1 or after 9999")
+        texts.check_years(moments, day, text)
         parts = moments.cast(pl.Int64 if kind.kind == TIMESTAMP else pl.Int32).cast(held).dt
         numbers: pl.Series = getattr(parts, "day" if name == "dayofmonth" else name)()
         return numbers.cast(pl.Int64)
@@ -351,14 +357,45 @@ def _other_case(lower: bool, text: str) -> Callable[[pl.Series], pl.Series]:
     return changed
 
 
-def _first(arguments: Sequence[Expression], text: str) -> Expression:
-    """coalesce."""
+def _of_one_type(arguments: Sequence[Expression], text: str) -> tuple[list[Expression], Type]:
+    """Values of which a row gets one, and the type that it has then."""
     values = conditions.common(arguments, text)
     if all(operand.type.kind == NULL for operand in arguments) or values[0].type.kind == DECIMAL:
         raise Refused(
             f"{text}: of {', '.join(str(operand.type) for operand in arguments)} Spark makes one type by a rule that "
             f"is not followed here"
         )
+    return values, max((operand.type for operand in values), key=lambda kind: kind.size)
+
+
+def case(branches: Sequence[tuple[Expression, Expression]], other: Expression, text: str) -> Expression:
+    """CASE: the value of the first condition that holds. Spark looks no further than that.
+
+    Args:
+        branches: Conditions with their values.
+        other: The value where none holds.
+    """
+    for condition, _ in branches:
+        conditions.check_boolean(condition)
+    values, kind = _of_one_type([*(value for _, value in branches), other], text)
+
+    def of(rows: pl.DataFrame) -> pl.Series:
+        left, chosen = pl.Series([True]), nulls(kind.kind)
+        for (condition, _), value in zip(branches, values, strict=False):
+            holds = where_asked(condition, rows, left).fill_null(False) & left
+            chosen = repeated(chosen, rows).zip_with(~repeated(holds, rows), _asked(value, rows, holds))
+            left = left & ~holds
+        return chosen.zip_with(~repeated(left, rows), _asked(values[-1], rows, left))
+
+    def _asked(value: Expression, rows: pl.DataFrame, asked: pl.Series) -> pl.Series:
+        return repeated(where_asked(value, rows, asked), rows)
+
+    return Expression(kind, of, text, any_fails([*(condition for condition, _ in branches), *values]))
+
+
+def _first(arguments: Sequence[Expression], text: str) -> Expression:
+    """coalesce."""
+    values, kind = _of_one_type(arguments, text)
 
     def of(rows: pl.DataFrame) -> pl.Series:
         chosen = repeated(values[0].of(rows), rows)
@@ -367,9 +404,7 @@ def _first(arguments: Sequence[Expression], text: str) -> Expression:
             chosen = chosen.zip_with(~missing, repeated(where_asked(operand, rows, missing), rows))
         return chosen
 
-    return Expression(
-        max((operand.type for operand in values), key=lambda kind: kind.size), of, text, any_fails(values)
-    )
+    return Expression(kind, of, text, any_fails(values))
 
 
 def minus(value: Expression, text: str) -> Expression:

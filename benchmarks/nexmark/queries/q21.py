@@ -1,0 +1,20 @@
+"""Bids with the id of their channel, of those that have one."""
+
+from pipelines.api import Pipeline, delta, files, select
+
+bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
+
+_ID = (
+    "CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3'"
+    " ELSE CASE WHEN url RLIKE '(&|^)channel_id=' THEN regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END END"
+)
+
+known = select(
+    "known",
+    bids,
+    *("auction", "bidder", "price", "channel", f"{_ID} AS channel_id", "seq"),
+    where=f"{_ID} IS NOT NULL",
+    sink=delta.append("q21"),
+)
+
+pipeline = Pipeline("q21", (known,))
