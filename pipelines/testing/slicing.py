@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, TAKEN_BACK
 from pipelines.runtime.definition import MAX_PARALLELISM, QUARANTINE, Pipeline, Source, Stage, is_clocked, sources_of
-from pipelines.runtime.operators import EPOCH, LATE, MAIN
+from pipelines.runtime.operators import EPOCH, LATE, MAIN, clocked_output
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs, columns_of
 from pipelines.testing.rows import Rows, Schema, table_of
@@ -182,10 +182,9 @@ def _final(run: StageRun, rows: pl.DataFrame) -> pl.DataFrame:
     """What is to be the same of rows that a stage revises: those that it has not taken back in the end. Running
     aggregates come once an epoch, and of a key that has no more rows the last ones say nothing."""
     stage = run.stage
-    rows = rows.drop(EPOCH) if CHANGE_TYPE in rows.columns and stage.aggregation is not None else rows
     if CHANGE_TYPE in rows.columns:
         sign = pl.when(pl.col(CHANGE_TYPE).is_in(TAKEN_BACK)).then(-1).otherwise(1)
-        columns = [name for name in rows.columns if name != CHANGE_TYPE]
+        columns = [name for name in rows.columns if name not in (CHANGE_TYPE, *clocked_output(stage))]
         # With how often each row is left: never less than once where the changes are right.
         return rows.group_by(columns).agg(sign.sum().alias(CHANGE_TYPE)).filter(pl.col(CHANGE_TYPE) != 0)
     if stage.aggregation is None:

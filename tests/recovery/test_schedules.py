@@ -28,6 +28,7 @@ from pipelines.api import (
     State,
     ValueState,
     agg,
+    aggregate,
     delta,
     desc,
     expect,
@@ -98,6 +99,12 @@ highest = top_n(
     sink=delta.upsert("highest", ["id", "rank_number"]),
 )  # fmt: skip
 ranked = replace(pipeline, stages=(tallied, ledger, highest))
+totals = aggregate("totals", tallied, key="id", n=agg.count(), total=agg.sum("amount"), changes=True)
+by_number = aggregate(
+    "by_number", totals, key="n", ids=agg.count(), total=agg.sum("total"), changes=True,
+    sink=delta.upsert("by_number", "n"),
+)  # fmt: skip
+revised = replace(pipeline, stages=(tallied, ledger, totals, by_number))
 relayed = select("relayed", tallied, "id", "file", "amount", "`rows`")
 twice = union("twice", tallied.input, select("again", tallied.input, "*"), sink=delta.append("twice"))
 stateless = replace(pipeline, stages=(tallied, relayed, replace(ledger, input=relayed), twice.inputs[1], twice))
@@ -229,6 +236,12 @@ def _assert_table_is_replay(site: Site, rows: pd.DataFrame, published: Checkpoin
             frame[columns].sort_values(columns, ignore_index=True) for frame in (site.table("highest"), first)
         )
         pd.testing.assert_frame_equal(of_table, of_files, check_dtype=False)
+    if by_number in site.pipeline.stages and not any(stats.rows_waiting for stats in published.operators.values()):
+        seen = rows[rows["file"] < published.offsets["landing"]["files"]]
+        totals_of_files = seen.groupby("id").agg(n=("amount", "size"), total=("amount", "sum"))
+        of_files = totals_of_files.groupby("n", as_index=False).agg(ids=("total", "size"), total=("total", "sum"))
+        of_table = site.table("by_number").sort_values("n", ignore_index=True)[["n", "ids", "total"]]
+        pd.testing.assert_frame_equal(of_table, of_files, check_dtype=False)
     if twice in site.pipeline.stages:
         seen = rows[rows["file"] < published.offsets["landing"]["files"]]
         columns = ["id", "file", "amount"]
@@ -292,7 +305,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = random.Random(f"writes {number}")
     if options["WEIR_STATE__BACKEND"] == "memory" and writes.random() < 0.5:
         options["WEIR_STATE__ASYNCHRONOUS_SNAPSHOTS"] = "true"
-    played = {2: gated, 4: joined, 5: outputs, 6: stateless, 8: ranked}.get(number % 10, pipeline)
+    played = {0: revised, 2: gated, 4: joined, 5: outputs, 6: stateless, 8: ranked}.get(number % 10, pipeline)
     site = Site(root / "site", options, played, "tests.recovery.test_schedules")
     rows, clock = _land(site, chance), Clock()
     faults, kills = chance.choice([0.0, 0.05, 0.1]), chance.choice([0.0, 0.01, 0.02])

@@ -232,6 +232,8 @@ def clocked_output(stage: Stage) -> tuple[str, ...]:
     """The columns of what a stage hands out that say in which epoch it did, or when, and so where its input was cut."""
     if stage.by_clock:
         return (START, END)
+    if stage.function is None and not stage.key:  # it hands on what it reads
+        return tuple(dict.fromkeys(name for before in stage.stages_before for name in clocked_output(before)))
     return (EPOCH,) if stage.aggregation is not None else ()
 
 

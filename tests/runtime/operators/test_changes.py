@@ -357,6 +357,15 @@ def test_how_the_input_is_cut_does_not_matter_to_what_is_left_in_the_end(changes
     testing.assert_slicing_does_not_matter(chained(changes), events(draw, 80), trials=5)
 
 
+def test_what_stages_without_a_key_hand_on_of_changes_is_compared_by_what_is_left():
+    counts = aggregate("counts", OTHERS, key="k", n=agg.count(), total=agg.sum("v"), changes=True)
+    even = select("even", counts, where="n % 2 = 0", sink=delta.append("even"))
+    both = union("both", even, select("odd", counts, where="n % 2 = 1"), sink=delta.append("both"))
+    again = aggregate("again", both, key="n", keys=agg.count(), total=agg.sum("total"), sink=delta.append("again"))
+    pipeline = Pipeline("kept", (counts, even, both.inputs[1], both, again))
+    testing.assert_slicing_does_not_matter(pipeline, events(random.Random(3), 60), trials=4)
+
+
 def test_slicing_compares_what_is_left_of_changes():
     @stage("forgetful", source=OTHERS, key="k", state=Nothing)
     def forgetful(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
