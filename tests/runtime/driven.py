@@ -58,6 +58,7 @@ class Driven:
                 epoch,
                 Progress(None, watermark, drain),
                 self.groups(subtask),
+                MAX_PARALLELISM,
                 self.swept[subtask],
                 no_cache,
                 Residence(None, Path("nowhere"), 0, self.groups(subtask)),
