@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.api.as_of import as_of
 from pipelines.api.connectors import (
     Batch,
     ConfigurationError,
@@ -104,6 +105,7 @@ __all__ = [
     "WeirError",
     "agg",
     "aggregate",
+    "as_of",
     "chain",
     "deduplicate",
     "delta",

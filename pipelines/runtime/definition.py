@@ -282,6 +282,19 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class AsOf(Join):
+    """Each row of the left side with the newest one of the right side that is not later than it.
+
+    Attributes:
+        tolerance: How much older it may be, in microseconds. None: as old as it is.
+        wait: A row waits until the watermark says that no other one can come for it.
+    """
+
+    tolerance: int | None = None
+    wait: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TopN:
     """The first rows of each key, by some columns.
 

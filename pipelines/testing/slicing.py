@@ -16,7 +16,16 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, TAKEN_BACK
-from pipelines.runtime.definition import MAX_PARALLELISM, QUARANTINE, Pipeline, Source, Stage, is_clocked, sources_of
+from pipelines.runtime.definition import (
+    MAX_PARALLELISM,
+    QUARANTINE,
+    AsOf,
+    Pipeline,
+    Source,
+    Stage,
+    is_clocked,
+    sources_of,
+)
 from pipelines.runtime.operators import EPOCH, LATE, MAIN, clocked_output
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs, columns_of
@@ -68,7 +77,8 @@ def assert_slicing_does_not_matter(
     declares no order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last
     bits.
 
-    Windows by processing time (`on=None`) depend on when epochs are begun, so what they and stages behind them hand out
+    Windows by processing time (`on=None`) depend on when epochs are begun, and facts that wait for no version
+    (`as_of(wait=False)`) on which come with them, so what they and stages behind them hand out
     and keep is left out; a target of which nothing else is left is refused.
 
     Raises AssertionError with the first difference and the slicing behind it.
@@ -97,12 +107,18 @@ def assert_slicing_does_not_matter(
             )
 
 
+def _goes_by_epochs(stage: Stage) -> bool:
+    """Whether what it hands out depends on how its input is cut, as its author has said."""
+    by_epoch = isinstance(stage.join, AsOf) and not stage.join.wait
+    return by_epoch or is_clocked(stage) or any(map(_goes_by_epochs, stage.stages_before))
+
+
 def _refuse_clocked(target: Stage | Pipeline) -> None:
     stages = (target,) if isinstance(target, Stage) else target.stages
-    if all(map(is_clocked, stages)):
+    if all(map(_goes_by_epochs, stages)):
         raise PipelineError(
             f"Of {target.uid if isinstance(target, Stage) else target.name} nothing can be compared: its windows go by"
-            " processing time, so by when epochs are begun.",
+            " processing time, so by when epochs are begun, or its facts wait for no version (wait=False).",
             next="Test it with epochs of your own: testing.run(...).epoch(rows, now=...).",
         )
 
@@ -156,7 +172,7 @@ def _player(
         outputs = {
             name: (run, output)
             for run in runs
-            if not is_clocked(run.stage)
+            if not _goes_by_epochs(run.stage)
             for name, output in _outputs(target, run.stage).items()
         }
         parts: dict[str, list[pl.DataFrame]] = {name: [] for name in outputs}
@@ -169,7 +185,7 @@ def _player(
             if output != LATE and frames[name].width:
                 frames[name] = _final(run, frames[name])
         # A join numbers the rows that it keeps as they come.
-        kept = [run for run in runs if not is_clocked(run.stage)]
+        kept = [run for run in runs if not _goes_by_epochs(run.stage)]
         compared = [run for run in kept if not run.stage.closes and run.stage.join is None]
         states = {run.stage.uid: dict(run.state) for run in compared}
         epochs.close()

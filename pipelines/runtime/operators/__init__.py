@@ -13,6 +13,7 @@ from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH
 from pipelines.runtime.definition import (
     ROW,
     Aggregation,
+    AsOf,
     Deduplication,
     Epoch,
     Join,
@@ -35,6 +36,7 @@ from pipelines.runtime.operators.deduplication import (
 from pipelines.runtime.operators.event_time import END, START, shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.joins import sides
+from pipelines.runtime.operators.joins.as_of import AsOfOperator
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
 from pipelines.runtime.operators.joins.lookup import LookupOperator, lookup_shapes
 from pipelines.runtime.operators.session_store import no_sessions
@@ -135,6 +137,7 @@ _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {
     Aggregation: aggregation_shapes,
     Deduplication: deduplication_shapes,
     Join: join_shapes,
+    AsOf: join_shapes,
     TopN: top_n_shapes,
     Lookup: lookup_shapes,
 }
@@ -174,6 +177,8 @@ def build(
         return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups, residence)
+    if isinstance(stage.join, AsOf):
+        return AsOfOperator(stage, stage.join, fixed, backend, epoch, progress, groups, residence)
     if stage.join is not None:
         return JoinOperator(stage, stage.join, fixed, backend, epoch, progress, groups, residence)
     if stage.top_n is not None:

@@ -21,6 +21,7 @@ from pipelines.runtime.definition import (
     EXACTLY_ONCE,
     MAIN,
     SEMI,
+    AsOf,
     Pipeline,
     SessionWindow,
     Source,
@@ -392,6 +393,8 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
         return {"until": rule.until, "by": [list(pair) for pair in rule.by], "n": rule.n, "ties": rule.ties}
     if stage.join is not None:  # a row says itself when it goes: another ttl holds for new ones
         join = stage.join
+        if isinstance(join, AsOf):
+            return {"how": join.how, "tolerance": join.tolerance, "times": join.times and list(join.times)}
         return {"how": join.how, "lower": join.lower, "upper": join.upper, "times": join.times and list(join.times)}
     if stage.lookup is not None:
         lookup = stage.lookup
@@ -458,6 +461,9 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
         on = " and ".join(name if name == theirs else f"{name} = {theirs}" for name, theirs in meaning["on"])
         columns = "" if meaning["columns"] is None else f" {', '.join(meaning['columns'])}"
         return f"({meaning['how']}){columns} in {meaning['table']} by {on}"
+    if "tolerance" in meaning:
+        tolerance = meaning["tolerance"]
+        return f"{meaning['how']}, as of" + (f", at most {shown(tolerance)} before" if tolerance is not None else "")
     if "how" in meaning:
         if meaning["lower"] is None:
             return f"{meaning['how']}, at any time"

@@ -327,9 +327,9 @@ def test_a_column_of_the_right_side_may_be_called_like_a_key_of_the_left():
 
 
 def test_one_key_with_very_many_partners_comes_some_at_a_time(monkeypatch):
-    monkeypatch.setattr("pipelines.runtime.operators.joins.join._READ_ROWS", 7)
+    monkeypatch.setattr("pipelines.runtime.operators.joins.join.READ_ROWS", 7)
     monkeypatch.setattr("pipelines.runtime.operators.joins.join._PAIRS", 5)
-    monkeypatch.setattr("pipelines.runtime.operators.joins.join._EVICTED", 3)
+    monkeypatch.setattr("pipelines.runtime.operators.joins.join.EVICTED", 3)
     given = rows(5, 60, 2, seconds=60)
     for how in JOINS:
         run = played(paid(how, lateness="10m"), [given])

@@ -55,13 +55,14 @@ _STATE = StateSchema.build(
 _ROW, _FLAGS = "row", {"__weir_matched": "matched", "__weir_until": "until"}  # the fields of an entry
 _MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
 _FOR_EVER = 0  # as the moment until which a row is kept
-_NUMBER = "__weir_number"
+NUMBER = "__weir_number"
 LATE_SIDE = "side"  # of a late row: "left" or "right"
-_READ_ROWS, _PAIRS, _EVICTED = 100_000, 200_000, 50_000  # at a time
+READ_ROWS, EVICTED = 100_000, 50_000  # at a time
+_PAIRS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class KeptSide:
     """What holds for the rows of one side.
 
     Attributes:
@@ -104,7 +105,7 @@ class JoinOperator(EventTimeOperator):
         shifts = (None, None) if join.lower is None or join.upper is None else (join.upper, -join.lower)
         by_name = {declared.name: declared for declared in shapes.collections}
         self._sides = tuple(
-            _Side(
+            KeptSide(
                 number,
                 by_name[name],
                 tuple(sides.column(number, column) for column in row_columns(by_name[name])),
@@ -143,7 +144,7 @@ class JoinOperator(EventTimeOperator):
 
     # -- rows that arrive
 
-    def _arrived(self, side: _Side, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    def _arrived(self, side: KeptSide, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         join, other, times = self._join, self._sides[1 - side.number], None
         if join.times is not None:
             times = self._times(side, rows)
@@ -173,7 +174,7 @@ class JoinOperator(EventTimeOperator):
                     keys = pa.Table.from_arrays(
                         [column.take(pa.array(owners[fresh])) for column in batch.columns], schema=self._shapes.keys
                     )
-                    yield self._handed_out(other, _beside(keys, partners.filter(pa.array(fresh))), None)
+                    yield self._handed_out(other, beside(keys, partners.filter(pa.array(fresh))), None)
                 self._remove(batch, other, owners[fresh], numbers[fresh], partners.filter(pa.array(fresh)))
                 counts[f"{other.name}_rows"] -= np.bincount(owners[fresh], minlength=len(batch))
             elif fresh.any():
@@ -196,7 +197,7 @@ class JoinOperator(EventTimeOperator):
         self._counts.put(batch.grouped, pl.DataFrame(counts), present)
 
     def _stored(
-        self, batch: Batch, side: _Side, counts: dict[str, np.ndarray]
+        self, batch: Batch, side: KeptSide, counts: dict[str, np.ndarray]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, pa.Table]]:
         """The rows of a side that state has for a batch's keys, some at a time: the codes of their keys, their numbers,
         and they themselves. Ahead of what is left, holes are forgotten."""
@@ -204,17 +205,17 @@ class JoinOperator(EventTimeOperator):
         having = np.flatnonzero(counts[f"{side.name}_rows"] > 0)
         owners, numbers = expanded(having, first[having], after[having])
         oldest = after.copy()
-        for start in range(0, len(owners), _READ_ROWS):
-            some = slice(start, start + _READ_ROWS)
+        for start in range(0, len(owners), READ_ROWS):
+            some = slice(start, start + READ_ROWS)
             values = self._backend.multi_get(self._names(batch, side, owners[some], numbers[some]))
             here = np.fromiter((value is not None for value in values), bool, len(values))
-            rows = _decoded(side, values)
+            rows = decoded(side, values)
             np.minimum.at(oldest, owners[some][here], numbers[some][here])
             yield owners[some][here], numbers[some][here], rows
         first[having] = oldest[having]
 
     def _paired(
-        self, side: _Side, codes: np.ndarray, times: np.ndarray | None, owners: np.ndarray, partners: pa.Table
+        self, side: KeptSide, codes: np.ndarray, times: np.ndarray | None, owners: np.ndarray, partners: pa.Table
     ) -> _Pairs:
         join = self._join
         if join.times is None or join.lower is None or join.upper is None or times is None:
@@ -226,7 +227,7 @@ class JoinOperator(EventTimeOperator):
     def _insert(
         self,
         batch: Batch,
-        side: _Side,
+        side: KeptSide,
         codes: np.ndarray,
         rows: pa.Table,
         times: np.ndarray | None,
@@ -249,12 +250,12 @@ class JoinOperator(EventTimeOperator):
         counts[f"{side.name}_next"] += more
         counts[f"{side.name}_rows"] += more
 
-    def _write(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
+    def _write(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
         values = _encoded(side, rows)
         names = self._names(batch, side, codes, numbers)
         self._backend.write(list(zip(names, values, strict=True)))
 
-    def _remove(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
+    def _remove(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
         names = self._names(batch, side, codes, numbers)
         moments = self._moments(side, self._times(side, rows), len(codes)) if self._join.times is not None else None
         if moments is None:
@@ -263,24 +264,24 @@ class JoinOperator(EventTimeOperator):
             codes, numbers, moments = codes[indexed], numbers[indexed], moments[indexed]
         self._backend.write([], names + self._index(batch, side, codes, numbers, moments))
 
-    def _times(self, side: _Side, rows: pa.Table) -> np.ndarray:
+    def _times(self, side: KeptSide, rows: pa.Table) -> np.ndarray:
         """int64[n], the event times of rows of a side in microseconds."""
         assert self._join.times is not None, "the join goes by them"
         name = self._join.times[side.number]
         return event_times(pa.table({name: rows.column(sides.column(side.number, name))}), name, self._where)
 
-    def _moments(self, side: _Side, times: np.ndarray | None, count: int) -> np.ndarray | None:
+    def _moments(self, side: KeptSide, times: np.ndarray | None, count: int) -> np.ndarray | None:
         """When rows go, in microseconds; None: never."""
         if times is not None and side.shift is not None:
             return times + side.shift
         return None if self._join.ttl is None else np.full(count, self._now + self._join.ttl)
 
-    def _names(self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
+    def _names(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
         """The keys of rows in state."""
         return batch.encoded(MAP_STATE, codes, [side.declared.tag], [pa.array(numbers)])
 
     def _index(
-        self, batch: Batch, side: _Side, codes: np.ndarray, numbers: np.ndarray, moments: np.ndarray
+        self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, moments: np.ndarray
     ) -> list[bytes]:
         keys = [column.take(pa.array(codes)) for column in batch.columns]
         number = pa.array(np.full(len(codes), side.number, np.int8))
@@ -294,8 +295,8 @@ class JoinOperator(EventTimeOperator):
         Args:
             upto: The moment up to which; None: all.
         """
-        columns = pa.schema([*self._shapes.keys, (sides.SIDE, pa.int8()), (_NUMBER, pa.int64())])
-        for piece in time_index.due(self._backend, self._groups, upto, _EVICTED):
+        columns = pa.schema([*self._shapes.keys, (sides.SIDE, pa.int8()), (NUMBER, pa.int64())])
+        for piece in time_index.due(self._backend, self._groups, upto, EVICTED):
             groups, entries = time_index.owners(piece, columns)
             if self._progress.drain and self._join.times is not None:
                 newest = max(time_index.moment_of(entry) for entry in piece) + 1
@@ -310,12 +311,12 @@ class JoinOperator(EventTimeOperator):
             counts = self._counted(batch)
             for side in self._sides:
                 mine = np.flatnonzero(of_side == side.number)
-                names = self._names(batch, side, codes[mine], entries.column(_NUMBER).to_numpy()[mine])
+                names = self._names(batch, side, codes[mine], entries.column(NUMBER).to_numpy()[mine])
                 values = self._backend.multi_get(names)
                 here = np.fromiter((value is not None for value in values), bool, len(values))
                 if side.outer and here.any():
-                    rows = _decoded(side, values)
-                    whole = _beside(entries.select(self._stage.key).take(pa.array(mine[here])), rows)
+                    rows = decoded(side, values)
+                    whole = beside(entries.select(self._stage.key).take(pa.array(mine[here])), rows)
                     alone = whole.filter(pa.array(~rows.column(_MATCHED).to_numpy()))
                     if alone.num_rows:
                         yield self._handed_out(side, alone, None)
@@ -328,7 +329,7 @@ class JoinOperator(EventTimeOperator):
 
     # -- what comes out
 
-    def _late_of(self, side: _Side, rows: pa.Table) -> tuple[str, pa.Table]:
+    def _late_of(self, side: KeptSide, rows: pa.Table) -> tuple[str, pa.Table]:
         """Late rows of a side, with its name, and nulls for the other side's columns."""
         shape, count = self._shapes.outputs[LATE], rows.num_rows
         given = [*(rows.column(name) for name in self._stage.key), pa.array([side.name] * count)]
@@ -340,7 +341,7 @@ class JoinOperator(EventTimeOperator):
         arrays = given + (own + nulls if side.number == 0 else nulls + own)
         return LATE, pa.table(arrays, names=shape.names).cast(shape)
 
-    def _handed_out(self, side: _Side, rows: pa.Table, partners: pa.Table | None) -> tuple[str, pa.Table]:
+    def _handed_out(self, side: KeptSide, rows: pa.Table, partners: pa.Table | None) -> tuple[str, pa.Table]:
         """Rows of one side, with their partners or with nulls for them."""
         shape = self._shapes.outputs[MAIN]
         of_side = [rows, partners] if side.number == 0 else [partners, rows]
@@ -412,7 +413,7 @@ def row_columns(declared: Collection) -> tuple[str, ...]:
     return tuple(part.name for field in declared.schema.arrow if field.name == _ROW for part in field.type)
 
 
-def _encoded(side: _Side, rows: pa.Table) -> list[bytes]:
+def _encoded(side: KeptSide, rows: pa.Table) -> list[bytes]:
     """Entries of rows: the row as one field, so that its columns may have any names."""
     columns = {field: rows.column(flag) for flag, field in _FLAGS.items() if flag in rows.column_names}
     if side.kept:
@@ -422,7 +423,7 @@ def _encoded(side: _Side, rows: pa.Table) -> list[bytes]:
     return encode_rows(schema, pa.table(columns).select(schema.arrow.names).cast(schema.arrow))
 
 
-def _decoded(side: _Side, values: Sequence[bytes | None]) -> pa.Table:
+def decoded(side: KeptSide, values: Sequence[bytes | None]) -> pa.Table:
     """The rows of those entries that are there."""
     fields = decode_rows(side.declared.schema, [value for value in values if value is not None])
     columns = {flag: fields.column(field) for flag, field in _FLAGS.items() if field in fields.column_names}
@@ -438,7 +439,8 @@ def _marked(rows: pa.Table) -> pa.Table:
     return rows.set_column(at, rows.schema.field(at), pa.array(np.ones(rows.num_rows, bool)))
 
 
-def _beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
+def beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
+    """Rows of a side behind their key columns."""
     return pa.table([*keys.columns, *rows.columns], names=[*keys.column_names, *rows.column_names])
 
 

@@ -1,0 +1,94 @@
+"""Facts and versions, both as they come: `as_of` joins each row with what held at its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from pipelines.api.operators import Side, _check_event_time, _columns, _gates, _length, _time_of, side
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import INNER, LEFT, AsOf, Gate, Input, Stage, reading
+from state_ops.errors import PipelineError
+
+
+def as_of(
+    uid: str,
+    facts: Input | Side,
+    versions: Input | Side,
+    *,
+    on: str | Sequence[str] | Mapping[str, str],
+    tolerance: str | timedelta | None = None,
+    wait: bool = True,
+    how: str = LEFT,
+    lateness: str | timedelta = "0s",
+    suffix: str = "_right",
+    null_keys: str = "fail",
+    sink: Sink | None = None,
+    late: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """Each fact with the newest version of its key that is not later than it, by event time.
+
+        as_of("in_euros", payments, rates, on="currency", tolerance="1d")
+
+    finds for each payment the rate that held then. A fact is handed out once the watermark, that of the slower input
+    less lateness, has passed its time, since until then a version for it may come: so it does not matter in which
+    epochs rows come. It has the key columns, its other columns, then those of its version.
+
+    A fact that is older than the watermark before its epoch is late: it is counted, and not handed out. A version that
+    is older is counted too; it holds for the facts that are handed out from then on, if no newer one does.
+
+    Args:
+        facts: A source, a stage, or `side(...)` of one.
+        versions: Likewise.
+        on: The key columns; {"fact's": "version's"} where their names differ.
+        tolerance: How much older than the fact its version may be; by default as old as it is.
+        wait: False: facts are handed out in their own epoch, with what has come by then. Which version that is depends
+            on how the input is cut into epochs.
+        how: "left": a fact without a version comes with nulls; "inner": it does not come.
+        lateness: How far behind the newest event time rows may come.
+        suffix: Follows the names of the versions' columns that facts have too.
+        late: The table that gets late rows of both, as that of `join`. All other arguments: as in `stage`.
+    """
+    place = f"as_of {uid}"
+    of = tuple(given if isinstance(given, Side) else side(given) for given in (facts, versions))
+    names = dict(on) if isinstance(on, Mapping) else {name: name for name in _columns(on)}
+    if how not in (LEFT, INNER):
+        raise PipelineError(
+            f"how={how!r} is no way to find a version.", where=place, next=f"Say {LEFT!r} or {INNER!r}; or `join`."
+        )
+    if not names:
+        raise PipelineError(f"{uid} has no key.", where=place, next='Say on="column".')
+    for given in of:
+        _check_event_time(given.source, f"Nothing would ever say which version holds in {uid}")
+    times = (_time_of(of[0], place), _time_of(of[1], place))
+    keys = (tuple(names), tuple(names.values()))
+    for key, time in zip(keys, times, strict=True):
+        if time in key:
+            raise PipelineError(
+                f"{time!r} is a key of {uid} and the event time of one side.", where=place, next="Leave it out of on=."
+            )
+    older = None if tolerance is None else _length(tolerance, place, "tolerance")
+    return Stage(
+        uid=uid,
+        **reading(of[0].source),
+        key=keys[0],
+        join=AsOf(
+            how, 0, 0, None, times, _length(lateness, place, "lateness"), suffix, late, tolerance=older, wait=wait
+        ),
+        sides=tuple(
+            Stage(
+                uid=uid,
+                **reading(given.source),
+                key=key,
+                where=given.where,
+                transform=given.transform,
+                null_keys=null_keys,
+            )
+            for given, key in zip(of, keys, strict=True)
+        ),
+        null_keys=null_keys,
+        sink=sink,
+        gates=_gates(gate),
+        description=f"As of, by {', '.join(names)}" + (f", at most {tolerance} before." if older is not None else "."),
+    )
