@@ -24,6 +24,7 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.operators import shapes
 from pipelines.runtime.operators import top_n as operator
+from pipelines.runtime.operators.watermarks import handed_on
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.backends.base import BEYOND
 from state_ops.backends.memory import MemoryBackend
@@ -301,6 +302,12 @@ def test_current_ranks_are_changes_and_final_ones_are_rows():
         top_n("first", delta.table("x", name="landing", changes=True), key="k", by="seq", n=3)
     final = top_n("first", EVENTS, key="k", by="seq", n=3, until="until")
     assert deduplicate("unique", final, key="k") and not final.hands_out_changes
+
+
+def test_ranks_hand_on_the_watermark_up_to_which_they_are_final():
+    final = top_n("first", EVENTS, key="k", by="seq", n=1, until="until")
+    assert [handed_on(final, 5, 9, drain) for drain in (False, True)] == [5, 9]
+    assert handed_on(replace(final, top_n=replace(final.top_n, until=None)), 5, 9, False) == 9
 
 
 def test_a_row_without_the_moment_at_which_it_is_final_fails_the_epoch():
