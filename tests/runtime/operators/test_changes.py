@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -25,10 +26,12 @@ from pipelines.api import (
     aggregate,
     deduplicate,
     delta,
+    desc,
     files,
     join,
     select,
     stage,
+    top_n,
     union,
     window,
 )
@@ -364,6 +367,22 @@ def test_what_stages_without_a_key_hand_on_of_changes_is_compared_by_what_is_lef
     again = aggregate("again", both, key="n", keys=agg.count(), total=agg.sum("total"), sink=delta.append("again"))
     pipeline = Pipeline("kept", (counts, even, both.inputs[1], both, again))
     testing.assert_slicing_does_not_matter(pipeline, events(random.Random(3), 60), trials=4)
+
+
+def test_ranks_that_change_are_aggregated():
+    draw = random.Random(9)
+    highest = top_n("highest", OTHERS, key="k", by=[desc("v"), "id"], n=2)
+    of_ranks = aggregate("of_ranks", highest, key="rank_number", n=agg.count(), total=agg.sum("v"), changes=True)
+    pipeline = Pipeline("ranked", (highest, replace(of_ranks, sink=delta.upsert("of_ranks", "rank_number"))))
+    run = testing.run_pipeline(pipeline, parallelism=2, batch_rows=5)
+    so_far, content = pl.DataFrame(), Counter[tuple]()
+    for epoch in range(5):
+        fresh = events(draw, 20).with_columns(pl.int_range(20).alias("id") + epoch * 20).drop_nulls()
+        so_far = pl.concat([so_far, fresh]) if epoch else fresh
+        replayed(content, run.epoch(fresh)["of_ranks"])
+        query = """SELECT rank, count(*), sum(v)::BIGINT FROM
+            (SELECT v, row_number() OVER (PARTITION BY k ORDER BY v DESC, id) AS rank FROM so_far) WHERE rank < 3 GROUP BY rank"""
+        assert sorted((+content).elements()) == sorted(duckdb.sql(query).fetchall())
 
 
 def test_slicing_compares_what_is_left_of_changes():
