@@ -453,8 +453,8 @@ class Stage:
         if self.quarantines:
             self._check_quarantine()
         for lane in self.lanes:
-            # Of a transform's rows, and of an output beside the main one, their columns tell.
-            if lane.input.hands_out_changes and lane.transform is None and lane.from_output == MAIN:
+            # Of a transform's rows, their columns tell.
+            if lane.reads_changes and lane.transform is None:
                 self.check_changes(lane.input)
 
     def check_changes(self, input: Source | Stage) -> None:
@@ -620,8 +620,18 @@ class Stage:
             return self.top_n.until is None
         if self.function is None and not self.key:
             is_kept = not self.columns or not _WITH_CHANGES.isdisjoint(self.columns)
-            return is_kept and any(input.hands_out_changes for input in self.inputs)
-        return any(name == MAIN and CHANGE_TYPE in columns.names for name, columns in self.declared)
+            return is_kept and any(lane.reads_changes for lane in self.lanes)
+        return self._declares_changes(MAIN)
+
+    @property
+    def reads_changes(self) -> bool:
+        """Whether the rows of its input, if that is one, are changes, as far as the definition tells."""
+        if isinstance(self.input, Stage) and self.from_output != MAIN:
+            return self.input._declares_changes(self.from_output)
+        return self.input.hands_out_changes
+
+    def _declares_changes(self, output: str) -> bool:
+        return any(name == output and CHANGE_TYPE in columns.names for name, columns in self.declared)
 
     @property
     def has_state(self) -> bool:

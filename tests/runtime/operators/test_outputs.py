@@ -232,6 +232,30 @@ def test_a_function_per_key_that_returns_frames_tells_the_columns_of_each_output
     assert run.rows("alerts").sort("at").equals(rows.filter(pl.col("km") > LIMIT))
 
 
+def test_each_output_says_for_itself_whether_its_rows_are_changes():
+    def each(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> dict:
+        return {}
+
+    plain_columns = {"car": pa.string(), "at": pa.timestamp("us", "UTC")}
+    changes = {**plain_columns, "_change_type": pa.string()}
+    for main, beside in ((changes, plain_columns), (plain_columns, changes)):
+        made = stage(
+            "s",
+            source=TRIPS,
+            key="car",
+            state=Driven,
+            per_key=True,
+            output={"main": main, "beside": beside},
+            outputs={"beside": None},
+        )(each)
+        is_main = main is changes
+        assert made.hands_out_changes == select("x", made, "*").hands_out_changes == is_main
+        assert select("x", made.output("beside"), "*").hands_out_changes != is_main
+        deduplicate("d", made.output("beside") if is_main else made, key="car")
+        with pytest.raises(PipelineError, match="rows are changes"):
+            deduplicate("d", made if is_main else made.output("beside"), key="car")
+
+
 def test_timers_hand_out_to_outputs_too():
     def overdue(fired: pl.DataFrame, state: ValueState, epoch: Epoch) -> dict[str, pl.DataFrame]:
         return {"alerts": fired.select("car", why=pl.lit("not back"))}
