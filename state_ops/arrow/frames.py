@@ -372,6 +372,11 @@ _BY_TEXT = {
 }
 
 
+def is_given_polars(function: Callable[..., Any]) -> bool:
+    """Whether a function's first parameter is a Polars frame."""
+    return converter(function) is from_arrow
+
+
 def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.Table], Any]:
     """What turns an Arrow table into the frame that a parameter of the function, by default its first, is annotated
     with."""

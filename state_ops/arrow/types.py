@@ -100,6 +100,14 @@ def unknown_zone(type: pa.DataType) -> str | None:
     return next((zone for part in parts(type) if (zone := unknown_zone(part.type)) is not None), None)
 
 
+def unknown_to_polars(type: pa.DataType) -> pa.DataType | None:
+    """The type, or the part of it, of which Polars has no equal, so that it ends the process' work with a panic; None:
+    there is none."""
+    if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
+        return type
+    return next((strange for part in parts(type) if (strange := unknown_to_polars(part.type)) is not None), None)
+
+
 def parts(type: pa.DataType) -> list[pa.Field]:
     """The fields of a struct, the key and value of a map, the element of a list; none of any other type."""
     if pa.types.is_struct(type):

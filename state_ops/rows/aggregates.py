@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 import pyarrow as pa
 
+from state_ops.arrow.types import unknown_to_polars
 from state_ops.errors import PipelineError
 from state_ops.rows.sketches import DISTINCT, QUANTILE, estimates, gathered, united
 from state_ops.schema.key_codec import check_key_type
@@ -121,6 +122,15 @@ class Agg:
                     f"{name} = {self.kind}({self.column!r}){by}, but the input has no column {column!r}.",
                     where=where,
                     next=f"Its columns are: {', '.join(schema.names)}.",
+                )
+            type = schema.field(column).type
+            if (strange := unknown_to_polars(type)) is not None:
+                raise PipelineError(
+                    f"{name} = {self.kind}({self.column!r}), but the column {column!r} is {type}, and no aggregate"
+                    f" takes {strange}.",
+                    where=where,
+                    next="Cast it in transform=: a decimal to one of at most 38 digits with a scale of 0 or more, any"
+                    " other to text or a number.",
                 )
         if self.column is None:
             return

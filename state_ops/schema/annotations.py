@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
-from state_ops.arrow.types import PYTHON_TYPES, parts, python_type, stored_type, type_name, zero_of
+from state_ops.arrow.types import PYTHON_TYPES, parts, python_type, stored_type, type_name, unknown_to_polars, zero_of
 from state_ops.schema.state_schema import Field, Part, StateSchema, below
 
 
@@ -120,10 +120,8 @@ def _struct(cls: type, schema: StateSchema) -> Meaning:
 def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
     """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames`
     makes it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
-    if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
-        return type
-    if pa.types.is_uint64(type) or _is_nanos(type):
-        return type
+    if (strange := unknown_to_polars(type)) is not None or pa.types.is_uint64(type) or _is_nanos(type):
+        return strange or type
     return next((strange for part in parts(type) if (strange := _strange_to_frames(part.type)) is not None), None)
 
 

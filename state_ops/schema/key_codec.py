@@ -56,7 +56,7 @@ _HEADER = 3  # bytes: key group and state id
 
 def check_key_type(name: str, type: pa.DataType) -> None:
     """Raises PipelineError, naming the column, if it cannot be a key."""
-    if type not in _KEY_TYPES and not pa.types.is_decimal128(type):
+    if type not in _KEY_TYPES and not (pa.types.is_decimal128(type) and type.scale >= 0):
         raise PipelineError(
             f"The column {name!r} is {type}, which cannot be a key.", next=f"Cast it to one of: {KEY_TYPES}."
         )

@@ -24,7 +24,16 @@ from pipelines.runtime.definition import (
     Window,
 )
 from pipelines.runtime.operators.aggregation import AggregationOperator, aggregation_shapes
-from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
+from pipelines.runtime.operators.base import (
+    LATE,
+    MAIN,
+    Operator,
+    Progress,
+    Shapes,
+    check_known_to_polars,
+    event_time_of,
+    refuse_same_names,
+)
 from pipelines.runtime.operators.deduplication import (
     EXPIRES,
     SEEN,
@@ -125,6 +134,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)
+    check_known_to_polars(stage, rows)
     operator = stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n or stage.lookup
     if operator is None:
         return function_shapes(stage, rows, keys)

@@ -18,6 +18,7 @@ from pipelines.runtime.definition import LATE as LATE
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.operators.filtered_rows import check_condition
 from state_ops.arrow import frames
+from state_ops.arrow.types import unknown_to_polars
 from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.ttl import stamped
@@ -130,6 +131,26 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
             where=where,
             next=f"{remedy}: {_instead(kind)}.",
         )
+
+
+def check_known_to_polars(stage: Stage, rows: pa.Schema) -> None:
+    """PipelineError for a column whose type Polars does not have, where the stage's work is done by Polars.
+
+    A function that takes pa.Table or a frame of pandas is given any column. Aggregates look at their own columns alone
+    and check them themselves.
+    """
+    whole = stage.join is not None or stage.top_n is not None or stage.lookup is not None
+    if stage.function is not None and not stage.per_key:
+        whole = frames.is_given_polars(stage.function)
+    for name in rows.names if whole else stage.order_by:
+        type = rows.field(name).type
+        if (strange := unknown_to_polars(type)) is not None:
+            raise PipelineError(
+                f"The column {name!r} is {type}, and Polars, with which {stage.uid} works, has no {strange}.",
+                where=f"stage {stage.uid}",
+                next="Leave the column out or cast it in transform=: a decimal to one of at most 38 digits with a scale"
+                " of 0 or more, any other to text or a number.",
+            )
 
 
 def refuse_same_names(columns: Iterable[pa.Field], where: str, within: str = "") -> None:

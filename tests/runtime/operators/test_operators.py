@@ -14,7 +14,22 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from pipelines import testing
-from pipelines.api import Epoch, FileSource, Stage, State, Timestamp, ValueState, agg, delta, files, stage, window
+from pipelines.api import (
+    Epoch,
+    FileSource,
+    Stage,
+    State,
+    Timestamp,
+    ValueState,
+    agg,
+    aggregate,
+    deduplicate,
+    delta,
+    files,
+    stage,
+    top_n,
+    window,
+)
 from pipelines.runtime import operators
 from pipelines.runtime.operators import LATE, MAIN, Progress, shapes
 from state_ops.backends.memory import MemoryBackend
@@ -572,3 +587,43 @@ def test_output_columns_that_differ_in_capital_letters_alone_are_refused_by_name
         shapes(doubling, rows)
     handed_on = shapes(replace(doubling, sink=None), rows).outputs["main"]
     assert handed_on.names == ["id", "v", *columns], "only a table takes them for one"
+
+
+# -- types that Polars does not have
+
+
+STRANGE = [
+    pa.decimal256(50, 2), pa.decimal128(5, -2), pa.month_day_nano_interval(), pa.list_(pa.decimal256(50, 2)),
+    pa.struct([("part", pa.month_day_nano_interval())]),
+]  # fmt: skip
+WORKED_BY_POLARS = {
+    "in a frame": stage("strange", source=EVENTS, key="k", state=Total)(_polars),
+    "as an order": stage("strange", source=EVENTS, key="k", state=Total, order_by="v")(_arrow),
+    "as a key": stage("strange", source=EVENTS, key="v", state=Total)(_arrow),
+    "of what comes first": deduplicate("strange", EVENTS, key="k", order_by="v"),
+    "among the first rows": top_n("strange", EVENTS, key="k", by="at", n=1),
+    "of an aggregate": aggregate("strange", EVENTS, key="k", most=agg.max("v")),
+    "of the last value": aggregate("strange", EVENTS, key="k", order_by="at", last=agg.last("v")),
+    "of the order of values": aggregate("strange", EVENTS, key="k", order_by="v", last=agg.last("k")),
+    "of a window": window("strange", EVENTS, key="k", every="1h", on="at", least=agg.min("v")),
+}
+
+
+@pytest.mark.parametrize("type", STRANGE, ids=str)
+@pytest.mark.parametrize("use", WORKED_BY_POLARS)
+def test_a_type_that_polars_does_not_have_is_refused_before_the_first_row(use, type):
+    """It would end a task with a panic, at the first row that comes."""
+    columns = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", type)])
+    with pytest.raises(PipelineError, match=r"'v'\)? ?.*is .*(has no|cannot be a key|no aggregate takes)"):
+        shapes(WORKED_BY_POLARS[use], columns)
+
+
+def test_a_function_that_takes_arrow_is_given_any_type():
+    @stage("any", source=EVENTS, key="k", state=Total)
+    def counted(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
+        state.fold(rows.select(["k"]), rows=agg.count())
+        return rows.append_column("digits", rows["v"].cast(pa.string())).drop_columns(["v"])
+
+    rows = pa.table({"k": ["a", "a"], "v": pa.array([Decimal(10**40), None], pa.decimal256(50, 0))})
+    run = testing.run(counted)
+    assert run.epoch(rows)["digits"].to_list() == [str(10**40), None]
