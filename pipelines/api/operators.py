@@ -333,8 +333,8 @@ def join(  # as long as what is said of its arguments
             none. All but "inner" and "semi" need `within`.
         lateness: How far behind the newest event time rows may come.
         suffix: Follows the names of right columns that the left side has too.
-        late: The table that gets late rows of either side: the key, `side` ("left" or "right"), then the columns of
-            both, of which those of the other side are null. All other arguments: as in `stage`.
+        late: The table that gets late rows of either side: the key, `side` ("left" or "right"), `event_time`, then the
+            columns of both, of which those of the other side are null. All other arguments: as in `stage`.
     """
     place = f"join {uid}"
     of = tuple(given if isinstance(given, Side) else side(given) for given in (left, right))

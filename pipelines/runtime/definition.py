@@ -238,6 +238,7 @@ class Aggregation:
 
 INNER, LEFT, RIGHT, FULL, SEMI, ANTI = "inner", "left", "right", "full", "semi", "anti"
 JOINS = (INNER, LEFT, RIGHT, FULL, SEMI, ANTI)
+LATE_TIME = "event_time"  # of a late row of either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +274,11 @@ class Join:
     def times_in(self, output: str) -> tuple[str, ...]:
         """The columns of an output in which each row has an event time, the best first; none: there is no such column.
 
-        A row that found no partner has nulls for the other side, and a late one is of either side.
+        A row that found no partner has nulls for the other side.
         """
-        if self.times is None or output == LATE or self.how == FULL:
+        if output == LATE:
+            return (LATE_TIME,)
+        if self.times is None or self.how == FULL:
             return ()
         left, right = self.times
         return (right + self.suffix, right) if self.how == RIGHT else (left,)

@@ -178,7 +178,9 @@ def test_late_rows_of_either_side_go_to_the_late_table_and_all_others_are_joined
             on_time[name].append(some[name].filter(pl.col(time_) >= watermark))
             nulls = (None,) * (2 if side_ == "left" else 3)
             late += [
-                (row[0], side_, *row[1:], *nulls) if side_ == "left" else (row[0], side_, *nulls, *row[1:])
+                (row[0], side_, row[1], *row[1:], *nulls)
+                if side_ == "left"
+                else (row[0], side_, row[1], *nulls, *row[1:])
                 for row in old.rows()
             ]
             newest[name] = max(newest[name], some[name][time_].max())
@@ -186,7 +188,8 @@ def test_late_rows_of_either_side_go_to_the_late_table_and_all_others_are_joined
     assert comparable(run.tables["paid_late"]) == comparable(
         pl.DataFrame(late, run.tables["paid_late"].schema, orient="row")
     )
-    assert run.tables["paid_late"].columns == ["id", "side", "at", "what", "price", "paid_at", "price_right"]
+    columns = ["id", "side", "event_time", "at", "what", "price", "paid_at", "price_right"]
+    assert run.tables["paid_late"].columns == columns
     assert comparable(pl.concat(run.handed)) == truth(how, {name: pl.concat(parts) for name, parts in on_time.items()})
 
 
@@ -203,9 +206,8 @@ def test_a_table_of_a_join_belongs_to_days_by_a_time_that_each_of_its_rows_has()
     columns = pa.schema([("id", pa.int64()), ("at", TIME), ("paid_at", TIME)])
     by_how = {how: paid(how, late=delta.append("paid_late")).event_time_of("paid", columns) for how in JOINS}
     assert by_how == {"inner": "at", "left": "at", "semi": "at", "anti": "at", "right": "paid_at", "full": None}
-    assert paid(late=delta.append("paid_late")).event_time_of("paid_late", columns) is None
-    declared = paid("full", late=delta.append("paid_late", event_time="at"))
-    assert declared.event_time_of("paid_late", columns) == "at"
+    late_columns = columns.append(pa.field("event_time", TIME))
+    assert paid("full", late=delta.append("paid_late")).event_time_of("paid_late", late_columns) == "event_time"
 
 
 def test_a_row_goes_once_no_partner_can_come_and_no_sooner():

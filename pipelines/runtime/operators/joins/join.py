@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import ANTI, FULL, LEFT, RIGHT, SEMI, Epoch, Join, Stage
+from pipelines.runtime.definition import ANTI, FULL, LATE_TIME, LEFT, RIGHT, SEMI, Epoch, Join, Stage
 from pipelines.runtime.operators.base import (
     LATE,
     MAIN,
@@ -151,7 +151,7 @@ class JoinOperator(EventTimeOperator):
             if self._progress.before is not None and (late := times < self._progress.before).any():
                 self.rows_late += int(late.sum())
                 if join.late is not None:
-                    yield self._late_of(side, rows.filter(pa.array(late)))
+                    yield self._late_of(side, rows.filter(pa.array(late)), times[late])
                 rows, times = rows.filter(pa.array(~late)), times[~late]
         if not rows.num_rows:
             return
@@ -329,10 +329,10 @@ class JoinOperator(EventTimeOperator):
 
     # -- what comes out
 
-    def _late_of(self, side: KeptSide, rows: pa.Table) -> tuple[str, pa.Table]:
-        """Late rows of a side, with its name, and nulls for the other side's columns."""
+    def _late_of(self, side: KeptSide, rows: pa.Table, times: np.ndarray) -> tuple[str, pa.Table]:
+        """Late rows of a side, with its name, their times and nulls for the other side's columns."""
         shape, count = self._shapes.outputs[LATE], rows.num_rows
-        given = [*(rows.column(name) for name in self._stage.key), pa.array([side.name] * count)]
+        given = [*(rows.column(name) for name in self._stage.key), pa.array([side.name] * count), pa.array(times)]
         names = sides.values_of(self._stage, side.number, rows.schema).names
         own = [rows.column(sides.column(side.number, name)) for name in names]
         missing = len(shape) - len(given) - len(own)
@@ -505,8 +505,10 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
 
 
 def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-    """The columns of late rows: the key, which side a row is of, the left side's columns, then the right side's."""
-    where, columns = f"join {stage.uid}, late", [*keys, pa.field(LATE_SIDE, pa.string()), *left]
+    """The columns of late rows: the key, which side a row is of and its time, the left side's columns, then the right
+    side's."""
+    where, added = f"join {stage.uid}, late", [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))]
+    columns = [*keys, *(pa.field(name, kind) for name, kind in added), *left]
     taken = {field.name for field in [*keys, *left]}
     columns += [field.with_name(field.name + join.suffix) if field.name in taken else field for field in right]
     names = [field.name for field in columns]
@@ -515,7 +517,8 @@ def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, righ
         raise PipelineError(
             f"The table of late rows of {stage.uid} would have two columns {twice[0]!r}.",
             where=where,
-            next=f"Rename the column in the transform of its side: {LATE_SIDE!r} says which side a row is of.",
+            next=f"Rename the column in the transform of its side: {LATE_SIDE!r} says which side a row is of, and"
+            f" {LATE_TIME!r} its time.",
         )
     late = pa.schema(columns)
     check_storable(late, where, "Cast or drop it in the transform of its side")
