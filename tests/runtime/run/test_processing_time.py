@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import testing
-from pipelines.api import Pipeline, State, agg, delta, files, join, side, stage, window
+from pipelines.api import Pipeline, State, agg, deduplicate, delta, files, join, side, stage, window
 from pipelines.runtime.definition import is_clocked, is_timed
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import branch_diff, forks, promotion
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.run.sensor import observe
@@ -262,3 +263,46 @@ def test_windows_by_processing_time_do_not_become_such_by_event_time_and_belong_
     assert any("1 s by processing time" in finding.what for finding in findings), findings
     columns = pa.schema([("user", pa.string()), ("window_start", pa.timestamp("us", tz="UTC"))])
     assert SECONDS.event_time_of("clicked", columns) is None and changed.event_time_of("clicked", columns)
+
+
+@pytest.mark.long
+def test_windows_by_processing_time_lose_nothing_where_rows_wait_and_on_branches(tmp_path):
+    unique = deduplicate("unique", CLICKS, key="id")
+    counted, visits = (
+        window(uid, unique, key="user", on=None, rows=agg.count(), sink=delta.append(uid), **shape)
+        for uid, shape in (("counted", {"every": "1s"}), ("visits", {"gap": "1s"}))
+    )
+    pipeline = Pipeline("clicks", (unique, counted, visits), max_parallelism=4)
+    options = {
+        "CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0",
+        "CHECKPOINTS__NUM_RETAINED": "200",
+        "EPOCH__MAX_FILES": "1",
+    }
+    here = site(tmp_path, pipeline, **{f"WEIR_{name}": value for name, value in options.items()})
+    few, once = InMemoryExecutor(batch_rows=20), RunOptions(until_caught_up=True, drain=True)
+
+    def given(number: int) -> None:
+        rows = pa.table({"id": range(number * 100, number * 100 + 100), "user": [f"u{n % 9}" for n in range(100)]})
+        pq.write_table(rows, here.landing / f".{number}")
+        (here.landing / f".{number}").rename(here.landing / f"{number}.parquet")
+
+    def counts() -> list[int]:
+        return [here.table(uid)["rows"].sum() for uid in ("counted", "visits")]
+
+    for number in range(3):
+        given(number)
+    history = list(run(pipeline, here.settings, once, few))
+    assert any(report.checkpoint.operators["counted"].waiting for report in history), "nothing has waited"
+    assert counts() == [300, 300] and not any(
+        stats.rows_late for report in history for stats in report.checkpoint.operators.values()
+    )
+    assert not here.table("counted").duplicated(["user", "window_start"]).any(), "each window comes once"
+    forks.fork(pipeline, here.settings, "again", int(history[2].checkpoint.id), "to see")
+    list(run(forks.branched(pipeline, here.settings, "again"), here.settings, once, few))
+    difference = branch_diff.diff(pipeline, here.settings, "again").to_dict()
+    assert difference["tables"]["counted"]["left_out"] == ["window_start", "window_end"]
+    promotion.promote(pipeline, here.settings, "again", executor=few)
+    assert counts() == [300, 300]
+    given(3)
+    list(run(pipeline, here.settings, once, few))
+    assert counts() == [400, 400]
