@@ -446,13 +446,6 @@ class Stage:
             )
         if self.state is not None:
             StateSchema.of(self.state)
-        for lane in self.sides:
-            if lane.takes_bad_rows:
-                raise PipelineError(
-                    f"{self.uid} has several inputs, and no table of its own for bad rows of one of them.",
-                    where=f"stage {self.uid}",
-                    next='Read that source with on_bad="fail", or let a stage of its own read it first.',
-                )
         if self.quarantines:
             self._check_quarantine()
         for lane in self.lanes:
@@ -671,7 +664,8 @@ class Stage:
     @property
     def sinks_by_output(self) -> tuple[tuple[str, Sink], ...]:
         """The outputs that go to a sink, each with its own."""
-        named = ((MAIN, self.sink), *self.outputs, (LATE, self.late), (QUARANTINE, self.quarantine))
+        aside = ((output, sink) for output, _, sink in self.tables_aside)
+        named = ((MAIN, self.sink), *self.outputs, (LATE, self.late), *aside)
         return tuple((name, sink) for name, sink in named if sink is not None)
 
     def sink_of(self, output: str) -> Sink | None:
@@ -721,6 +715,18 @@ class Stage:
         """Where rows of its source go that a gate has set aside, or that could not be decoded."""
         takes = self.takes_bad_rows and not self.sides
         return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines or takes else None
+
+    @property
+    def tables_aside(self) -> tuple[tuple[str, Stage, DeltaSink], ...]:
+        """The outputs that are rows of its sources which are set aside, with the stage as one that reads that source
+        alone, and the table. Of several inputs, each source has a table of its own."""
+        if not self.sides:
+            return () if self.quarantine is None else ((QUARANTINE, self, self.quarantine),)
+        lanes = {lane.input.name: lane for lane in self.sides if isinstance(lane.input, Source) and lane.takes_bad_rows}
+        return tuple(
+            (f"{QUARANTINE}_{name}", lane, DeltaSink(name=f"{self.uid}_{name}_{QUARANTINE}"))
+            for name, lane in lanes.items()
+        )
 
     @property
     def late(self) -> Sink | None:

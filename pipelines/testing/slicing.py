@@ -18,7 +18,6 @@ import pyarrow as pa
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, TAKEN_BACK
 from pipelines.runtime.definition import (
     MAX_PARALLELISM,
-    QUARANTINE,
     AsOf,
     Pipeline,
     Source,
@@ -214,7 +213,8 @@ def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:
     """What is to be compared of a stage's outputs, by the name that people know it by."""
     if isinstance(target, Stage):
         return {"output": MAIN, "late": LATE, **{f"output {name}": name for name, _ in stage.outputs}}
-    return {sink.name: output for output, sink in stage.sinks_by_output if output != QUARANTINE}
+    aside = {output for output, _, _ in stage.tables_aside}
+    return {sink.name: output for output, sink in stage.sinks_by_output if output not in aside}
 
 
 def _cut(

@@ -14,7 +14,7 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import QUARANTINE, ROW, Pipeline, Source, Stage, is_clocked
+from pipelines.runtime.definition import ROW, Pipeline, Source, Stage, is_clocked
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from pipelines.runtime.execution import direct_read
@@ -117,7 +117,7 @@ def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Call
         job: `run_job` of this stage.
     """
     result = job()
-    if stage.quarantine is None or any(ack.error is not None for ack in result.acks):
+    if not stage.tables_aside or any(ack.error is not None for ack in result.acks):
         return result
     clock, ms = time.perf_counter(), dict(result.ms)
     acks = _with_quarantine(context, epoch, stage, list(result.acks))
@@ -224,15 +224,16 @@ def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
 
 
 def _with_quarantine(context: RunContext, epoch: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
-    """The acks, with the rows that the stage's gates have set aside before this replay."""
-    if not isinstance(stage.input, Source):
-        return acks
-    planned = epoch.plan.slices.get(stage.input.name)
-    if planned is None or not (planned.left_out or planned.bad_rows):
-        return acks
-    return quarantine.with_rows(
-        context.storage, context.readers[stage.input.name], planned, stage, acks, work_dir(context)
-    )
+    """The acks, with the rows of its sources that could not be decoded, and those that the stage's gates have set aside
+    before this replay."""
+    for output, lane, sink in stage.tables_aside:
+        if not isinstance(lane.input, Source):
+            continue
+        planned = epoch.plan.slices.get(lane.input.name)
+        if planned is not None and (planned.left_out or planned.bad_rows):
+            reader, scratch = context.readers[lane.input.name], work_dir(context)
+            acks = quarantine.with_rows(context.storage, reader, planned, lane, acks, scratch, output, sink.name)
+    return acks
 
 
 def _without_failed(
@@ -418,7 +419,8 @@ def _shapes_of_sides(
         direct_read.check_where(lane, columns, context.settings.spark.conf)
         seen.append(context.executor.columns(lane, columns, "what was read before" if part is None else part.where))
     schema = sides.wide(stage, seen)
-    return _fixed(context, stage, shapes(stage, schema), tuple(raw), schema)
+    known = [columns for columns in raw if columns is not None]
+    return _fixed(context, stage, shapes_of(stage, schema, *known), tuple(raw), schema)
 
 
 def _columns_of(
@@ -461,18 +463,16 @@ def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
     return files if not stage.quarantines else pa.schema([*files, pa.field(ROW, pa.int64())])
 
 
-def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
+def shapes_of(stage: Stage, seen: pa.Schema, *read: pa.Schema) -> Shapes:
     """A stage's schemas, those of all its tables among them.
 
     Args:
         seen: The columns that its function sees.
-        read: Those before its transform.
+        read: By input, those before its transform.
 
     Raises:
         PipelineError: Where they do not fit.
     """
-    if stage.quarantine is None:
-        return shapes(stage, seen)
     where = f"stage {stage.uid}"
     if stage.quarantines and ROW not in seen.names:
         raise PipelineError(
@@ -481,11 +481,15 @@ def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
             where=where,
             next="Let the transform keep that column.",
         )
-    kept = quarantine.table_schema(stage, pa.schema([field for field in read if field.name != ROW]))
-    check_storable(kept, f"{where}, the table of what it quarantines", "Cast it in what writes the files")
-    refuse_same_names(kept, f"{where}, the table of what it quarantines")
+    aside = {}
+    for output, lane, sink in stage.tables_aside:
+        columns = read[stage.lanes.index(lane)]
+        kept = quarantine.table_schema(lane, pa.schema([field for field in columns if field.name != ROW]))
+        check_storable(kept, f"{where}, the table {sink.name}", "Cast it in what writes the files")
+        refuse_same_names(kept, f"{where}, the table {sink.name}")
+        aside[output] = kept
     fixed = shapes(stage, seen)
-    return replace(fixed, outputs={**fixed.outputs, QUARANTINE: kept})
+    return replace(fixed, outputs={**fixed.outputs, **aside}) if aside else fixed
 
 
 def sinks_of(stage: Stage, fixed: Shapes) -> list[tuple[Sink, pa.Schema]]:
@@ -532,7 +536,8 @@ def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
     # What is quarantined is written once the stage's gates have looked at its rows.
-    targets = {output: _target(pipeline, sink) for output, sink in stage.sinks_by_output if output != QUARANTINE}
+    aside = {output for output, _, _ in stage.tables_aside}
+    targets = {output: _target(pipeline, sink) for output, sink in stage.sinks_by_output if output not in aside}
     doing = epoch.work[stage.uid]
     first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.

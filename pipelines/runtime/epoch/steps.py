@@ -544,11 +544,10 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
 
 
 def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
-    """Rows of the slice that the stage has not got to see: bad ones, and those that some stage's gate has set aside."""
-    if not isinstance(stage.input, Source) or stage.sides:  # of several inputs no rows are set aside
-        return 0
-    planned = epoch.plan.slices.get(stage.input.name)
-    return planned.rows_quarantined if planned is not None else 0
+    """Rows of its sources that the stage has not got to see: bad ones, and those that some stage's gate has set
+    aside."""
+    sources = {input.name for input in stage.inputs if isinstance(input, Source)}
+    return sum(planned.rows_quarantined for name, planned in epoch.plan.slices.items() if name in sources)
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runtime.definition import POSITIONS, QUARANTINE, ROW, Gate, Source, Stage
+from pipelines.runtime.definition import POSITIONS, ROW, Gate, Source, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.gates.evaluation import Verdict, columns_of, plain, refusal
 from pipelines.runtime.sources.reader import SourceReader
@@ -168,35 +168,47 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
 
 
 def with_rows(
-    storage: Storage, reader: SourceReader, planned: Slice, stage: Stage, acks: Sequence[Ack], work_dir: Path
+    storage: Storage,
+    reader: SourceReader,
+    planned: Slice,
+    stage: Stage,
+    acks: Sequence[Ack],
+    work_dir: Path,
+    output: str,
+    sink: str,
 ) -> list[Ack]:
-    """The acks of a stage's subtasks, the first of them with the rows that its gates have set aside, staged like rows
-    that are late."""
+    """The acks of a stage's subtasks, the first of them with the rows of a source that are set aside, staged like rows
+    that are late.
+
+    Args:
+        stage: As one that reads the source alone.
+        output: What they are called among the stage's outputs.
+        sink: The name of their table.
+    """
     first, *others = sorted(acks, key=lambda ack: ack.subtask)
     tables = list(rows_of(reader, planned, stage, first.epoch))
     if not tables:
         return list(acks)
-    assert stage.quarantine is not None
     directory = Path(first.handover.directory) if first.handover is not None else work_dir
     directory.mkdir(parents=True, exist_ok=True)
-    local = directory / f"{QUARANTINE}-{first.attempt}.parquet"
+    local = directory / f"{output}-{first.attempt}.parquet"
     with staged_writer(local, tables[0].schema) as writer:
         for table in tables:
             writer.write_table(table)
-    rows, sink = sum(table.num_rows for table in tables), stage.quarantine.name
+    rows = sum(table.num_rows for table in tables)
     path = f"tables/{sink}/data/{epoch_dir(first.generation, first.epoch)}/{first.subtask}-{first.attempt}.parquet"
-    return [_beside(storage, first, local, path, sink, rows), *others]
+    return [_beside(storage, first, local, path, output, sink, rows), *others]
 
 
-def _beside(storage: Storage, ack: Ack, local: Path, path: str, sink: str, rows: int) -> Ack:
+def _beside(storage: Storage, ack: Ack, local: Path, path: str, output: str, sink: str, rows: int) -> Ack:
     if ack.handover is not None:
-        staged = StagedFile(OUTPUT, QUARANTINE, str(local), path, local.stat().st_size, sink, rows)
+        staged = StagedFile(OUTPUT, output, str(local), path, local.stat().st_size, sink, rows)
         return replace(ack, handover=replace(ack.handover, staged=(*ack.handover.staged, staged)))
     try:
         size, digest = storage.put_file(local, path)
     finally:
         local.unlink()
-    fields = (OUTPUT, QUARANTINE, path, size, digest, True, ack.attempt, None, sink, rows)
+    fields = (OUTPUT, output, path, size, digest, True, ack.attempt, None, sink, rows)
     return replace(ack, files=(*ack.files, StateFile(ack.operator, ack.subtask, *fields)))
 
 

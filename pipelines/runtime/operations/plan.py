@@ -384,7 +384,7 @@ class PlanBuilder:
 
     def _shapes(self, stage: Stage, columns: pa.Schema) -> Shapes:
         with_table = stage if stage.lookup is None else stage.pinned(self._lookups.newest(stage, self._head))
-        return shapes_of(with_table, columns, self._files(stage) or columns)
+        return shapes_of(with_table, columns, *(self._files(lane) or columns for lane in stage.lanes))
 
     def _refused_before(self, stage: Stage) -> str | None:
         """A stage or source upstream that is refused, so that the columns of this stage's input are not known; None if

@@ -548,6 +548,39 @@ def test_columns_that_come_on_one_side_are_null_in_rows_from_before_and_take_no_
     assert sorted(table(site, "paid").select("id", "b", "a", "z").rows(), key=str) == wanted
 
 
+@pytest.mark.parametrize("whose", ["both", "one", "itself"])
+def test_bad_rows_of_each_side_go_to_a_table_of_their_own(tmp_path, whose):
+    columns = {"orders": {"id": pa.int64(), "at": TIME}, "payments": {"order": pa.int64(), "paid_at": TIME}}
+    left, right = (
+        files(
+            f"{{landing}}/{name}/*.json", name=name, format="json", schema=schema,
+            on_bad="quarantine" if whose == "both" or name == "orders" else "fail",
+        )
+        for name, schema in columns.items()
+    )  # fmt: skip
+    on = {"id": "order"} if whose != "itself" else "id"
+    joined = join("paid", left, right if whose != "itself" else left, on=on, ttl=None, sink=delta.append("paid"))
+    site = site_of(tmp_path, Pipeline("shop", (joined,)))
+    for number, bad in enumerate(["", "no json\n"]):
+        orders = f'{{"id": {number}, "at": "2026-01-01T00:00:00Z"}}\n{bad}'
+        payments = f'{{"order": {number}, "paid_at": "2026-01-01T00:00:00Z"}}\n{bad if whose == "both" else ""}{bad}'
+        (site.landing / "orders" / f"{number}.json").write_text(orders)
+        if whose == "both" or whose == "one":
+            (site.landing / "payments" / f"{number}.json").write_text(
+                payments if whose == "both" else payments.replace(bad, "") if bad else payments
+            )
+        (report,) = ran(site)
+        assert not [finding for finding in plan(site.pipeline, site.settings).findings if finding.verdict.stops]
+    wanted = {"both": {"orders": 1, "payments": 2}, "one": {"orders": 1}, "itself": {"orders": 1}}[whose]
+    tables = {path.name for path in (site.storage / "tables").iterdir()}
+    assert tables == {"paid", *(f"paid_{name}_quarantine" for name in wanted)}
+    for name, count in wanted.items():
+        aside = table(site, f"paid_{name}_quarantine")
+        assert aside["_weir_raw"].to_list() == ["no json"] * count and set(aside["_weir_file"]) == {"1.json"}
+    assert report.checkpoint.operators["paid"].rows_quarantined == sum(wanted.values())
+    assert ids(table(site, "paid")) == [0, 1]
+
+
 def test_rows_that_another_stages_gate_sets_aside_are_none_that_a_join_has_dropped(tmp_path):
     gate = expect(
         "ExpectColumnValuesToBeBetween", column="price", min_value=0, on_failure="quarantine", quarantine_at_most=0.9
