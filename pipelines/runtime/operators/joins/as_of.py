@@ -73,7 +73,7 @@ class AsOfOperator(JoinOperator):
         if self._progress.before is not None and (late := times < self._progress.before).any():
             self.rows_late += int(late.sum())
             if self._join.late is not None:
-                yield self._late_of(side, rows.filter(pa.array(late)))
+                yield self._late_of(side, rows.filter(pa.array(late)), times[late])
             if side.number == _FACTS:
                 rows, times = rows.filter(pa.array(~late)), times[~late]
         if rows.num_rows:
