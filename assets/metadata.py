@@ -51,9 +51,11 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
         shown["state per key"] = dg.MetadataValue.table_schema(
             dg.TableSchema([dg.TableColumn(field.name, str(field.type)) for field in fields])
         )
+    if stage.lookup is not None:
+        shown["looked up in"] = stage.lookup.table
     if stage.gates:
         shown["gates"] = dg.MetadataValue.md("\n".join(f"- `{gate.title}`" for gate in stage.gates))
-    if stage.key:
+    if stage.has_state:
         shown["state"] = dg.MetadataValue.path(storage.full(f"state/{stage.uid}"))
     return shown
 

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from threading import Thread
 
@@ -21,6 +22,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from pipelines.api import (
     Epoch,
@@ -34,6 +36,7 @@ from pipelines.api import (
     expect,
     files,
     join,
+    lookup,
     select,
     stage,
     top_n,
@@ -119,6 +122,8 @@ def parted(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> dict[str, pl.
 
 odd_again = select("odd_again", parted.output("odd"), "*", sink=delta.append("odd_again"))
 outputs = replace(pipeline, stages=(parted, replace(ledger, input=parted.output("spare")), odd_again))
+named = lookup("named", tallied, table="{landing}/../names", on="id", sink=delta.append("named"))
+looked_up = replace(pipeline, stages=(tallied, ledger, named))
 _GATES = (expect("ExpectColumnValuesToNotBeNull", column="id"),)
 _gated = replace(tallied, gates=_GATES)
 gated = replace(pipeline, stages=(_gated, replace(ledger, input=_gated, gates=_GATES)))
@@ -251,6 +256,13 @@ def _assert_table_is_replay(site: Site, rows: pd.DataFrame, published: Checkpoin
         )
         pd.testing.assert_frame_equal(of_table, of_files, check_dtype=False)
 
+    if named in site.pipeline.stages:
+        seen = rows[rows["file"] < published.offsets["landing"]["files"]]
+        left, table = _left(site, published, ("named",)), site.table("named")
+        assert sorted(zip(table["id"], table["file"], strict=True)) == sorted(
+            pair for pair in zip(seen["id"], seen["file"], strict=True) if pair not in left
+        )
+        assert (table.groupby("file")["version"].nunique() == 1).all(), "an epoch, which has a file, joins one version"
     if odd_again in site.pipeline.stages:
         seen = rows[rows["file"] < published.offsets["landing"]["files"]]
         odd = seen[seen["amount"] % 2 == 1]
@@ -305,7 +317,9 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = random.Random(f"writes {number}")
     if options["WEIR_STATE__BACKEND"] == "memory" and writes.random() < 0.5:
         options["WEIR_STATE__ASYNCHRONOUS_SNAPSHOTS"] = "true"
-    played = {0: revised, 2: gated, 4: joined, 5: outputs, 6: stateless, 8: ranked}.get(number % 10, pipeline)
+    played = {0: revised, 1: looked_up, 2: gated, 4: joined, 5: outputs, 6: stateless, 8: ranked}.get(
+        number % 10, pipeline
+    )
     site = Site(root / "site", options, played, "tests.recovery.test_schedules")
     rows, clock = _land(site, chance), Clock()
     faults, kills = chance.choice([0.0, 0.05, 0.1]), chance.choice([0.0, 0.01, 0.02])
@@ -353,7 +367,16 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run, "_counted", passing)
     newest: list[int] = []
+
+    def written() -> None:
+        """Another version of the table that rows are looked up in."""
+        if named in played.stages:
+            names = pa.table({"id": [f"k{key}" for key in range(_KEYS)], "version": [next(versions)] * _KEYS})
+            write_deltalake(str(site.root / "names"), names, mode="overwrite")
+
+    versions = count()
     for attempt in range(40):
+        written()
         if attempt == 39:
             faults, kills = 0.0, 0.0
         runner = Shuffled(chance, faults, kills, clock)
@@ -366,6 +389,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert len(lacking) <= 2, "one is committed beside the one that is published, no more"
                 assert not newest or completed.id > newest[-1], "reports come in order"
                 newest.append(completed.id)
+                written()
                 if completed.id in {row.id for row in confirmed}:  # else it is pruned already
                     _assert_state_is_replay(site, rows, completed)
                 published = [row for row in confirmed if not lacking or row.id < lacking[0].id]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.lookups.lookup_table import NEWEST, Version
 from pipelines.runtime.definition import Pipeline, Source, Stage
 from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, sinks_of, source_schema
 from pipelines.runtime.execution import direct_read
@@ -521,6 +522,7 @@ class PlanBuilder:
     def _look_at_waiting(self, stage: Stage) -> None:
         """Compare the columns of rows that a checkpoint has left in front of the stage, as `stage_job` does."""
         recorded = stats_of(self._head, stage.uid)
+        self._look_at_lost_versions(stage, recorded)
         first = next(iter(recorded.waiting), None)
         if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
             return
@@ -534,6 +536,23 @@ class PlanBuilder:
                 " which lets the stages apply all rows first; then change it."
             )
             self._report("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
+
+    def _look_at_lost_versions(self, stage: Stage, recorded: OperatorStats) -> None:
+        """Whether rows wait to be joined with a version of a table that is gone."""
+        if stage.lookup is None:
+            return
+        waited_for = [raw["lookups"][stage.uid] for raw in recorded.waiting if stage.uid in raw.get("lookups", {})]
+        for version in {version.same: version for version in map(Version.from_json, waited_for)}.values():
+            gone = self._lookups.gone({stage.uid: version})
+            if gone is None:
+                continue
+            what = f"rows wait to be joined, and {gone}"
+            if stage.lookup.on_lost == NEWEST:
+                self._allow("stage", stage.uid, "lookup", f"{what}: they are joined with the newest")
+            else:
+                self._report(
+                    "stage", stage.uid, "lookup", Verdict.REFUSED, what, 'Bring it back, or say on_lost="newest".'
+                )
 
     # -- tables
 

@@ -21,7 +21,7 @@ from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, de
 from pipelines.runtime.connectors.lookups import key_index
 from pipelines.runtime.connectors.lookups.lookup_table import LookupTable
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import drill
+from pipelines.runtime.operations import drill, forks
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError
@@ -312,6 +312,10 @@ def test_rows_that_wait_for_a_version_that_was_vacuumed_obey_on_lost(on_lost, wa
     before = len(joined(site))
     DeltaTable(str(site.landing / "names")).vacuum(0, dry_run=False, enforce_retention_duration=False)
     site = replace(site, pipeline=Pipeline("lookups", (passed, named(passed, on_lost=on_lost))))
+    said = [
+        finding for finding in plan(site.pipeline, site.settings).findings if "rows wait to be joined" in finding.what
+    ]
+    assert [finding.verdict.stops for finding in said] == [on_lost == "fail"]
     if on_lost == "fail":
         with pytest.raises(LostError, match=r"wait to be joined with version 0, which is gone: 1 of its 1 files"):
             ran(site, 4)
@@ -321,6 +325,15 @@ def test_rows_that_wait_for_a_version_that_was_vacuumed_obey_on_lost(on_lost, wa
     rows = joined(site)
     assert sorted(key for key, *_ in rows) == sorted([*range(20)] * 2), "each once"
     assert before <= sum(name.startswith("old") for *_, name in rows) < 20
+
+
+def test_rows_that_wait_keep_their_version_on_a_branch_too(waiting):
+    site = waiting
+    forks.fork(site.pipeline, site.settings, "fix")
+    branch = replace(site, pipeline=forks.branched(site.pipeline, site.settings, "fix"))
+    ran(branch, 4)
+    assert {name for *_, name in joined(branch)} <= {f"old {key}" for key in range(20)}
+    assert len(joined(branch)) > 0
 
 
 def test_another_table_in_its_place_is_not_taken_for_the_version(waiting):
