@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv demo demo-clean demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ demo: $(STAMP) ## Run the flights pipeline on real data
 
 demo-clean: $(STAMP) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
+
+demo-fraud: $(STAMP) ## Run the card_fraud pipeline on generated payments, and compare its alerts with DuckDB's
+	@$(PY) -m infra.demo_fraud
 
 demo-kafka: $(STAMP) ## Run the clickstream pipeline on a Kafka broker of its own
 	@$(PY) -m infra.demo_kafka

@@ -1,0 +1,76 @@
+"""The card_fraud example: its alerts are those that DuckDB says of the whole input, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from infra.card_fraud_input import by_minutes, cards, confirmations, payments
+from infra.demo_fraud import ALERTS
+from pipelines import card_fraud
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import TransientError
+from tests.recovery.harness import Site
+
+
+class Failing(InMemoryExecutor):
+    """Fails as soon as a stage without a key is to run: epochs are declined half-way."""
+
+    def run(self, task, *rest):
+        if task.stage.uid == "judged":
+            raise TransientError("The cluster is away.")
+        return super().run(task, *rest)
+
+
+def test_alerts_are_what_duckdb_says_of_the_whole_input(tmp_path: Path):
+    known = cards(300)
+    paid = payments(8_000, known)
+    said = confirmations(paid)
+    site = Site(
+        tmp_path,
+        {
+            "WEIR_PIPELINES__CARD_FRAUD__PARAMS": json.dumps(
+                {"landing": str(tmp_path / "landing"), "cards": str(tmp_path / "cards")}
+            ),
+            "WEIR_EPOCH__MAX_FILES": "2",
+            "WEIR_SPARK__PARALLELISM": "2",
+            "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "0",
+        },
+        card_fraud.pipeline,
+        "pipelines.card_fraud",
+    )
+    known.write_delta(str(tmp_path / "cards"))
+    for name, frame, time in (("payments", paid, "at"), ("confirmations", said, "confirmed_at")):
+        (site.landing / name).mkdir(parents=True)
+        for number, part in enumerate(by_minutes(frame, time, 2)):
+            part.write_parquet(site.landing / name / f"{number:04}.parquet")
+
+    def go(executor: Executor, drain: bool = False) -> None:
+        list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True, drain=drain), executor))
+
+    with pytest.raises(TransientError):
+        go(Failing())
+    site.options["WEIR_SPARK__PARALLELISM"] = "3"
+    go(InMemoryExecutor(500))
+    go(InMemoryExecutor(), drain=True)
+
+    def table(name: str) -> pl.DataFrame:
+        return pl.read_delta(str(site.storage / "tables" / name))
+
+    with duckdb.connect() as base:
+        for name, frame in (("payments", paid), ("confirmations", said), ("cards", known)):
+            base.register(name, frame)
+        wanted = base.sql(ALERTS).pl().sort("payment")
+    alerts = table("alerts")
+    assert alerts.select("payment", "reason").sort("payment").equals(wanted)
+    assert set(wanted["reason"]) == {"no such card", "two countries within an hour", "abroad", "above its limit"}
+    assert table("payments")["payment"].sort().equals(paid["payment"])
+    per_card = alerts.group_by("card").agg(pl.len().cast(pl.Int64).alias("alerts"))
+    assert table("alerted_cards").select("card", "alerts").sort("card").equals(per_card.sort("card"))
+    site.assert_no_orphans()
