@@ -430,14 +430,13 @@ class Stage:
                 next="Name each once.",
             )
         for sink in self.sinks:
-            if isinstance(sink, UpsertSink):
-                self._check_upsert(sink)
             if not isinstance(sink, Sink):
                 raise PipelineError(
                     f"{sink!r} is no sink that {self.uid} could write to.",
                     where=f"stage {self.uid}",
                     next='Say e.g. sink=delta.append("table"); an aggregate cannot be named like an argument.',
                 )
+            self._check_newest(sink)
         if self.sink is not None and self.hands_out_changes:
             refuse_replaced(self.sink, f"stage {self.uid}")
         if self.null_keys not in ("fail", "drop"):
@@ -525,17 +524,23 @@ class Stage:
                 next='Say key="column" or key=["a", "b"], or leave that out.',
             )
 
-    def _check_upsert(self, sink: UpsertSink) -> None:
-        """Whether it can be told which of an epoch's rows of a key is the newest."""
-        if not (self.key and set(self.key) <= set(sink.key)) and not sink.order_by:
-            of_stage = f"does not contain that of {self.uid} ({', '.join(self.key)})"
-            raise PipelineError(
-                f"The key of the table {sink.name} ({', '.join(sink.key)}) "
-                f"{of_stage if self.key else f'says nothing of {self.uid}, which has none'}, so rows of one key come"
-                " from several subtasks, in no order.",
-                where=f"stage {self.uid}",
-                next='Say by what the newest is found: delta.upsert(..., order_by="column").',
-            )
+    def _check_newest(self, sink: Sink) -> None:
+        """Whether it can be told which of an epoch's rows of a key is the newest, of a table with keys, and of changes
+        for any sink with a key."""
+        key: tuple[str, ...] = getattr(sink, "key", ())
+        by_key = isinstance(sink, UpsertSink) or (key and sink is self.sink and self.hands_out_changes)
+        if not by_key or (self.key and set(self.key) <= set(key)) or getattr(sink, "order_by", ()):
+            return
+        of_stage = f"does not contain that of {self.uid} ({', '.join(self.key)})"
+        raise PipelineError(
+            f"The key of the {'table' if isinstance(sink, UpsertSink) else 'sink'} {sink.name} ({', '.join(key)}) "
+            f"{of_stage if self.key else f'says nothing of {self.uid}, which has none'}, so rows of one key come"
+            " from several subtasks, in no order.",
+            where=f"stage {self.uid}",
+            next='Say by what the newest is found: delta.upsert(..., order_by="column").'
+            if isinstance(sink, UpsertSink)
+            else "Let a stage by that key hand the changes out, or leave the key out if the sink takes them without.",
+        )
 
     def _check_quarantine(self) -> None:
         """Whether the rows that the stage hands out can be traced to rows of its source."""

@@ -194,6 +194,8 @@ def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, 
     where = f"aggregate {stage.uid}"
     refuse_clash(stage, {EPOCH}, "the column that an aggregate adds")
     state = state_of(aggregation.aggregates, rows, where)
+    if aggregation.changes or CHANGE_TYPE in rows.names:
+        refuse_clash(stage, {CHANGE_TYPE}, "the column that says what became of a row")
     if CHANGE_TYPE in rows.names:
         state = retractions.state_of(aggregation.aggregates, rows, where)
     values = values_of(stage, aggregation.aggregates, rows, state)
@@ -201,7 +203,6 @@ def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, 
     results = frames.arrow(fields.select([agg.result(name) for name, agg in aggregation.aggregates])).schema
     output = pa.schema([*keys, *results, pa.field(EPOCH, pa.int64())])
     if aggregation.changes:
-        refuse_clash(stage, {CHANGE_TYPE}, "the column that says what became of a row")
         output = output.append(pa.field(CHANGE_TYPE, pa.string()))
     check_storable(output, where, "Cast the column that it is made from in transform=")
     return Shapes(keys, state, {MAIN: output}, values)

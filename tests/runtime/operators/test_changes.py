@@ -29,6 +29,8 @@ from pipelines.api import (
     desc,
     files,
     join,
+    kafka,
+    postgres,
     select,
     stage,
     top_n,
@@ -136,6 +138,24 @@ def test_a_table_whose_rows_are_replaced_takes_no_changes(tmp_path):
         sinks.check(replaced.sink, ROWS.remove(3))
         with pytest.raises(PipelineError, match="would replace those of the table it"):
             sinks.check(replaced.sink, ROWS)
+
+
+def test_changes_reach_a_sink_with_a_key_by_subtasks_that_have_all_rows_of_one():
+    counts = partial(aggregate, "counts", OTHERS, key="k", n=agg.count())
+    for sink in (postgres.sink("t", key="n", connection="c"), kafka.sink("t", servers="x:1", key="n")):
+        counts(sink=sink)
+        with pytest.raises(PipelineError, match=r"The key of the sink t \(n\) does not contain that of counts"):
+            counts(sink=sink, changes=True)
+        with pytest.raises(PipelineError, match="says nothing of it, which has none"):
+            select("it", counts(changes=True), sink=sink)
+    counts(sink=postgres.sink("t", key=["k", "n"], connection="c"), changes=True)
+    counts(sink=kafka.sink("t", servers="x:1"), changes=True)
+
+
+def test_what_became_of_a_row_is_no_key():
+    counts = aggregate("counts", CHANGES, key=["k", "_change_type"], n=agg.count())
+    with pytest.raises(PipelineError, match="the name of the column that says what became of a row"):
+        shapes(counts, ROWS)
 
 
 def test_what_became_of_a_row_is_said_in_text():
