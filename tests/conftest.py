@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -75,8 +76,9 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Arrow's threads may abort a process that tears down (apache/arrow#34314): leave with pytest's status before
-    that."""
+    that, and with what is to be done at the end done, like the removal of temporary directories."""
     if _status:
+        atexit._run_exitfuncs()
         config.get_terminal_writer().flush()
         sys.stdout.flush()
         sys.stderr.flush()

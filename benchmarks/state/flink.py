@@ -1,4 +1,5 @@
-"""What both PyFlink programs share: the environment, the Parquet source, and following a job by Flink's own counters.
+"""PyFlink SQL, and what `flink_process` shares with it: the environment, the Parquet source, and following a job by
+Flink's own counters.
 
 Runs in the peers' environment (see `peers.py`). Flink has no micro-batches: one bounded job reads the whole input and
 takes incremental checkpoints by time; progress is the records that the aggregating operator has read, asked for over
@@ -18,9 +19,31 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from benchmarks.state.engine import Result, Task
+from benchmarks.state.engine import Result, Task, serve
 
 _POLL_SECONDS = 0.1
+
+
+def run(task: Task, result: Result) -> None:
+    """PyFlink SQL: a grouped aggregation that runs in the JVM alone.
+
+    The sink is `blackhole`, the peer's best case: Flink's file sinks take updates only as a change log in JSON. A run
+    of its own with that sink, which is not measured, shows that the same query computes the right thing.
+    """
+    tables = environment(task, result)
+    source(tables, task)
+    last = ", MAX(payload) AS payload" if task.payload else ""
+    grouped = (
+        "SELECT `key`, COUNT(*) AS n, SUM(`value`) AS total, MAX(`value`) AS top" + last + " FROM events GROUP BY `key`"
+    )
+    text = ", payload STRING" if task.payload else ""
+    sink = "'connector' = 'blackhole'"
+    if task.options.get("checked"):
+        sink = f"'connector' = 'filesystem', 'path' = 'file://{task.durable}/output', 'format' = 'debezium-json'"
+        result.output, result.form = [f"{task.durable}/output/*"], "debezium-json"
+    tables.execute_sql(f"CREATE TABLE changed (`key` BIGINT, n BIGINT, total DOUBLE, top DOUBLE{text}) WITH ({sink})")
+    result.settings["sink"] = "blackhole"
+    run_to_end(task, result, tables.execute_sql(f"INSERT INTO changed {grouped}"), "GroupAggregate")
 
 
 def configured(task: Task) -> dict[str, str]:
@@ -112,3 +135,7 @@ def _ask(address: str, path: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{address}{path}", timeout=5) as answer:
         figures: dict[str, Any] = json.load(answer)
         return figures
+
+
+if __name__ == "__main__":
+    serve(run)
