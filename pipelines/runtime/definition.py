@@ -78,7 +78,8 @@ MAX_PARALLELISM = 128  # key groups, unless a pipeline says how many
 ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
 _POLICIES, _LOOKED_AT = (HOLD, WARN, QUARANTINE), (ROWS, STATE, FIGURES)
 _SHARE = 0.1
-_WITH_CHANGES = frozenset({"*", CHANGE_TYPE})  # of a select's columns, those that keep what became of a row
+_WITH_CHANGES = re.compile(rf"\s*(\*(?!.*{CHANGE_TYPE}).*|(.*\s)?`?{CHANGE_TYPE}`?\s*)", re.IGNORECASE | re.DOTALL)
+"""Which of a select's columns keep what became of a row: "*", "* EXCEPT (...)", the column, or one of its name."""
 _EXPECTATION = re.compile(r"Expect[A-Za-z]+")
 
 
@@ -620,7 +621,7 @@ class Stage:
         if self.top_n is not None:
             return self.top_n.until is None
         if self.function is None and not self.key:
-            is_kept = not self.columns or not _WITH_CHANGES.isdisjoint(self.columns)
+            is_kept = not self.columns or any(map(_WITH_CHANGES.fullmatch, self.columns))
             return is_kept and any(lane.reads_changes for lane in self.lanes)
         return self._declares_changes(MAIN)
 
@@ -895,6 +896,15 @@ class Pipeline:
                 where=where,
                 next=f"Say one of: {', '.join((EXACTLY_ONCE, *_DECLINED))}.",
             )
+        for stage in self.stages if self.delivery == AT_MOST_ONCE else ():
+            lost = next((source.name for source in sources_of(stage) if source.hands_out_changes), None)
+            if stage.aggregation is not None and lost is not None:
+                raise PipelineError(
+                    f"{stage.uid} takes rows of {lost} back, and of an epoch that is lost it would have none to take "
+                    "back.",
+                    where=where,
+                    next=f'Say delivery="{EXACTLY_ONCE}" or "{AT_LEAST_ONCE}".',
+                )
         for stage in self.stages:
             for gate in stage.gates:
                 if gate.on_failure != WARN:

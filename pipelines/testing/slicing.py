@@ -74,7 +74,8 @@ def assert_slicing_does_not_matter(
     and closes every window at the end; it must agree with one epoch in one batch on one subtask. Epochs get the rows in
     the order of `order_by`, or of event time without it; rows that tie, and all rows of an epoch where the stage
     declares no order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last
-    bits.
+    bits. Of running aggregates what each key has in the end is compared, and of changes (with the column
+    `_change_type`) the rows that are not taken back in the end.
 
     Windows by processing time (`on=None`) depend on when epochs are begun, and facts that wait for no version
     (`as_of(wait=False)`) on which come with them, so what they and stages behind them hand out

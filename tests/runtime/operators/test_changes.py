@@ -152,6 +152,16 @@ def test_changes_reach_a_sink_with_a_key_by_subtasks_that_have_all_rows_of_one()
     counts(sink=kafka.sink("t", servers="x:1"), changes=True)
 
 
+def test_rows_that_may_be_lost_are_not_taken_back():
+    counts = aggregate("counts", select("all", CHANGES), key="k", n=agg.count())
+    stages = (counts.input, counts)
+    for delivery in ("exactly_once", "at_least_once"):
+        Pipeline("p", stages, delivery=delivery)
+    with pytest.raises(PipelineError, match="counts takes rows of users back, and of an epoch that is lost"):
+        Pipeline("p", stages, delivery="at_most_once")
+    Pipeline("p", (aggregate("counts", OTHERS, key="k", n=agg.count(), changes=True),), delivery="at_most_once")
+
+
 def test_what_became_of_a_row_is_no_key():
     counts = aggregate("counts", CHANGES, key=["k", "_change_type"], n=agg.count())
     with pytest.raises(PipelineError, match="the name of the column that says what became of a row"):
@@ -174,6 +184,10 @@ def test_a_join_refuses_changes_on_either_side():
 def test_a_select_hands_changes_on_or_says_what_they_mean():
     assert select("it", CHANGES).hands_out_changes and select("it", CHANGES, "k", "_change_type").hands_out_changes
     assert union("it", select("a", CHANGES), select("b", CHANGES, "*")).hands_out_changes
+    for kept in ("* EXCEPT (v)", "`_change_type`", "lower(kind) AS _change_type"):
+        assert select("it", CHANGES, kept).hands_out_changes
+    for said in ("* EXCEPT (_change_type)", "_change_type = 'insert' AS is_new"):
+        assert not select("it", CHANGES, said).hands_out_changes
     newest = select("it", CHANGES, "k", "v", where="_change_type IN ('insert', 'update_postimage')")
     assert not newest.hands_out_changes and deduplicate("after", newest, key="k")
     with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes") as refused:
