@@ -898,7 +898,8 @@ class Pipeline:
             )
         for stage in self.stages if self.delivery == AT_MOST_ONCE else ():
             lost = next((source.name for source in sources_of(stage) if source.hands_out_changes), None)
-            if stage.aggregation is not None and lost is not None:
+            changes = stage.input.hands_out_changes and stage.transform is None
+            if stage.aggregation is not None and changes and lost is not None:
                 raise PipelineError(
                     f"{stage.uid} takes rows of {lost} back, and of an epoch that is lost it would have none to take "
                     "back.",
