@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pipelines.runtime.connectors.delta_table import data_file
+from pipelines.runtime.connectors.lookups.lookup_table import LookupTable
 from state_ops.errors import InputError
 from tests.runtime.connectors.test_delta_source import Reader, changed, source
 
@@ -100,6 +103,24 @@ def test_widened_types_checkpoints_of_all_kinds_and_times_in_commits(tables: Tab
     reader = Reader(source(table, on_lost="skip"))
     reader.position = {"table": reader.position["table"], "version": 0, "index": 0}
     assert reader.ids() == everything[first - 2 :] and len(reader.lost) == 1
+
+
+def test_rows_that_deletion_vectors_leave_out_are_not_looked_up(tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_file, "_ROWS", 7)
+    table = tables.make(
+        "vectors", "id BIGINT, p STRING",
+        "INSERT INTO {t} SELECT id, concat('a b', id % 2) FROM range(0, 100, 1, 1)",
+        "DELETE FROM {t} WHERE id % 10 = 3",
+        "DELETE FROM {t} WHERE id = 98",
+        "INSERT INTO {t} VALUES (1000, null)",
+        properties="'delta.enableDeletionVectors'='true'", partition="PARTITIONED BY (p)",
+    )  # fmt: skip
+    looked_up = LookupTable(str(table), "lookup named", None)
+    newest = looked_up.newest()
+    rows = [row["id"] for part in looked_up.rows(newest, newest.columns) for row in part.to_pylist()]
+    assert sorted(rows) == [*(id for id in range(100) if id % 10 != 3 and id != 98), 1000]
+    first = replace(newest, number=1)
+    assert sum(part.num_rows for part in looked_up.rows(first, newest.columns)) == 100
 
 
 def test_deletion_vectors_and_mapped_columns_are_refused(tables: Tables):

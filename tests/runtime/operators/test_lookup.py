@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from pipelines import testing
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, lookup, stage
-from pipelines.runtime.connectors.lookups import key_index
+from pipelines.runtime.connectors.lookups import key_index, lookup_table
 from pipelines.runtime.connectors.lookups.lookup_table import LookupTable
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks
@@ -243,6 +243,13 @@ def test_the_newest_version_is_asked_for_each_time(tmp_path):
     shutil.rmtree(table.uri)
     write_deltalake(table.uri, rows)
     assert table.newest().number == 0, "another table may be in its place"
+
+
+def test_rows_of_a_file_that_are_deleted_are_left_out_wherever_they_are():
+    parts = [pa.table({"key": [1, 2, 3]}), pa.table({"key": [4, 5]}), pa.table({"key": [6, 7]})]
+    kept = pa.array([True, False, True, False, True, False])
+    rows = list(lookup_table._without_deleted(iter(parts), kept))
+    assert [row["key"] for part in rows for row in part.to_pylist()] == [1, 3, 5, 7], "what is not said counts"
 
 
 UNALIGNED = {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +46,7 @@ _NAMED = re.compile(r"([0-9]{20})\.(json|checkpoint\..+)")
 _OF_STORES = re.compile(r"Generic \w+ error|error sending request|non-2xx status")  # in what delta-rs says
 _OF_WEIR = "weir.checkpoint"  # in commits of checkpoints; the others stand in those that take rows back as well
 _TAKEN_BACK = frozenset({"weir.rewind_to", "weir.range", "weir.branch"})
+_VECTORS = ("filepath", "selection_vector")  # as delta-rs calls them
 _AHEAD, _REQUESTS, _KEPT_BYTES = 32, 8, 64 << 20  # versions, at a time, of entries
 
 
@@ -159,7 +160,7 @@ class TableLog:
         """What was read of a table is not taken for what another one in its place has."""
         self._newest = -1
         self._entries: dict[int, bytes] = {}
-        self._files: tuple[int, Sequence[DataFile]] = (-1, ())
+        self._files: tuple[int, Sequence[DataFile], Mapping[str, pa.BooleanArray]] = (-1, (), {})
         self._parsed: tuple[bytes, Commit] | None = None
 
     def asking(self) -> AbstractContextManager[None]:
@@ -380,17 +381,28 @@ class TableLog:
             )
 
     def files(self, version: int) -> Sequence[DataFile]:
-        """All files of a version, the oldest first."""
+        """All files of a version, the oldest first. Raises InputError if not all rows of them count."""
+        files, kept = self.whole(version)
+        if kept:
+            raise self.with_vectors(version)
+        return files
+
+    def whole(self, version: int) -> tuple[Sequence[DataFile], Mapping[str, pa.BooleanArray]]:
+        """All files of a version, the oldest first, and by path which rows count of those that have deletion vectors:
+        rows behind the last one that is said do."""
         with self._lock:
             if self._files[0] != version:
                 handle = self._handle(version)
+                files = _files(_table(handle.get_add_actions(flatten=True)))
+                kept: dict[str, pa.BooleanArray] = {}
                 if "deletionVectors" in (handle.protocol().reader_features or ()):
                     with scrubbing():
                         vectors = _table(handle.deletion_vectors())
-                    if vectors.num_rows:
-                        raise self.with_vectors(version)
-                self._files = (version, _files(_table(handle.get_add_actions(flatten=True))))
-            return self._files[1]
+                    paths = {file.path for file in files}
+                    for uri, rows in zip(*(vectors.column(name) for name in _VECTORS), strict=True):
+                        kept[_below(uri.as_py(), paths)] = rows.values
+                self._files = (version, files, kept)
+            return self._files[1:]
 
     def with_vectors(self, version: int) -> InputError:
         """What to raise for files of which not all rows count."""
@@ -438,6 +450,15 @@ def _file(action: Mapping[str, Any], change: str | None) -> DataFile:
 def _table(stream: Any) -> pa.Table:
     """What delta-rs hands out; `pa.table` would import pandas."""
     return pa.RecordBatchReader.from_stream(stream).read_all()
+
+
+def _below(uri: str, paths: Collection[str]) -> str:
+    """Which of a table's paths a file's URI ends with."""
+    parts = unquote(uri).split("/")
+    for number in range(len(parts)):
+        if (end := "/".join(parts[number:])) in paths:
+            return end
+    raise InputError(f"Rows of {uri} are deleted, which is no file of the table's version.", next=_REPAIR)
 
 
 def _files(actions: pa.Table) -> list[DataFile]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
@@ -153,7 +154,7 @@ class LookupTable:
             return log.storage.size(f"{log.name}/{file.path}") is None
 
         try:
-            files, _ = self._opened(version)
+            files, *_ = self._opened(version)
         except LostError as error:
             return error.what.rstrip(".")
         gone = sum(together(is_gone, files, at_once=_REQUESTS))
@@ -176,10 +177,11 @@ class LookupTable:
                 if version.stamp is not None:
                     yield from self._rows_of_file(version, columns)
                     return
-                files, partitions = self._opened(version)
+                files, kept, partitions = self._opened(version)
                 for file in files:
                     values = {name: file.partition.get(name) for name in partitions if name in columns.names}
-                    yield from self._rows_in(self._log.storage, f"{self._log.name}/{file.path}", columns, values)
+                    rows = self._rows_in(self._log.storage, f"{self._log.name}/{file.path}", columns, values)
+                    yield from _without_deleted(rows, kept[file.path]) if file.path in kept else rows
         except LostError as error:
             if not fresh:
                 raise
@@ -193,12 +195,13 @@ class LookupTable:
         if storage.stamp(name) != version.stamp:
             raise self._lost("The file was replaced while it was read.")
 
-    def _opened(self, version: Version) -> tuple[list[DataFile], tuple[str, ...]]:
-        """The files of a version of a Delta table, and the columns whose values stand in its log."""
+    def _opened(self, version: Version) -> tuple[Sequence[DataFile], Mapping[str, pa.BooleanArray], tuple[str, ...]]:
+        """The files of a version of a Delta table, which rows count of those that have deletion vectors, and the
+        columns whose values stand in its log."""
         assert version.number is not None, "it is a Delta table's"
         try:
             metadata = self._log.at(version.number)
-            files = self._log.files(version.number)
+            files, kept = self._log.whole(version.number)
         except DeltaError as error:
             first, newest = self._log.versions()
             if first <= version.number <= newest:
@@ -206,7 +209,7 @@ class LookupTable:
             raise self._lost(f"The log has versions {first} to {newest} alone.", version) from error
         if metadata.id != version.table:
             raise self._lost(f"Another table, {metadata.id}, is in its place.", version)
-        return list(files), metadata.partition_by
+        return files, kept, metadata.partition_by
 
     def _rows_in(
         self, storage: Storage, path: str, columns: pa.Schema, partition: Mapping[str, str | None]
@@ -280,6 +283,16 @@ class LookupTable:
                 next=f"Its columns are: {', '.join(there)}. Name those that are wanted: columns=[...].",
             )
         return replace(version, columns=pa.schema([version.columns.field(name) for name in wanted]))
+
+
+def _without_deleted(parts: Iterator[pa.Table], kept: pa.BooleanArray) -> Iterator[pa.Table]:
+    """The rows of a file that count. kept: which do, as far as one does not."""
+    begin = 0
+    for rows in parts:
+        said = kept.slice(begin, rows.num_rows)
+        behind = pa.array(np.ones(rows.num_rows - len(said), bool))
+        begin += rows.num_rows
+        yield rows.filter(pa.concat_arrays([said, behind]))
 
 
 @dataclass(frozen=True, slots=True)
