@@ -71,7 +71,7 @@ soak: $(STAMP) ## Run 3,000 epochs while coordinators are killed and frozen; SEE
 soak-doors: $(STAMP) ## Kill each source and each sink on Spark at random, 20 runs each, and compare with the input (an hour)
 	@$(PY) -m tests.soak.doors
 
-memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budget, RocksDB's alone and a keyed task's (2 minutes)
+memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budget, RocksDB's alone and keyed tasks', skewed keys too (6 minutes)
 	@$(PY) -m tests.tools.memory
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice

@@ -248,7 +248,7 @@ def applied(scratch: Path, slices: Sequence[Landed]) -> dict[str, Row]:
             stage=counts, shapes=fixed, epoch=CheckpointId(number + 1), generation=Generation(1),
             now=datetime(2026, 1, 1, tzinfo=UTC), progress=Progress(None, None, False), parallelism=SUBTASKS,
             max_parallelism=MAX_PARALLELISM, storage=storage, work_dir=scratch / "task", bases=bases, tables={},
-            channel=False, event_time=None, stages=(counts.uid,),
+            channels=frozenset(), event_time=None, stages=(counts.uid,),
         )  # fmt: skip
         for subtask in range(SUBTASKS):
             batches = direct_read.own_batches(counts, rows, subtask, SUBTASKS, MAX_PARALLELISM, _BATCH_ROWS, scratch)

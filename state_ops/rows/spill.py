@@ -1,21 +1,24 @@
 """Partials of one epoch that do not fit into memory: on the local disk until the barrier, split by ranges of key
 groups.
 
-    <directory>/spill/<range>-<number>.arrow    in the order in which they came; gone after the barrier, or with the
-                                                attempt's directory
+    <directory>/spill/<range>-<number>.arrow           in the order in which they came; gone after the barrier, or with
+                                                       the attempt's directory
+    <directory>/spill/<range>-<number>-<part>.arrow    of a range that does not fit into memory either
 
 All partials of a key lie in one range, so ranges go to state one after the other, and each key is read from state and
 written to it once an epoch, however many rows it has (external hash aggregation: Graefe, Query Evaluation Techniques
-for Large Databases, 1993)."""
+for Large Databases, 1993). A range that is too large, since most keys are of one key group, is split by the hash of its
+keys; its parts are not in the keys' order then, so state is written in more and smaller runs."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
 
+from state_ops.rows import key_aggregation
 from state_ops.schema.descriptors import GROUP
 
 RANGES = 16
@@ -27,10 +30,11 @@ class Spill:
 
     Args:
         groups: The key groups of the subtask.
+        keys: Columns by which a range that is too large is split; without any, ranges stay whole.
     """
 
-    def __init__(self, directory: Path, groups: range) -> None:
-        self._directory, self._groups = directory / "spill", groups
+    def __init__(self, directory: Path, groups: range, keys: Sequence[str] = ()) -> None:
+        self._directory, self._groups, self._keys = directory / "spill", groups, list(keys)
         self._ranges: dict[int, list[Path]] = {}
         self._number = 0
 
@@ -49,11 +53,32 @@ class Spill:
         self._number += 1
 
     def take(self) -> Iterator[list[pl.DataFrame]]:
-        """The rows of one range after the other, as they were added; then it is empty."""
+        """The rows of one range after the other, or of a part of it, as they were added; then it is empty."""
         for number in sorted(self._ranges):
-            files = self._ranges.pop(number)
-            yield [pl.read_ipc(file.read_bytes()) for file in files]  # a copy: nothing of a mapped file stays in memory
-            for file in files:
-                file.unlink()
+            for files in self._parts(self._ranges.pop(number)):
+                yield [_read(file) for file in files]
+                for file in files:
+                    file.unlink()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._number = 0
+
+    def _parts(self, files: list[Path]) -> Iterator[list[Path]]:
+        """The files of a range, or those of its parts, which have the rows of some of its keys each."""
+        size, most = sum(file.stat().st_size for file in files), key_aggregation.PARTIAL_BYTES
+        if not self._keys or size <= most:
+            yield files
+            return
+        number = 2 * size // most + 1
+        parts: list[list[Path]] = [[] for _ in range(number)]
+        for file in files:
+            rows = _read(file)
+            part_of = rows.select(self._keys).hash_rows() % number
+            for (part,), some in rows.with_columns(part_of.alias(_RANGE)).partition_by(_RANGE, as_dict=True).items():
+                parts[part].append(file.with_name(f"{file.stem}-{part}.arrow"))
+                some.drop(_RANGE).write_ipc(parts[part][-1], compression="uncompressed")
+            file.unlink()
+        yield from filter(None, parts)
+
+
+def _read(file: Path) -> pl.DataFrame:
+    return pl.read_ipc(file.read_bytes())  # a copy: nothing of a mapped file stays in memory

@@ -292,7 +292,7 @@ def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(
     assert child.returncode == 0, printed.decode()
 
     assert counting.counted(planted) == counting.rows_of(1) + counting.rows_of(2)
-    head = Registry(planted.storage(prefix="root"), "counting/main").head()
+    head = Registry(planted.storage(prefix="root/counting"), "counting/main").head()
     assert head is not None and head.operators["counts"].exchange == way
     assert any("org.apache.spark.deploy.SparkSubmit" in line and "fs.s3a.endpoint" in line for line in seen)
     assert_silent(*(line + "." for line in seen), printed + b".")

@@ -69,7 +69,7 @@ class AggregationOperator:
             self._aggregates = self._retractions.aggregates
         self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys)
         self._partials = key_aggregation.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
-        self._spill = Spill(residence.target, residence.groups)
+        self._spill = Spill(residence.target, residence.groups, stage.key)
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 

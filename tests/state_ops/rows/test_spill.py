@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from state_ops.keyed.keyed_state import GROUP
+from state_ops.rows import key_aggregation
 from state_ops.rows.spill import RANGES, Spill
 
 
@@ -42,6 +44,23 @@ def test_all_rows_of_a_key_group_come_back_together_and_in_order(tmp_path_factor
     assert whole.sort("n").equals(pl.concat([*given, _rows([])]))
     assert not list(directory.iterdir()) and not len(spill)
     assert list(spill.take()) == []
+
+
+def test_a_range_that_is_too_large_comes_in_parts_each_with_all_rows_of_its_keys_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(key_aggregation, "PARTIAL_BYTES", 20_000)
+    draw, spill = np.random.default_rng(5), Spill(tmp_path, range(32), ["key"])
+    given = []
+    for batch in range(4):
+        keys = draw.integers(0, 300, 2000)
+        groups = np.where(keys < 270, 3, keys % 32).astype(np.uint16)  # nine of ten keys are of one group
+        given.append(pl.DataFrame({GROUP: groups, "key": keys, "n": np.arange(2000) + 2000 * batch}))
+        spill.add(given[-1])
+    parts = [pl.concat(frames) for frames in spill.take()]
+    assert len(parts) > RANGES and max(part.estimated_size() for part in parts) < 20_000
+    assert all(part["n"].is_sorted() for part in parts)
+    assert sum(part["key"].n_unique() for part in parts) == pl.concat(given)["key"].n_unique()
+    assert pl.concat(parts).sort("n").equals(pl.concat(given))
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_type_comes_back_as_it_was(tmp_path):
