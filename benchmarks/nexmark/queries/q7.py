@@ -7,8 +7,9 @@ bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 
 def in_windows(rows):
     """Bids with the bounds of their window."""
-    bounds = rows.selectExpr("auction", "price", "bidder", "date_time", "extra", "window(date_time, '10 seconds') AS w")
-    return bounds.selectExpr("* EXCEPT (w)", "w.start AS window_start", "w.end AS window_end")
+    start = "unix_micros(date_time) div 10000000 * 10000000"
+    bounds = (f"timestamp_micros({start}) AS window_start", f"timestamp_micros({start} + 10000000) AS window_end")
+    return rows.selectExpr("auction", "price", "bidder", "date_time", "extra", *bounds)
 
 
 highest = top_n(

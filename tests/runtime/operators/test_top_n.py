@@ -22,6 +22,7 @@ from pipelines.api import Pipeline, Stage, agg, deduplicate, delta, desc, expect
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations.plan import plan
+from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.operators import shapes
 from pipelines.runtime.operators import top_n as operator
 from pipelines.runtime.operators.watermarks import handed_on
@@ -465,3 +466,28 @@ def test_a_column_that_comes_is_null_in_rows_from_before(tmp_path):
         list(run(pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
     rows = frame(site, "t").sort("seq")
     assert rows.select("seq", "more", "rank_number").rows() == [(4, "new", 1), (5, None, 2)]
+
+
+def test_imported_ranks_are_gone_by_and_end_when_they_say(tmp_path):
+    pipeline = Pipeline("ranks", (replace(STAGES[1], sink=delta.append("newest")),), max_parallelism=4)
+    site = site_of(tmp_path, with_until(events([10], seed=4)), pipeline)
+    list(run(pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    (table,) = [rows for rows in state_reader.scan(pipeline, site.settings, "newest") if rows.num_rows][:1]
+    (row, *_) = table.slice(0, 1).to_pylist()
+    first = {**row["rows"][0], "seq": 1_000}
+    kept = {**row, "k": "kept", "rows": [first, {**first, "seq": 999}]}
+    over = {**kept, "k": "over", "expires": row["expires"] - timedelta(days=31)}
+    rows = pa.Table.from_pylist([kept, over], table.schema)
+    import_rows(pipeline, site.settings, "newest", rows, replaces=True, executor=InMemoryExecutor())
+    event = {**first, "ts": at(0), "until": at(60)}
+    come = [{**event, "k": key, "seq": seq} for key, seq in (("kept", 998), ("kept", 1_001), ("over", 3))]
+    pq.write_table(pa.Table.from_pylist(come, TIMED), site.landing / "9.parquet")
+    list(run(pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    changes = frame(site, "newest").filter(pl.col("k").is_in(["kept", "over"]))
+    assert sorted(changes.select("k", "seq", "rank_number", "_change_type").rows()) == [
+        ("kept", 999, 2, "delete"),
+        ("kept", 1_000, 1, "update_preimage"),
+        ("kept", 1_000, 2, "update_postimage"),
+        ("kept", 1_001, 1, "insert"),
+        ("over", 3, 1, "insert"),
+    ]
