@@ -1,6 +1,6 @@
 """For each won auction the mean of its winning price and of the ten that its seller got before it."""
 
-from pipelines.api import Epoch, KeyState, Pipeline, State, delta, desc, files, join, stage, top_n
+from pipelines.api import Epoch, KeyState, Pipeline, State, delta, desc, files, join, select, stage, top_n
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
@@ -12,10 +12,9 @@ bids_on_auctions = join(
 )
 best, still_open = [desc("price"), *WON], "date_time_of_bid <= expires"
 won = top_n("won", bids_on_auctions, key="id", by=best, n=1, rank=None, until="expires", where=still_open)
-in_order = top_n(
-    "in_order", won, key="id", by="seq_of_bid", n=1, rank=None, until="settled",
-    transform=lambda rows: rows.selectExpr("id", "seller", "price", *WON, "date_time_of_bid + INTERVAL 1 HOUR settled"),
-)  # fmt: skip
+hour_later = "timestamp_micros(unix_micros(date_time_of_bid) + 3600000000) AS settled"
+settling = select("settling", won, "id", "seller", "price", *WON, hour_later)
+in_order = top_n("in_order", settling, key="id", by="seq_of_bid", n=1, rank=None, until="settled")
 
 
 class Seller(State):
@@ -35,4 +34,4 @@ def means(seller: int, rows: list[dict], state: KeyState, _: Epoch) -> list[dict
     return out
 
 
-pipeline = Pipeline("q6", (bids_on_auctions, won, in_order, means))
+pipeline = Pipeline("q6", (bids_on_auctions, won, settling, in_order, means))

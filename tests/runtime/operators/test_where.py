@@ -159,7 +159,7 @@ v <> 0 AND 10 / v > 1 | v <> 0 AND 10 / v BETWEEN 1 AND 2 | v = 0 OR 10 % v = 0 
 CASE WHEN v > 0 THEN true END | CASE WHEN v > 0 THEN b WHEN v < 0 THEN c ELSE v IS NULL END | CASE v WHEN 1 THEN 'a' WHEN i THEN 'b' ELSE s END = 'a' | CASE WHEN v <> 0 THEN 10 / v END > 1 | CASE WHEN b THEN i ELSE v END = 1 | CASE s WHEN 'a' THEN 1 END = 1 AND b
 CASE WHEN b THEN 1 WHEN c THEN 2.5e0 END > 1 | CASE WHEN b THEN CASE WHEN c THEN t END ELSE s END = 'a' | CASE WHEN ts > '2024-01-01' THEN d ELSE far END < '2000-01-01' | CASE WHEN v BETWEEN -3 AND 3 THEN v END = 1 | CASE v WHEN NULL THEN true ELSE b END | CASE WHEN b THEN NULL ELSE 1 END = 1
 replace(s, 'a', 'b') = 'b' | replace(s, '', 'x') = s | replace(t, '_', '') = 'ac' | replace(s, '%', '.*') = '.*' | split_part(s, 'b', 1) = 'a' | split_part(s, 'b', 2) = 'c' | split_part(t, '_', -1) = 'c' | split_part(t, '.', 3) = '' | split_part(s, '%', 2) = '' | split_part(s, '|', 1) = s
-date_format(ts, 'yyyy-MM-dd HH:mm:ss') > '2024' | date_format(ts, 'HH:mm') = '02:03' | date_format(d, 'yyyy/MM/dd') = '2024/02/29' | date_format(far, 'yyyy-MM-dd') = '0001-01-01' | date_format(local, 'dd.MM.yyyy') = '31.12.9999' | length(replace(s, 'a', '')) = 1
+unix_micros(ts) DIV 10000000 % 6 = 1 | timestamp_micros(unix_micros(ts)) = ts | timestamp_micros(i) > d | timestamp_micros(y) < ts | date_format(ts, 'yyyy-MM-dd HH:mm:ss') > '2024' | date_format(ts, 'HH:mm') = '02:03' | date_format(d, 'yyyy/MM/dd') = '2024/02/29' | date_format(far, 'yyyy-MM-dd') = '0001-01-01' | date_format(local, 'dd.MM.yyyy') = '31.12.9999' | length(replace(s, 'a', '')) = 1
 """
 FAILING = """
 v / 0 > 0 | 1 / v > 0 | v % 0 = 1 | 10 % v = 1 | v DIV 0 = 1 | 1 DIV v = 1 | v + 1 > 0 | i + 1 > 0 | i * 2147483647 > 0 | v - 2 > 0 | -v > 0 | -i > 0 | -y > 0 | y + y > 0 | abs(v) > 0 | v DIV -1 > 0
@@ -170,7 +170,7 @@ v > 9223372036854775807.5 | 9223372036854775808 >= v | v BETWEEN -92233720368547
 v // 2 = 1 | s ILIKE 'a%' | s > 1 | v = '3' | s RLIKE 'a' | s = 'a' COLLATE UNICODE_CI | 0 | 1 | NULL | v & 1 = 1 | v ^ 1 = 1 | v|1 = 1 | ~v = 1 | sum(v) > 0 | v > avg(v) | rank() over () = 1 | v = 3 -- x | v = /* x */ 3
 * | max(v) > 3 | s[0] = 'a' | round(f) = 1 | extract(hour from ts) = 2 | CASE v WHEN > 0 THEN true END | CASE WHEN b THEN m END = 1 | missing > 1 | V > 0 | `mixed name` = 1 | v = 1 AS x | s LIKE t | s LIKE 'a\\\\bc' | s = 'a' 'b' | s = r'a' | d = '2024-1-1' | d = 'tomorrow' | ts > 'now'
 ts = TIMESTAMP 'epoch' | d + 1 = d | m / 2 > 1 | m % 2 = 1 | g > v | g + g > 1 | s + 1 > 1 | xs = xs | xs[0] = 1 | v.x = 1 | b = 1 | b AND 1 | NOT v | v IS TRUE | v > | v = | (v = 1 | v = 1) | v NOT 1 | v BETWEEN 1 | v IN () | v IN (SELECT 1) | EXISTS (SELECT 1)
-s LIKE ANY ('a', 'b') | f IN (0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11) | v = 1abc | v = 1S | v = 1.5BD | v = 1e999 | cast(f AS string) = '1' | cast(s AS date) = d | v::int = 1 | upper(s) = 'A' | d = '2024-02-30' | v = :p | v IS NULL = b | hour(d) = 1 | year(s) = 1 | date(s) = d | nvl(s) = 1 | replace(s, t, 'x') = 'a' | split_part(s, '', 1) = 'a' | split_part(s, 'a', 0) = 'a' | date_format(ts, 'EEE') = 'Mon' | date_format(ts, 'yy') = '24' | date_format(ts, s) = 'a' | CASE WHEN v THEN 1 END = 1 | CASE WHEN b THEN 1 | rand() > 0.5 | now() > ts
+s LIKE ANY ('a', 'b') | f IN (0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11) | v = 1abc | v = 1S | v = 1.5BD | v = 1e999 | cast(f AS string) = '1' | cast(s AS date) = d | v::int = 1 | upper(s) = 'A' | d = '2024-02-30' | v = :p | v IS NULL = b | hour(d) = 1 | year(s) = 1 | date(s) = d | nvl(s) = 1 | replace(s, t, 'x') = 'a' | split_part(s, '', 1) = 'a' | split_part(s, 'a', 0) = 'a' | date_format(ts, 'EEE') = 'Mon' | unix_micros(d) = 1 | timestamp_micros(f) = ts | date_format(ts, 'yy') = '24' | date_format(ts, s) = 'a' | CASE WHEN v THEN 1 END = 1 | CASE WHEN b THEN 1 | rand() > 0.5 | now() > ts
 """
 
 
@@ -251,7 +251,7 @@ v | `Mixed Name` | v AS w2 | st.x | st.`in`.y AS inner | xs AS list | m AS money
 lower(t) AS l | s || '!' AS p | trim(s) AS p | length(s) AS n2 | coalesce(s, t) AS p | coalesce(v, 0) AS p | coalesce(i, v) AS p | coalesce(f, g) AS p | f * 2 AS p | cast(g AS double) AS p | f IS NULL AS p | b AND c AS p | v > 3 AS p | s LIKE 'a%' AS p
 ts AS p | local AS p | date(ts) AS p | cast(d AS timestamp) AS p | year(ts) AS p | hour(ts) AS p | 1 AS one | 3L AS three | 'x' AS x | true AS yes | 1.5D AS p | date'2024-01-01' AS p | timestamp'2024-01-01 01:02:03' AS p | cast(v AS string) AS p | try_cast(s AS int) AS p
 CASE WHEN v > 0 THEN 'more' WHEN v < 0 THEN 'less' ELSE t END AS p | CASE v WHEN 1 THEN i ELSE v END AS p | CASE WHEN b THEN 1 ELSE 2.5D END AS p | CASE WHEN hour(ts) BETWEEN 2 AND 8 THEN 'day' ELSE 'night' END AS p | CASE WHEN b THEN d ELSE ts END AS p | CASE WHEN b THEN y ELSE h END AS p
-date_format(ts, 'yyyy-MM-dd') AS p | replace(t, 'a', 'bb') AS p | split_part(s, 'b', 2) AS p | cast(length(s) - length(replace(s, 'a', '')) AS bigint) AS p
+unix_micros(ts) AS p | timestamp_micros(unix_micros(ts) DIV 10000000 * 10000000) AS p | timestamp_micros(i) AS p | date_format(ts, 'yyyy-MM-dd') AS p | replace(t, 'a', 'bb') AS p | split_part(s, 'b', 2) AS p | cast(length(s) - length(replace(s, 'a', '')) AS bigint) AS p
 """
 
 

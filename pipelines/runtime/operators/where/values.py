@@ -272,6 +272,8 @@ _FUNCTIONS = {
     **dict.fromkeys(_OF_TIMES, (TIMESTAMP,)),
     "isnan": (DOUBLE, FLOAT),
     "abs": NUMBERS,
+    "unix_micros": (TIMESTAMP,),
+    "timestamp_micros": (INTEGER,),
 }
 """Functions of one argument, with the types that it may have."""
 _MAKING_TEXTS: dict[str, tuple[int, Callable[[Sequence[Expression], str], Expression]]] = {
@@ -312,6 +314,8 @@ def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
         kind, function = Type(INTEGER, 32), lambda values: values.str.len_chars().cast(pl.Int64)
     elif name in (*_OF_DATES, *_OF_TIMES):
         function, may_fail, kind = _part_of_moment(name, kind, text), True, Type(INTEGER, 32)
+    elif name in ("unix_micros", "timestamp_micros"):  # moments are held as microseconds
+        kind, function = Type(INTEGER, 64) if name[0] == "u" else Type(TIMESTAMP), lambda values: values
     elif name == "trim":
         function = lambda values: values.str.strip_chars(" ")  # noqa: E731
     else:
