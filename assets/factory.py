@@ -65,7 +65,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     scheduled = jobs.schedules(pipeline, settings, beside)
     drill_job, drill_schedules = drills.job_and_schedules(pipeline, settings)
     definitions = dg.Definitions(
-        assets=[*specs.sources(pipeline, settings), epochs, drills.spec(pipeline)],
+        assets=[*specs.sources(pipeline, settings), *specs.lookups(pipeline, settings), epochs, drills.spec(pipeline)],
         asset_checks=[checks.definition(pipeline, settings), drills.checks(pipeline, settings)],
         jobs=[epochs_job, restore_job, drill_job, *beside],
         schedules=[*scheduled, *drill_schedules],

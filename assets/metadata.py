@@ -12,7 +12,7 @@ import dagster as dg
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from assets.names import input_name, key, table_key
+from assets.names import input_name, key, lookup_key, table_key
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
@@ -303,6 +303,8 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
     names = [column.name for column in handle.schema().fields]
     inputs = [_input_columns(pipeline, lane, head, storage) for lane in stage.lanes]
     upstream = [_read_from(pipeline, lane) for lane in stage.lanes]
+    if stage.lookup is not None:
+        upstream.append(lookup_key(pipeline, stage.lookup))
     deps = {
         name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
         for name, columns in lineage(stage, names, inputs).items()
@@ -321,6 +323,9 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
     """
     if stage.join is not None:
         return _lineage_of_join(stage, stage.join, columns, inputs)
+    if stage.lookup is not None:
+        suffix = stage.lookup.suffix
+        return {name: [(0, name) if name in inputs[0] else (1, name.removesuffix(suffix))] for name in columns}
     if stage.sides:
         return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
     if stage.columns:

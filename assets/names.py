@@ -2,6 +2,7 @@
 
 flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
                   flights/backfill
+cards/lookups/customers
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from typing import Any
 
 import dagster as dg
 
-from pipelines.runtime.definition import Pipeline, Source, Stage
+from pipelines.runtime.connectors.source import default_name
+from pipelines.runtime.definition import Lookup, Pipeline, Source, Stage
 from state_ops.errors import PipelineError
 
 AssetJob = Any  # what dg.define_asset_job returns has no public name
 
-CHECKPOINT, DRILL, TABLES, BACKFILL = "checkpoint", "restore_drill", "tables", "backfill"
+CHECKPOINT, DRILL, TABLES, BACKFILL, LOOKUPS = "checkpoint", "restore_drill", "tables", "backfill", "lookups"
 
 # Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second.
 PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
@@ -35,6 +37,11 @@ def key(pipeline: Pipeline, *names: str) -> dg.AssetKey:
 def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
     """The key of one of its Delta tables."""
     return key(pipeline, TABLES, table)
+
+
+def lookup_key(pipeline: Pipeline, lookup: Lookup) -> dg.AssetKey:
+    """The key of a table that rows are looked up in."""
+    return key(pipeline, LOOKUPS, default_name(lookup.table).removesuffix(".parquet"))
 
 
 def input_name(input: Source | Stage) -> str:
@@ -64,6 +71,7 @@ def check_names(pipeline: Pipeline) -> None:
         DRILL: "the restore drill",
         TABLES: "the folder of its tables",
         BACKFILL: "its backfills",
+        LOOKUPS: "the folder of tables that it looks up",
     }
     for kind, name in [
         *[("source", source.name) for source in pipeline.sources],

@@ -7,8 +7,9 @@ from datetime import timedelta
 import dagster as dg
 
 from assets import metadata
-from assets.names import CHECKPOINT, input_name, key, table_key
+from assets.names import CHECKPOINT, input_name, key, lookup_key, table_key
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import LATE, MAIN, FileSource, Pipeline, Source, Stage
@@ -30,6 +31,27 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
     ]
 
 
+def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
+    """The tables that rows are looked up in, which somebody else writes."""
+    tables = {lookup_key(pipeline, stage.lookup): stage.lookup.table for stage in pipeline.stages if stage.lookup}
+    return [
+        dg.AssetSpec(
+            table,
+            description=f"Rows are looked up in {place}, as of the version that each epoch's plan has.",
+            kinds={"parquet"} if place.endswith(".parquet") else {"delta", "table"},
+            group_name=pipeline.name,
+            metadata={"dagster/uri": settings.resolve(pipeline.name, place)},
+        )
+        for table, place in tables.items()
+    ]
+
+
+def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
+    """The assets that a stage reads, each once."""
+    looked_up = [lookup_key(pipeline, stage.lookup)] if stage.lookup is not None else []
+    return list(dict.fromkeys([*(key(pipeline, input_name(input)) for input in stage.inputs), *looked_up]))
+
+
 def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
     if isinstance(source, DeltaTableSource):
         return settings.resolve(pipeline.name, source.path)
@@ -46,9 +68,9 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
     return [
         dg.AssetSpec(
             key(pipeline, stage.uid),
-            deps=list(dict.fromkeys(key(pipeline, input_name(input)) for input in stage.inputs)),
+            deps=_read_by(pipeline, stage),
             description=stage.description or None,
-            kinds={"pyspark", "rocksdb"},
+            kinds={"pyspark", "rocksdb"} if stage.key and stage.lookup is None else {"pyspark"},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
             metadata=metadata.of_definition(stage, storage),
@@ -103,6 +125,8 @@ def _of_sink(pipeline: Pipeline, stage: Stage, sink: Sink) -> str:
     output = next(name for name, other in stage.sinks_by_output if other == sink)
     if output in stage.returned:
         often, of = pipeline.delivery.replace("_", " "), "" if output == MAIN else f" as {output}"
+        if isinstance(sink, UpsertSink):
+            return f"The newest row of each key that {stage.uid} hands out{of}."
         return f"What {stage.uid} hands out{of}, {'appended ' if sink.kind == 'delta' else ''}{often}."
     if output == LATE:
         return f"Rows that came too late for {stage.uid}, as they came."

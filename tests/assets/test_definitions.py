@@ -14,9 +14,9 @@ import pytest
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
 from assets.factory import weir_definitions
-from configs.settings import PROJECT, Settings
-from pipelines import flights
-from pipelines.api import Pipeline, Stage, State, desc, files, join, stage, top_n
+from configs.settings import PROJECT, Settings, load
+from pipelines import card_fraud, flights
+from pipelines.api import Pipeline, Stage, State, desc, files, join, lookup, select, stage, top_n, union
 from state_ops.errors import PipelineError
 
 PROBE = """
@@ -182,3 +182,30 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "gap": [(0, "gap")],
         "gap_right": [(1, "gap")],
     }
+    named = lookup("named", hourly, table="{warehouse}/airports", on={"origin": "code"}, columns=["city"])
+    assert lineage(named, ["origin", "city"], [["origin"]]) == {"origin": [(0, "origin")], "city": [(1, "city")]}
+    chosen = select("chosen", hourly, "origin", "departures * 2 AS twice", "concat(origin, 'gap') AS told")
+    assert lineage(chosen, ["origin", "twice", "told"], [["origin", "departures", "gap"]]) == {
+        "origin": [(0, "origin")],
+        "twice": [(0, "departures")],
+        "told": [(0, "origin")],
+    }
+    assert lineage(union("all", chosen, hourly), ["origin"], [["origin"], ["origin"]]) == {
+        "origin": [(0, "origin"), (1, "origin")]
+    }
+
+
+def test_a_table_that_rows_are_looked_up_in_is_an_asset_of_its_own(tmp_path):
+    given = {
+        "WEIR_STORAGE__ROOT": str(tmp_path),
+        "WEIR_PIPELINES__CARD_FRAUD__OBJECT": "pipelines.card_fraud:pipeline",
+        "WEIR_PIPELINES__CARD_FRAUD__PARAMS": '{"landing": "/landing", "cards": "/warehouse/cards"}',
+    }
+    settings = load(given)
+    graph = weir_definitions([card_fraud.pipeline], settings).resolve_asset_graph()
+    known, cards = (dg.AssetKey(["card_fraud", *name]) for name in (["known"], ["lookups", "cards"]))
+    assert cards in graph.get(known).parent_keys
+    assert graph.get(cards).metadata["dagster/uri"] == "/warehouse/cards"
+    assert graph.get(known).kinds == {"pyspark"}
+    of_cards = graph.get(dg.AssetKey(["card_fraud", "tables", "alerted_cards"]))
+    assert of_cards.description == "The newest row of each key that alerted_cards hands out."
