@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 
 schedules: $(STAMP) ## Play 1,000 random orders of overlapping epochs' steps, with faults and kills; FROM=N: the next (half an hour)
 	@WEIR_SCHEDULES=1000 $(PY) -m pytest -n 2 tests/recovery/test_schedules.py
+
+nexmark: $(STAMP) ## Run Nexmark's queries over a million events at parallelism 1, 2 and 5, kill each run three times, and compare
+	@WEIR_NEXMARK=1000000 $(PY) -m pytest -n 2 -q tests/nexmark/test_matrix.py
 
 soak: $(STAMP) ## Run 3,000 epochs while coordinators are killed and frozen; SEED=N repeats one (25 minutes)
 	@$(PY) -m tests.soak

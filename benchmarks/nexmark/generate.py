@@ -63,6 +63,7 @@ class Options:
         files: How many files each kind has; each has the events of one range of `seq`.
         rate: Events in a second of event time.
         out_of_order: One event of ten is up to so many seconds older than its neighbours.
+        uneven: Whether files differ in size, from half of the mean to half as much again.
     """
 
     events: int
@@ -70,6 +71,7 @@ class Options:
     files: int = 10
     rate: float = 50.0
     out_of_order: float = 3.0
+    uneven: bool = False
 
 
 def generate(options: Options, out: Path) -> None:
@@ -84,7 +86,7 @@ def generate(options: Options, out: Path) -> None:
     """
     for name in STREAMS:
         (out / name).mkdir(parents=True)
-    bounds = [options.events * number // options.files for number in range(options.files + 1)]
+    bounds = _bounds(options)
     channels = _channel_urls(np.random.default_rng([options.seed, 0]))
     for number, (first, end) in enumerate(pairwise(bounds)):
         with ExitStack() as stack:
@@ -95,6 +97,17 @@ def generate(options: Options, out: Path) -> None:
                     writers[name] = stack.enter_context(pq.ParquetWriter(file, rows.schema, compression="zstd"))
                 writers[name].write_table(rows)
     pq.write_table(side_input(), out / "side_input.parquet")
+
+
+def _bounds(options: Options) -> list[int]:
+    """Where each file begins, and the end of the last one."""
+    bounds = np.arange(options.files + 1) * options.events / options.files
+    if options.uneven:
+        moved = np.random.default_rng([options.seed, 2]).uniform(-0.25, 0.25, options.files - 1)
+        bounds[1:-1] = [
+            at + part * options.events / options.files for at, part in zip(bounds[1:-1], moved, strict=True)
+        ]
+    return [int(at) for at in bounds]
 
 
 def side_input() -> pa.Table:
@@ -297,8 +310,9 @@ def main() -> None:
         metavar="SECONDS",
         help="by how much one event of ten may be late; 0: none is",
     )
+    parser.add_argument("--uneven", action="store_true", help="files differ in size")
     given = parser.parse_args()
-    options = Options(given.events, given.seed, given.files, given.rate, given.out_of_order)
+    options = Options(given.events, given.seed, given.files, given.rate, given.out_of_order, given.uneven)
     generate(options, given.out)
 
 

@@ -24,6 +24,7 @@ from benchmarks.nexmark.content import hand_out
 from benchmarks.nexmark.truth import QUERIES, names
 from configs.settings import Settings
 from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 
 _PACKAGE = "benchmarks.nexmark.queries"
@@ -116,16 +117,18 @@ def main() -> None:
     parser.add_argument("--parallelism", type=int, default=defaults.parallelism, help="subtasks of every stage")
     parser.add_argument("--files", type=int, default=defaults.files, help="of each folder in one epoch")
     parser.add_argument("--master", default=defaults.master, help="Spark's")
+    parser.add_argument("--in-process", action="store_true", help="run stages here, without Spark")
     parser.add_argument("--work", type=Path, help="where storage is kept; else it goes with the run")
     given = parser.parse_args()
     queries, there = given.queries or QUERIES, available()
     missing = [query for query in queries if query not in there]
     options = Options(given.parallelism, given.files, given.master)
+    executor = InMemoryExecutor() if given.in_process else None
     late = 0
     with tempfile.TemporaryDirectory(prefix="weir-nexmark-") as scratch:
         for query in queries:
             if query in there:
-                measured = run_query(query, given.input, given.out, given.work or Path(scratch), options)
+                measured = run_query(query, given.input, given.out, given.work or Path(scratch), options, executor)
                 print(_line(query, measured), flush=True)
                 late += measured.late
     if missing:

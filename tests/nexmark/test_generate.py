@@ -32,11 +32,13 @@ def test_of_fifty_events_one_is_a_person_three_are_auctions_and_seq_numbers_all(
 
 
 def test_the_seed_tells_the_events_and_the_number_of_files_does_not(events, tmp_path):
-    generate(Options(EVENTS, seed=7, files=8), tmp_path / "more")
+    generate(Options(EVENTS, seed=7, files=8, uneven=True), tmp_path / "more")
     generate(Options(EVENTS, seed=8, files=3), tmp_path / "others")
     for name, rows in everything(tmp_path / "more").items():
         assert_frame_equal(rows, events[name])
-    assert len(list((tmp_path / "more" / "bid").iterdir())) == 8
+    sizes = [pl.read_parquet(file).height for file in sorted((tmp_path / "more" / "bid").iterdir())]
+    assert len(sizes) == 8
+    assert max(sizes) > 1.2 * min(sizes)
     assert not everything(tmp_path / "others")["bid"].equals(events["bid"])
 
 
