@@ -143,6 +143,8 @@ def files(
     partitions: Mapping[str, str] | None = None,
     below_floor: str = "fail",
     on_bad: str = "fail",
+    idle_after: str | timedelta | None = "5m",
+    max_ahead: str | timedelta | None = None,
     max_future: str | timedelta | None = None,
     evolve: str = "fix",
     **options: Any,
@@ -171,6 +173,8 @@ def files(
             workers find while they read the rows of a file. A row that a stage cannot work on sets no file aside; it
             holds the pipeline. Of files that are decoded, a bad row fails the epoch or goes to the table
             <stage>_quarantine, with file, line and reason.
+        idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no more.
+        max_ahead: How much event time it may be read before the slowest of them.
         max_future: How far an event time may lie ahead of processing time. What has a later one is bad.
         evolve: Columns that the first files did not have are counted and reported ("fix"), or read from then on
             ("add"), null in files that lack them.
@@ -211,6 +215,8 @@ def files(
         partitions=tuple((partitions or {}).items()),
         below_floor=below_floor,
         on_bad=on_bad,
+        idle_after=idle_after,
+        max_ahead=max_ahead,
         max_future=max_future,
         evolve=evolve,
     )

@@ -104,6 +104,12 @@ class EpochScheduler:
         )
 
     @property
+    def quiet(self) -> dict[str, int]:
+        """By source of a stage with several inputs, the processing time in microseconds since which it has had no
+        rows."""
+        return {name: since for stands in self._epochs.progress.values() for name, since in stands.sides.quiet.items()}
+
+    @property
     def reading(self) -> set[tuple[str, str]]:
         """Source and name of every file that an epoch in flight reads."""
         plans = [epoch.plan.slices for epoch in [*self._epochs.fallen, *self._epochs.epochs]]

@@ -92,6 +92,7 @@ class Situation:
         again: What is to begin before anything else is planned.
         behind: As `EpochScheduler.behind`.
         timers_due: As `EpochScheduler.due`.
+        still: Sources whose rows wait for slower sources, and make no epoch begin (`held_sources`).
         look: None before the run has looked.
     """
 
@@ -106,6 +107,7 @@ class Situation:
     again: EpochPlan | None = None
     behind: Mapping[str, int] = field(default_factory=dict)
     timers_due: tuple[str, ...] = ()
+    still: frozenset[str] = frozenset()
     look: Look | None = None
 
 
@@ -227,7 +229,8 @@ def _epoch_or_idle(at: Situation, memory: Memory, draining: bool, only_waiting: 
     """Cut a barrier if one is due; else let epochs go on, or wait, or end for want of input."""
     assert at.look is not None
     barriers = tuple(request for request in at.look.requests if request.kind in _BARRIERS)
-    backlog = bool(at.look.waiting) or bool(at.behind) or bool(at.timers_due)
+    waits = any(name not in at.still for name, _ in at.look.waiting)
+    backlog = waits or bool(at.behind) or bool(at.timers_due)
     if not backlog:
         # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
         needless = tuple(request for request in barriers if request.trigger == Trigger.SENSOR)
@@ -243,11 +246,12 @@ def _epoch_or_idle(at: Situation, memory: Memory, draining: bool, only_waiting: 
     if not at.empty:
         return GoOn(), memory
     idle_since = at.now if memory.idle_since is None else memory.idle_since
-    memory = replace(memory, catching_up=memory.catching_up and backlog, idle_since=idle_since)
-    if at.options.drain and not backlog:
+    done = not backlog and not at.look.waiting  # what waits for slower sources is still to be read
+    memory = replace(memory, catching_up=memory.catching_up and not done, idle_since=idle_since)
+    if at.options.drain and done:
         return End(drain=at.options.reason), memory
     lingered = at.now - idle_since >= at.options.linger_seconds
-    return End() if at.options.until_caught_up and not backlog and lingered else Sleep(), memory
+    return End() if at.options.until_caught_up and done and lingered else Sleep(), memory
 
 
 def _stop(open_requests: tuple[Request, ...], failing: bool) -> Request | None:

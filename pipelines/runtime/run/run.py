@@ -7,7 +7,7 @@ generation gives rights; everything that a dead predecessor left is found and fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -29,6 +29,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage as open_st
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.start_from import start
 from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.held_sources import Held, held
 from pipelines.runtime.run.next_action import (
     Action,
     BeginAgain,
@@ -234,11 +235,20 @@ def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Look | N
         again=scheduler.again,
         behind=scheduler.behind,
         timers_due=scheduler.due,
+        still=_held(context, loop).still,
         look=look,
     )
     memory = replace(loop.memory, catching_up=scheduler.fell() or loop.memory.catching_up)
     action, loop.memory = next_action(situation, memory)
     return action
+
+
+def _held(context: RunContext, loop: Loop) -> Held:
+    """Sources that wait for slower ones. Before a drain none does: all that has arrived is read."""
+    scheduler = loop.scheduler
+    if loop.memory.to_drain is not None:
+        return Held()
+    return held(context.pipeline, scheduler.offsets.offsets, scheduler.quiet, to_micros(scheduler.now()))
 
 
 def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[EpochReport, None, Look | None]:
@@ -266,8 +276,9 @@ def _begin_epoch(
     offsets, alone = scheduler.offsets, scheduler.empty
     catching_up = loop.memory.catching_up
     planning = partial(
-        _plan, context, offsets, scheduler.now(), scheduler.behind, scheduler.due, catching_up, options, action
-    )
+        _plan, context, offsets, scheduler.now(), scheduler.behind, scheduler.due, _held(context, loop).sources,
+        catching_up, options, action,
+    )  # fmt: skip
     planned = yield from scheduler.beside(planning, context.settings.run.poll_seconds)
     try:
         plan = planned()
@@ -328,12 +339,13 @@ def _plan(
     now: datetime,
     behind: Mapping[str, int],
     timers_due: Sequence[str],
+    held_back: Collection[str],
     catching_up: bool,
     options: RunOptions,
     action: BeginEpoch,
 ) -> EpochPlan:
     """Fix the slices of the next epoch, and say why its barrier is cut. now, behind, timers_due: as `EpochScheduler`
-    says."""
+    says; held_back: sources of which nothing is read."""
     barriers = action.barriers
     named = next((request for request in barriers if request.kind == requests.NAME), None)
     most, limit = max(behind.values(), default=0), context.settings.checkpoints.max_waiting_epochs
@@ -345,6 +357,8 @@ def _plan(
     lookups = context.lookups.plan(context.head)
     try:
         for name, reader in context.readers.items():
+            if name in held_back:
+                continue
             position, expected = offsets.offsets.get(name), offsets.expected.get(name)
             slices[name] = reader.plan(position, context.settings.epoch, expected, to_micros(now))
     except Exception:  # one source is away: what the others have landed is landed anew with the next plan

@@ -86,6 +86,14 @@ TABLE = {
         looked(IDLE, BY_SENSOR, timers_due=("clicked",)),
         BeginEpoch((BY_SENSOR,), False),
     ),
+    "rows wait for a slower source": (
+        looked(IDLE, waiting=ONE, still=frozenset({"landing"}), options=RunOptions(until_caught_up=True, drain=True)),
+        Sleep(),
+    ),
+    "rows wait for a slower source, and others for none": (
+        looked(IDLE, waiting=BOTH | {("other", "a")}, still=frozenset({"landing"})),
+        BeginEpoch((), False),
+    ),
     "windows are due, and no epoch is": (replace(IDLE, timers_due=("clicked",), due=never), Sleep()),
     "the time is up": (looked(IDLE, waiting=ONE, expired=True), End()),
     "the time is up beside an epoch": (looked(BUSY, expired=True), GoOn()),
@@ -121,6 +129,10 @@ def test_who_has_caught_up_waits_for_a_request_and_catches_up_no_more():
     assert memory == Memory(catching_up=False, idle_since=100.0)
     _, memory = next_action(looked(IDLE, waiting=ONE, due=never), Memory())
     assert memory.catching_up, "files still wait"
+
+
+def test_who_waits_for_a_slower_source_still_catches_up():
+    assert next_action(looked(IDLE, waiting=ONE, still=frozenset({"landing"})), Memory())[1].catching_up
 
 
 def test_rows_between_stages_go_on_without_a_slice_when_no_epoch_is_due():
