@@ -174,6 +174,10 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "origin": [(0, "origin")],
         "rank_number": [(0, "departures"), (0, "origin")],
     }
+    known = lookup("known", hourly, table="airports", on={"origin": "iata"}, columns=["city", "departures"])
+    assert lineage(known, [*columns[:4], "city", "departures_table"], [columns[:4]]) == {
+        name: [(0, name)] for name in columns[:4]
+    }, "a table for lookups is no asset"
     flown = join("flown", hourly, flights.aircraft_rotation, on={"origin": "tailnum"}, ttl=None)
     both = [["origin", "departures", "gap"], ["tailnum", "gap"]]
     assert lineage(flown, ["origin", "departures", "gap", "gap_right"], both) == {

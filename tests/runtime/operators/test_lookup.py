@@ -17,14 +17,18 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines import testing
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, lookup, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, expect, files, lookup, stage
 from pipelines.runtime.connectors.lookups import key_index, lookup_table
-from pipelines.runtime.connectors.lookups.lookup_table import LookupTable
+from pipelines.runtime.connectors.lookups.lookup_table import LookupTable, Pinned
+from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks
 from pipelines.runtime.operations.plan import plan
+from pipelines.runtime.operators import shapes
+from pipelines.runtime.operators.joins.lookup import LookupOperator
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError
+from state_ops.keyed.keyed_state import GROUP
 from tests.recovery.harness import Site
 
 FACTS = files("{landing}/facts/*.parquet", name="facts")
@@ -152,6 +156,23 @@ def test_many_rows_of_one_key_come_in_the_order_of_the_facts_and_keys_of_one_has
                 assert rows == ([None] if outer else [])
 
 
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_rows_that_a_gate_may_set_aside_are_told_by_where_they_come_from(broadcast, tmp_path):
+    gate = expect("ExpectColumnValuesToNotBeNull", column="name", on_failure="quarantine")
+    table = LookupTable(str(tmp_path / "names"), "lookup named", None)
+    write_deltalake(table.uri, pa.table({"key": pa.array([1], pa.int64()), "name": ["one"], "n": ["a"]}))
+    stage = named(gate=gate, broadcast=broadcast).pinned(Pinned(table, table.newest(), True, 1 << 20))
+    rows = pa.table({"k": pa.array([2, 1]), "n": pa.array([5, 6]), ROW: pa.array([70, 71])})
+    fixed = shapes(stage, rows.schema)
+    assert fixed.tracked and ROW not in fixed.outputs["main"].names
+    operator = LookupOperator(stage, stage.lookup, fixed.handed_out, range(16), 16)
+    ((_, out),) = operator.process(rows.append_column(GROUP, pa.array([0, 0], pa.int32())))
+    assert out.to_pylist() == [
+        {"k": 2, "n": 5, "name": None, "n_table": None, ROW: 70},
+        {"k": 1, "n": 6, "name": "one", "n_table": "a", ROW: 71},
+    ]
+
+
 def test_columns_are_those_that_are_named_or_were_there_first(tmp_path):
     site = site_of(tmp_path)
     put(site, {1: "one"})
@@ -248,7 +269,7 @@ def test_the_newest_version_is_asked_for_each_time(tmp_path):
 def test_rows_of_a_file_that_are_deleted_are_left_out_wherever_they_are():
     parts = [pa.table({"key": [1, 2, 3]}), pa.table({"key": [4, 5]}), pa.table({"key": [6, 7]})]
     kept = pa.array([True, False, True, False, True, False])
-    rows = list(lookup_table._without_deleted(iter(parts), kept))
+    rows = list(lookup_table.without_deleted(iter(parts), kept))
     assert [row["key"] for part in rows for row in part.to_pylist()] == [1, 3, 5, 7], "what is not said counts"
 
 

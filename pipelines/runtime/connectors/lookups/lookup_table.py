@@ -181,7 +181,7 @@ class LookupTable:
                 for file in files:
                     values = {name: file.partition.get(name) for name in partitions if name in columns.names}
                     rows = self._rows_in(self._log.storage, f"{self._log.name}/{file.path}", columns, values)
-                    yield from _without_deleted(rows, kept[file.path]) if file.path in kept else rows
+                    yield from without_deleted(rows, kept[file.path]) if file.path in kept else rows
         except LostError as error:
             if not fresh:
                 raise
@@ -285,7 +285,7 @@ class LookupTable:
         return replace(version, columns=pa.schema([version.columns.field(name) for name in wanted]))
 
 
-def _without_deleted(parts: Iterator[pa.Table], kept: pa.BooleanArray) -> Iterator[pa.Table]:
+def without_deleted(parts: Iterator[pa.Table], kept: pa.BooleanArray) -> Iterator[pa.Table]:
     """The rows of a file that count. kept: which do, as far as one does not."""
     begin = 0
     for rows in parts:

@@ -6,7 +6,7 @@ subtasks, or, of a stage whose rows are exchanged by key, the part of a subtask'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
@@ -46,12 +46,12 @@ class LookupOperator:
         keys = rows.select(self._lookup.keys)
         if self._index is None:
             self._index = self._read(keys.schema)
-        shape = self._shapes.outputs[MAIN]
-        values = [name for name in self._pinned.version.columns.names if name not in self._lookup.table_keys]
+        shape, values = self._shapes.outputs[MAIN], _values(self._lookup, rows.column_names)
         for of, found in self._index.pairs(keys, outer=self._lookup.how == LEFT):
-            theirs = rows.take(of).columns
-            looked_up = [self._index.rows.column(name).take(found) for name in values]
-            yield MAIN, pa.table([*theirs, *looked_up], names=shape.names).cast(shape)
+            joined = rows.take(of)
+            for name, field in values.items():
+                joined = joined.append_column(name, self._index.rows.column(field.name).take(found))
+            yield MAIN, joined.select(shape.names).cast(shape)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         return iter(())
@@ -99,6 +99,13 @@ class LookupOperator:
         )
 
 
+def _values(lookup: Lookup, taken: Collection[str]) -> dict[str, pa.Field]:
+    """By the name under which it is handed out, each column of the table. taken: the names that rows have."""
+    assert lookup.pinned is not None, "nobody asks before the table was looked at"
+    values = [field for field in lookup.pinned.version.columns if field.name not in lookup.table_keys]
+    return {field.name + lookup.suffix if field.name in taken else field.name: field for field in values}
+
+
 def _rows(pinned: Pinned) -> Iterator[pa.Table]:
     return pinned.table.rows(pinned.version, pinned.version.columns, fresh=pinned.fresh)
 
@@ -123,21 +130,14 @@ def lookup_shapes(stage: Stage, lookup: Lookup, rows: pa.Schema, keys: pa.Schema
                 where=where,
                 next="Cast the column in transform=, to the table's type or to a wider one.",
             )
-    taken = set(rows.names)
-    values = [
-        field.with_name(field.name + lookup.suffix if field.name in taken else field.name)
-        for field in table
-        if field.name not in lookup.table_keys
-    ]
-    twice = [field.name for field in values if field.name in taken]
-    names = [field.name for field in values]
-    twice += [name for name in names if names.count(name) > 1]
-    if twice:
+    values = _values(lookup, rows.names)
+    twice = [name for name in values if name in rows.names]
+    if twice or len(values) < len(table) - len(lookup.on):
         raise PipelineError(
-            f"{stage.uid} would hand out {twice[0]!r} twice.",
+            f"{stage.uid} would hand out {(twice or list(values))[0]!r} twice.",
             where=where,
             next="Say another suffix=, or name the columns that are wanted: columns=[...].",
         )
-    output = pa.schema([*rows, *values])
+    output = pa.schema([*rows, *(field.with_name(name) for name, field in values.items())])
     check_storable(output, where, "Leave it out (columns=[...]), or cast it in transform=")
     return Shapes(keys, StateSchema.build([]), {MAIN: output})
