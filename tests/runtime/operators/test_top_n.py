@@ -36,6 +36,7 @@ from state_ops.rows.resident_table import Residence
 from tests.properties.events import CUTS, SCHEMA, database, events, watermarks
 from tests.properties.test_operators_sql import quick
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 HOUR = timedelta(hours=1)
@@ -390,7 +391,7 @@ class Failing(InMemoryExecutor):
         return acks
 
 
-@pytest.mark.parametrize("unaligned", [False, True])
+@pytest.mark.parametrize("unaligned", sampled([True, False]))
 def test_runs_that_fail_and_go_on_with_other_subtasks_give_what_sql_gives(unaligned, tmp_path):
     cut = with_until(events([30, 0, 25, 30], seed=11))
     options = {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"} if unaligned else {}
