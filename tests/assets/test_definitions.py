@@ -16,7 +16,7 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from assets.factory import weir_definitions
 from configs.settings import PROJECT, Settings, load
 from pipelines import card_fraud, flights
-from pipelines.api import Pipeline, Stage, State, desc, files, join, lookup, select, stage, top_n, union
+from pipelines.api import Pipeline, Stage, State, as_of, desc, files, join, lookup, select, stage, top_n, union
 from state_ops.errors import PipelineError
 
 PROBE = """
@@ -175,9 +175,18 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "rank_number": [(0, "departures"), (0, "origin")],
     }
     known = lookup("known", hourly, table="airports", on={"origin": "iata"}, columns=["city", "departures"])
-    assert lineage(known, [*columns[:4], "city", "departures_table"], [columns[:4]]) == {
-        name: [(0, name)] for name in columns[:4]
-    }, "a table for lookups is no asset"
+    of_known = lineage(known, [*columns[:4], "city", "departures_table"], [columns[:4]])
+    assert of_known == {
+        **{name: [(0, name)] for name in columns[:4]},
+        "city": [(1, "city")],
+        "departures_table": [(1, "departures")],
+    }
+    rated = as_of("rated", hourly, hourly, on="origin")
+    assert lineage(rated, ["origin", "departures", "departures_right"], [columns, columns]) == {
+        "origin": [(0, "origin"), (1, "origin")],
+        "departures": [(0, "departures")],
+        "departures_right": [(1, "departures")],
+    }
     flown = join("flown", hourly, flights.aircraft_rotation, on={"origin": "tailnum"}, ttl=None)
     both = [["origin", "departures", "gap"], ["tailnum", "gap"]]
     assert lineage(flown, ["origin", "departures", "gap", "gap_right"], both) == {
