@@ -16,7 +16,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog, hold_causes
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sinks.table_commit import table_path
-from pipelines.runtime.sources.files import DELIVERED_AGAIN
+from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN
 from pipelines.runtime.timings import bottleneck
 from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, from_micros, rows_lost
 from state_ops.coordination import gate_hold, lease, restore_progress, suspension
@@ -172,11 +172,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             if pipeline.is_table(sink)
         ],
         "sinks": [
-            {
-                "name": sink.name,
-                "kind": sink.kind,
-                "last_published": head.published(sink.name) if head else None,
-            }
+            {"name": sink.name, "kind": sink.kind, "last_published": head.published(sink.name) if head else None}
             for sink in pipeline.sinks
             if not pipeline.is_table(sink)
         ],

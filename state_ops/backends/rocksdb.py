@@ -194,22 +194,7 @@ class RocksDBBackend:
         self._release()
         first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
         for shard in self._shards[first:last]:
-            yield from self._scan(shard, start, end)
-
-    def _scan(self, shard: Rdict, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        # A seek and a comparison per entry is cheaper for short ranges than fresh ReadOptions with an upper bound.
-        entries = shard.iter(ReadOptions())
-        entries.seek(start)
-        while entries.valid():
-            key = entries.key()
-            if end is not None and key >= end:
-                return
-            yield key, entries.value()
-            entries.next()
-        try:
-            entries.status()  # an iterator also becomes invalid at a block that it cannot read
-        except Exception as error:
-            raise _unreadable(self.path, "read its state", error) from error
+            yield from _scan(self.path, shard, start, end)
 
     def approximate_entries(self) -> int:
         # Counts a key once for each sorted run that has it, the held one too; at most about twice as many as there are.
@@ -304,7 +289,7 @@ class RocksDBBackend:
         return False
 
     def _all(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        return self._scan(self._shards[index], self._starts[index], None)
+        return _scan(self.path, self._shards[index], self._starts[index], None)
 
     def _move_out(self, index: int, new: list[bytes]) -> None:
         """Give what a shard has from new[0] on to new shards. Nobody sees the state in between: this is one attempt's
@@ -316,7 +301,7 @@ class RocksDBBackend:
             self._adopt(offset, name, self._db.create_column_family(name, self._options(offset, number)))
         old = self._shards[index]
         batch, key = WriteBatch(raw_mode=True), new[0]
-        for key, value in self._scan(old, new[0], None):
+        for key, value in _scan(self.path, old, new[0], None):
             batch.put(key, value, self._handles[bisect_right(self._starts, key) - 1])
             if batch.size_in_bytes() >= _COPY_BYTES:
                 self._db.write(batch)
@@ -355,6 +340,22 @@ class RocksDBBackend:
         options = memory.options(self._budget, number, self._files, self._compression)
         options.set_level_zero_file_num_compaction_trigger(compaction.trigger(index))
         return options
+
+
+def _scan(path: Path, shard: Rdict, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    # A seek and a comparison per entry is cheaper for short ranges than fresh ReadOptions with an upper bound.
+    entries = shard.iter(ReadOptions())
+    entries.seek(start)
+    while entries.valid():
+        key = entries.key()
+        if end is not None and key >= end:
+            return
+        yield key, entries.value()
+        entries.next()
+    try:
+        entries.status()  # an iterator also becomes invalid at a block that it cannot read
+    except Exception as error:
+        raise _unreadable(path, "read its state", error) from error
 
 
 def _is_large(run: SortedRun, deletes: Sequence[bytes], starts: Sequence[bytes]) -> bool:

@@ -283,7 +283,7 @@ class FencedTable(TableFiles):
                 return None
             except (DeltaError, FileNotFoundError) as error:  # a cleanup may overtake a slow opener, but not for ever
                 if not left:
-                    raise self._unreadable(error) from error
+                    raise _unreadable(self.storage.full(self.path), error) from error
         return self._version
 
     def _opened(self) -> TableVersion:
@@ -320,7 +320,7 @@ class FencedTable(TableFiles):
                 return see(version)
             except (DeltaError, FileNotFoundError) as error:
                 if not self._has_moved(version.number):
-                    raise self._unreadable(error) from error
+                    raise _unreadable(self.storage.full(self.path), error) from error
 
     def read(self, read: Callable[[list[DataFile]], T], *, as_owner: bool = False) -> T:
         """What `read` makes of the newest version's files, or of none if there is no table. Raises as `look` does.
@@ -452,18 +452,12 @@ class FencedTable(TableFiles):
                     return version
             except CommitFailedError:
                 pass  # somebody else committed: look again, with the same rules
-        raise self._raced()
+        raise _raced(self.path)
 
     def _check_owner(self, version: TableVersion | DeltaTable, generation: Generation) -> None:
         owner = Generation(version.transaction_version(self.app_id) or 0)
         if owner != generation:
             raise fenced(self.path, generation, owner)
-
-    def _raced(self) -> FencedError:
-        return FencedError(
-            f"{_MAX_RACES} commits to {self.path} in a row met another writer.",
-            next="Find out who else writes to the registry; it belongs to the coordinator alone.",
-        )
 
     @_alone
     def _alter(self, generation: Generation, act: Callable[[DeltaTable], None]) -> None:
@@ -484,7 +478,7 @@ class FencedTable(TableFiles):
             assert newest is not None
             self._check_owner(newest, generation)
             return
-        raise self._raced()
+        raise _raced(self.path)
 
     # -- log cleanup, by the owner
 
@@ -536,15 +530,23 @@ class FencedTable(TableFiles):
                 "bucket.",
             )
 
-    def _unreadable(self, error: Exception) -> Exception:
-        """A missing file is damage; whatever else Delta says is passed on."""
-        if isinstance(error, FileNotFoundError) or "not found" in str(error).lower():
-            return DamageError(
-                "A file of the registry is missing from storage.",
-                where=f"{self.storage.full(self.path)}: {plainly(error)}",
-                next="Nothing was deleted. Bring the file back from a backup of the bucket.",
-            )
-        return error
+
+def _raced(path: str) -> FencedError:
+    return FencedError(
+        f"{_MAX_RACES} commits to {path} in a row met another writer.",
+        next="Find out who else writes to the registry; it belongs to the coordinator alone.",
+    )
+
+
+def _unreadable(where: str, error: Exception) -> Exception:
+    """A missing file is damage; whatever else Delta says is passed on."""
+    if isinstance(error, FileNotFoundError) or "not found" in str(error).lower():
+        return DamageError(
+            "A file of the registry is missing from storage.",
+            where=f"{where}: {plainly(error)}",
+            next="Nothing was deleted. Bring the file back from a backup of the bucket.",
+        )
+    return error
 
 
 @_committing()

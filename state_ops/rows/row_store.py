@@ -314,7 +314,7 @@ class Rows:
     ) -> None:
         """puts: of ascending keys and their values, what the backend is given."""
         order, keys = key_order.ascending(self._arrays(rows), _groups(rows), self._state_id)
-        parts = self._entries(rows, present, order, keys)
+        parts = _entries(rows, present, order, keys, self._schema)
         beside, stale = self._beside(rows.filter(present))
         if puts is SortedRun:
             written, values, gone = _joined(parts)
@@ -330,24 +330,6 @@ class Rows:
         """What else is written with rows: puts, and deletes in their order."""
         return SortedRun([], []), []
 
-    def _entries(
-        self, rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes]
-    ) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:
-        """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this
-        order."""
-        parts = int(rows.estimated_size()) // _WRITE_BYTES + 1
-        step = -(-len(keys) // parts)
-        for at in range(0, len(keys), step):
-            some, names = order[at : at + step], keys[at : at + step]
-            kept = present[some]
-            fields = rows.select(self._fields)[some[kept]]
-            values = encode_rows(self._schema, frames.stored(fields, self._schema.arrow))
-            if kept.all():
-                yield names, values, []
-            else:
-                written, gone = np.flatnonzero(kept).tolist(), np.flatnonzero(~kept).tolist()
-                yield [names[index] for index in written], values, [names[index] for index in gone]
-
     def _go_without_tables(self) -> None:
         """Two keys have one hash: from here on everything goes to the backend at once."""
         pending, self._pending, self._resident = self._pending, None, None
@@ -362,6 +344,25 @@ class Rows:
 
     def _hashes(self, keys: pl.DataFrame) -> np.ndarray:
         return xxhash64(self._arrays(keys))
+
+
+def _entries(
+    rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes], schema: StateSchema
+) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:
+    """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this
+    order."""
+    parts = int(rows.estimated_size()) // _WRITE_BYTES + 1
+    step = -(-len(keys) // parts)
+    for at in range(0, len(keys), step):
+        some, names = order[at : at + step], keys[at : at + step]
+        kept = present[some]
+        fields = rows.select(schema.arrow.names)[some[kept]]
+        values = encode_rows(schema, frames.stored(fields, schema.arrow))
+        if kept.all():
+            yield names, values, []
+        else:
+            written, gone = np.flatnonzero(kept).tolist(), np.flatnonzero(~kept).tolist()
+            yield [names[index] for index in written], values, [names[index] for index in gone]
 
 
 def _groups(keys: pl.DataFrame) -> np.ndarray:

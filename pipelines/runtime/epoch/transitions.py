@@ -70,8 +70,7 @@ class Transitions:
         self._follow: dict[str, tuple[Done, Failed]] = {}
         # Of epochs before, which this one has waited for: it is recorded with the next epoch that is committed.
         self._ms = {"commits_before": 0.0, "publishing_before": 0.0, "pruning_before": 0.0}
-        self._beats: dict[str, int] = {}
-        self._restores_read, self._restores_logged = 0.0, 0.0
+        self._restores = _Restores()
         self._marker = _place_marker(work_dir(context))
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class Transitions:
                     epoch,
                     Step.NOTE_ID,
                     partial(self._heartbeat.begin, epoch.pending.id, early=self._context.pipeline.early),
-                    self._noted,
+                    _noted,
                 )
             for stage in self._epochs.stages:
                 for step, begin_stage in for_stage.items():
@@ -143,9 +142,6 @@ class Transitions:
 
     # -- the epoch's id
 
-    def _noted(self, epoch: InFlightEpoch, _: None) -> None:
-        epoch.noted = True
-
     # -- its positions, where they are committed before its rows are applied
 
     def _commit_positions(self, epoch: InFlightEpoch) -> None:
@@ -191,7 +187,7 @@ class Transitions:
 
     def _worked(self, stage: Stage, epoch: InFlightEpoch, result: StageResult) -> None:
         epoch.handed_over += [ack for ack in result.acks if ack.handover is not None]
-        if self._runs_again(stage, epoch, result.acks):
+        if _runs_again(stage, epoch, result.acks):
             return
         for ack in result.acks:
             self._receive(epoch, ack)
@@ -208,19 +204,7 @@ class Transitions:
         if result.joined is not None:
             epoch.joined[stage.uid] = result.joined
         if not to_judge(epoch, stage):
-            self._judged(stage, epoch, (list(result.verdicts), {}))
-
-    def _runs_again(self, stage: Stage, epoch: InFlightEpoch, acks: Sequence[Ack]) -> bool:
-        """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in
-        storage."""
-        kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
-        if LocalBaseError.__name__ not in kinds or stage.uid in epoch.elsewhere:
-            return False
-        log.info("a subtask runs where its base is not", stage=stage.uid, epoch=epoch.pending.id)
-        epoch.losers += [file for ack in acks for file in ack.files if owns(ack, file)]
-        epoch.elsewhere.add(stage.uid)
-        epoch.begun.discard((Step.RUN_STAGE, stage.uid))
-        return True
+            _judged(stage, epoch, (list(result.verdicts), {}))
 
     def _receive(self, epoch: InFlightEpoch, ack: Ack) -> None:
         received = self._coordinator.receive(ack)
@@ -232,25 +216,13 @@ class Transitions:
 
     def _deliver(self, epoch: InFlightEpoch, stage: Stage) -> None:
         call = partial(steps.deliver_stage, self._context, epoch, stage)
-        self._begin(epoch, Step.DELIVER, call, partial(self._delivered, stage), stage=stage)
-
-    def _delivered(self, stage: Stage, epoch: InFlightEpoch, result: tuple[list[StateFile], dict[str, float]]) -> None:
-        files, ms = result
-        epoch.delivered[stage.uid] = files
-        epoch.ms |= ms
+        self._begin(epoch, Step.DELIVER, call, partial(_delivered, stage), stage=stage)
 
     # -- gates of rows
 
     def _judge(self, epoch: InFlightEpoch, stage: Stage) -> None:
         call = partial(judge, self._context, stage, to_judge(epoch, stage))
-        self._begin(epoch, Step.JUDGE, call, partial(self._judged, stage), stage=stage)
-
-    def _judged(self, stage: Stage, epoch: InFlightEpoch, result: tuple[list[Verdict], dict[str, float]]) -> None:
-        verdicts, ms = result
-        evaluation.refuse(stage.uid, verdicts)
-        epoch.verdicts += verdicts
-        epoch.ms |= ms
-        epoch.judged.add(stage.uid)
+        self._begin(epoch, Step.JUDGE, call, partial(_judged, stage), stage=stage)
 
     # -- uploads
 
@@ -277,10 +249,7 @@ class Transitions:
 
     def _seal(self, epoch: InFlightEpoch) -> None:
         call = partial(steps.completed, self._context, epoch, self._coordinator.head, self._epochs.channels)
-        self._begin(epoch, Step.SEAL, call, self._sealed)
-
-    def _sealed(self, epoch: InFlightEpoch, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
-        epoch.sealed = sealed
+        self._begin(epoch, Step.SEAL, call, _sealed)
 
     def _commit(self, epoch: InFlightEpoch) -> None:
         assert epoch.sealed is not None, "it is what is committed"
@@ -366,29 +335,81 @@ class Transitions:
     def _watch_restores(self) -> None:
         """Where a stage takes long, see whether it waits for state that is being fetched."""
         now = time.monotonic()
-        epoch = readiness.epoch_to_watch(self._epochs, now, self._restores_read)
+        epoch = readiness.epoch_to_watch(self._epochs, now, self._restores.read_at)
         if epoch is not None and _RESTORES not in self._epochs.running:
-            self._restores_read = now
+            self._restores.read_at = now
             call = partial(restore_progress.read, self._context.storage)
             # What cannot be looked at now is looked at again.
             self._start(_RESTORES, epoch, call, self._prolong_restoring, lambda *_: None)
 
     def _prolong_restoring(self, _: InFlightEpoch, restores: list[Restoring]) -> None:
         """The time in which state is fetched is no epoch's own."""
-        generation = int(self._context.generation)
+        alive = self._restores.that_go_on(restores, int(self._context.generation))
+        for epoch in self._epochs.epochs:
+            fetched = [restore for restore in alive if restore.epoch == int(epoch.pending.id)]
+            if fetched:
+                self._failover.prolong(epoch)
+                self._restores.log(epoch, fetched)
+
+
+class _Restores:
+    """What subtasks say of the state that they fetch.
+
+    Attributes:
+        read_at: When it was looked at last, by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.read_at = self._logged_at = 0.0
+        self._beats: dict[str, int] = {}
+
+    def that_go_on(self, restores: Sequence[Restoring], generation: int) -> list[Restoring]:
+        """Those of a generation that have come further since the last call."""
         ours = [restore for restore in restores if restore.generation == generation]
         alive = [restore for restore in ours if self._beats.get(restore.path) != restore.beat]
         self._beats = {restore.path: restore.beat for restore in restores}
-        for epoch in self._epochs.epochs:
-            id = int(epoch.pending.id)
-            fetched = [restore for restore in alive if restore.epoch == id]
-            if not fetched:
-                continue
-            self._failover.prolong(epoch)
-            if time.monotonic() - self._restores_logged >= _RESTORES_LOG_SECONDS:
-                self._restores_logged = time.monotonic()
-                stages = sorted({str(restore.stage) for restore in fetched})
-                log.info("state is being fetched", epoch=id, stages=stages, here=described(fetched))
+        return alive
+
+    def log(self, epoch: InFlightEpoch, fetched: Sequence[Restoring]) -> None:
+        if time.monotonic() - self._logged_at >= _RESTORES_LOG_SECONDS:
+            self._logged_at = time.monotonic()
+            stages = sorted({str(restore.stage) for restore in fetched})
+            log.info("state is being fetched", epoch=int(epoch.pending.id), stages=stages, here=described(fetched))
+
+
+def _noted(epoch: InFlightEpoch, _: None) -> None:
+    epoch.noted = True
+
+
+def _runs_again(stage: Stage, epoch: InFlightEpoch, acks: Sequence[Ack]) -> bool:
+    """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in
+    storage."""
+    kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
+    if LocalBaseError.__name__ not in kinds or stage.uid in epoch.elsewhere:
+        return False
+    log.info("a subtask runs where its base is not", stage=stage.uid, epoch=epoch.pending.id)
+    epoch.losers += [file for ack in acks for file in ack.files if owns(ack, file)]
+    epoch.elsewhere.add(stage.uid)
+    epoch.begun.discard((Step.RUN_STAGE, stage.uid))
+    return True
+
+
+def _delivered(stage: Stage, epoch: InFlightEpoch, result: tuple[list[StateFile], dict[str, float]]) -> None:
+    files, ms = result
+    epoch.delivered[stage.uid] = files
+    epoch.ms |= ms
+
+
+def _judged(stage: Stage, epoch: InFlightEpoch, result: tuple[list[Verdict], dict[str, float]]) -> None:
+    verdicts, ms = result
+    evaluation.refuse(stage.uid, verdicts)
+    epoch.verdicts += verdicts
+    epoch.ms |= ms
+    epoch.judged.add(stage.uid)
+
+
+def _sealed(epoch: InFlightEpoch, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
+    epoch.sealed = sealed
 
 
 def _place_marker(directory: Path) -> Path:

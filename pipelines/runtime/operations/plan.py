@@ -43,7 +43,7 @@ from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sinks.opening import Sinks, kind_in
-from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
+from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN, named
 from state_ops.arrow.frames import canonical_schema, schema_from_json
 from state_ops.backends import loader as backends
 from state_ops.backends.base import Backend

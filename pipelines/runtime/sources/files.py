@@ -3,6 +3,7 @@
 landing      the directory: what is there
 positions    how far it has been read, and what has arrived since
 file_check   whether a file can be read as the next one
+directory_watch  what is amiss with the directory
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.connectors.source import ADD, Lag
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
+from pipelines.runtime.sources.directory_watch import DirectoryWatch
 from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
 from pipelines.runtime.sources.landed import MOST_REJECTED_BYTES, LandedFiles, LandingAttempt, size_of
@@ -29,19 +31,7 @@ from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
 from state_ops.logs import Logger
 
-DELIVERED_AGAIN = (
-    "Deliver what is new in them under other names, or replay the range of event time that they have: "
-    "docs/how-to/backfills.md."
-)
-"""What a person does about files that were delivered again after they were read."""
-
 log = Logger("weir.source")
-
-
-def named(files: Sequence[SourceFile], most: int = 3) -> str:
-    """How many files, and the names of the first of them."""
-    names = ", ".join(file.name for file in files[:most]) + (", ..." if len(files) > most else "")
-    return f"{counted(len(files), 'file')}: {names}"
 
 
 def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | None:
@@ -86,6 +76,7 @@ class FilesReader(SourceReader):
         self._left: _Left | None = None
         self.landing = LandingDirectory(pattern, f"source {source.name}", s3)
         self.directory = self.landing.directory
+        self._watch = DirectoryWatch(source, self.landing, self._first_time)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without secrets, as S3Settings name them, and without `only`: elsewhere it reads files that were planned here.
@@ -114,25 +105,17 @@ class FilesReader(SourceReader):
             InputError: Files were read from a directory that is gone or from another one, or, by policy, files arrived
                 below the floor.
         """
-        self._check_directory(self._checked(position))
+        self._watch.check(self._checked(position))
         arrived = self.look(position)
         if position and position["floor"] is not None:
             message = positions.arrived_below(position, arrived.below, self.directory)
             if message is not None:
-                self._complain(position, message)
+                self._watch.below(position, message)
         return arrived
 
     def say_again(self, arrived: Arrivals) -> None:
         """Warn of the files that were delivered again and are not read, once for each delivery."""
-        new = [file for file in arrived.again if self._first_time("again", file.name, file.mtime_ns, file.size)]
-        if new:
-            log.warning(
-                "files were delivered again after they were read, and are not read again",
-                source=self.source.name,
-                directory=self.directory,
-                files=named(new),
-                next=DELIVERED_AGAIN,
-            )
+        self._watch.again(arrived)
 
     def look(self, position: Position | None) -> Arrivals:
         """What has arrived, nothing if there is no directory; one listing, no file is opened."""
@@ -365,57 +348,6 @@ class FilesReader(SourceReader):
         """
         now = {file.name: [file.size, file.mtime_ns] for file in self.landing.stat(list(files))}
         return now == {name: list(figures) for name, figures in files.items()}
-
-    def _check_directory(self, position: Position | None) -> None:
-        if position and position["files"]:
-            recorded = position.get("directory", self.landing.place)
-            if not self.landing.is_at(recorded) and not self._moved(position):
-                raise InputError(
-                    f"The source {self.source.name} was read from {recorded} and now names {self.landing.place}: "
-                    f"files there with "
-                    "names that were read would be taken as read already.",
-                    where=f"source {self.source.name}",
-                    next="Name the directory as before, or rename the source, with its old name in retired= and the "
-                    "new one in added=, to read all anew.",
-                )
-            if not self.landing.exists():
-                raise InputError(
-                    f"The landing directory is gone, of which "
-                    f"{counted(position['files'], 'file', 'was', 'were')} read.",
-                    where=self.directory,
-                    next="Mount it, put it back, or correct the source's pattern; nothing is read until then.",
-                )
-        elif not self.landing.exists() and self._first_time("missing"):
-            log.warning(f"landing directory does not exist yet: {self.directory}", source=self.source.name)
-
-    def _moved(self, position: Position) -> bool:
-        """Whether this is the recorded directory in another place: remembered files are here, all of them unchanged."""
-        if ("moved", position["directory"]) in self._warned:
-            return True
-        if not positions.are_there(position, self.landing.files()):
-            return False
-        self._first_time("moved", position["directory"])
-        log.warning(
-            "the landing directory has moved",
-            source=self.source.name,
-            was=position["directory"],
-            now=self.landing.place,
-        )
-        return True
-
-    def _complain(self, position: Position, message: str) -> None:
-        """Warn of files that arrived below the floor, or raise InputError, as the source wants."""
-        if self.source.below_floor == "warn":
-            if self._first_time("below", position["files"], position["last"]):
-                log.warning("files below the floor are not read", source=self.source.name, detail=message)
-            return
-        raise InputError(
-            message,
-            where=f"source {self.source.name}",
-            next=f"Deliver them again under names above {position['floor']!r} and take these away, or accept the "
-            f"loss with "
-            'below_floor="warn" on the source.',
-        )
 
 
 def _with_new(schema: pa.Schema, there: pa.Schema) -> pa.Schema:

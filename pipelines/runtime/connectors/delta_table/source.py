@@ -375,19 +375,11 @@ class _Connector:
                         if place.get("of") is not None:
                             gone = pc.is_in(rows.column(_TYPE), pa.array(TAKEN_BACK))
                             rows = rows.filter(gone if place["of"] == _GONE else pc.invert(gone))
-                        yield Batch(self._with_changes(rows, place) if self._source.changes else rows)
+                        yield Batch(_with_changes(rows, place) if self._source.changes else rows)
                 except (pa.ArrowException, OSError, ValueError) as error:
                     raise InputError(
                         f"A file of the table cannot be read: {first_line(error)}", where=self.where(part), next=_LOOK
                     ) from error
-
-    def _with_changes(self, rows: pa.Table, place: Mapping[str, Any]) -> pa.Table:
-        count = rows.num_rows
-        if place["change"] is not None:
-            rows = rows.append_column(_CHANGES.field(_TYPE), pa.repeat(place["change"], count))
-        time = pa.scalar(place["time"] * 1000, pa.timestamp("us", "UTC"))
-        rows = rows.append_column(_CHANGES.field(_VERSION), pa.repeat(pa.scalar(place["version"], pa.int64()), count))
-        return rows.append_column(_CHANGES.field(_TIME), pa.repeat(time, count))
 
     @contextmanager
     def _fetched(self, part: Part) -> Iterator[Path]:
@@ -396,34 +388,21 @@ class _Connector:
         try:
             if storage.is_local and "://" not in storage.uri:
                 local = Path(storage.full(path))
-                self._check_size(part, local.stat().st_size)
+                _check_size(part, self.where(part), local.stat().st_size)
                 yield local
                 return
             with storage.fetched(path, Path(gettempdir())) as local:
-                self._check_size(part, local.stat().st_size)
+                _check_size(part, self.where(part), local.stat().st_size)
                 yield local
         except (FileNotFoundError, MissingError):
-            raise self._gone(part) from None
+            raise _gone(self.where(part)) from None
 
     def _path(self, part: Part) -> str:
         return f"{self._log.name}/{part.place['path']}"
 
-    def _check_size(self, part: Part, size: int | None) -> None:
-        if size is None:
-            raise self._gone(part)
-        if part.place["size"] not in (None, size):
-            raise InputError(
-                f"A file of the table has {size} bytes, and {part.place['size']} by the log: it was written anew.",
-                where=self.where(part),
-                next=_LOOK,
-            )
-
-    def _gone(self, part: Part) -> LostError:
-        return LostError("A file of the table is gone: it was vacuumed.", where=self.where(part), next=AFTER_LOSS)
-
     def verify(self, parts: Sequence[Part]) -> None:
         def check(part: Part, _: object) -> None:
-            self._check_size(part, self._log.storage.size(self._path(part)))
+            _check_size(part, self.where(part), self._log.storage.size(self._path(part)))
 
         with self._log.asking():
             together(check, parts, at_once=_REQUESTS)
@@ -455,6 +434,30 @@ class _Connector:
 
     def close(self) -> None:
         pass
+
+
+def _with_changes(rows: pa.Table, place: Mapping[str, Any]) -> pa.Table:
+    count = rows.num_rows
+    if place["change"] is not None:
+        rows = rows.append_column(_CHANGES.field(_TYPE), pa.repeat(place["change"], count))
+    time = pa.scalar(place["time"] * 1000, pa.timestamp("us", "UTC"))
+    rows = rows.append_column(_CHANGES.field(_VERSION), pa.repeat(pa.scalar(place["version"], pa.int64()), count))
+    return rows.append_column(_CHANGES.field(_TIME), pa.repeat(time, count))
+
+
+def _check_size(part: Part, where: str, size: int | None) -> None:
+    if size is None:
+        raise _gone(where)
+    if part.place["size"] not in (None, size):
+        raise InputError(
+            f"A file of the table has {size} bytes, and {part.place['size']} by the log: it was written anew.",
+            where=where,
+            next=_LOOK,
+        )
+
+
+def _gone(where: str) -> LostError:
+    return LostError("A file of the table is gone: it was vacuumed.", where=where, next=AFTER_LOSS)
 
 
 _LOOK = "Look at the table with what writes it; nothing of this epoch was applied."
