@@ -372,6 +372,13 @@ def test_another_table_in_its_place_is_not_taken_for_the_version(waiting):
         ran(site, 4)
 
 
+def test_another_version_of_the_same_number_is_not_taken_for_it(waiting):
+    entry = waiting.landing / "names" / "_delta_log" / f"{0:020}.json"
+    entry.write_text(entry.read_text() + '{"commitInfo":{"operation":"WRITE again"}}\n')
+    with pytest.raises(LostError, match="brought back from a copy"):
+        ran(waiting, 4)
+
+
 def test_versions_whose_log_was_cleaned_are_gone(waiting):
     site = waiting
     table = DeltaTable(str(site.landing / "names"))

@@ -45,6 +45,7 @@ class Version:
     Attributes:
         table: The Delta table's id; None: a Parquet file.
         number: Of the Delta table's version.
+        digest: Of its entry in the log, by which another history of the table is told; None: it has none.
         stamp: Of a Parquet file.
         columns: Those that the table has; once a plan has chosen, those that are joined.
     """
@@ -53,24 +54,27 @@ class Version:
     number: int | None
     stamp: str | None
     columns: pa.Schema
+    digest: str | None = None
 
     @property
-    def same(self) -> tuple[str | None, int | None, str | None]:
+    def same(self) -> tuple[str | int | None, ...]:
         """What tells it from other versions."""
-        return self.table, self.number, self.stamp
+        return self.table, self.number, self.stamp, self.digest
 
     def __str__(self) -> str:
         return f"version {self.number}" if self.stamp is None else f"the file with the stamp {self.stamp}"
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint records it."""
-        place = {"table": self.table, "version": self.number} if self.stamp is None else {"stamp": self.stamp}
+        place: dict[str, Any] = {"stamp": self.stamp}
+        if self.stamp is None:
+            place = {"table": self.table, "version": self.number, "digest": self.digest}
         return {**place, "columns": frames.schema_to_json(self.columns)}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Version:
         columns = frames.schema_from_json(raw["columns"])
-        return cls(raw.get("table"), raw.get("version"), raw.get("stamp"), columns)
+        return cls(raw.get("table"), raw.get("version"), raw.get("stamp"), columns, raw.get("digest"))
 
 
 class LookupTable:
@@ -133,7 +137,8 @@ class LookupTable:
                 return version
         _, number, metadata = log.opened()
         columns = frames.canonical_schema(metadata.columns)
-        self._newest = self._entry_stamp(number), Version(metadata.id, number, None, columns)
+        stamp, digest = self._entry_stamp(number), log.digest(number)
+        self._newest = stamp, Version(metadata.id, number, None, columns, digest)
         return self._newest[1]
 
     def _entry_stamp(self, number: int) -> str | None:
@@ -209,6 +214,8 @@ class LookupTable:
             raise self._lost(f"The log has versions {first} to {newest} alone.", version) from error
         if metadata.id != version.table:
             raise self._lost(f"Another table, {metadata.id}, is in its place.", version)
+        if version.digest is not None and self._log.digest(version.number) not in (None, version.digest):
+            raise self._lost("The table was brought back from a copy, and has another version of that number.", version)
         return files, kept, metadata.partition_by
 
     def _rows_in(
