@@ -160,7 +160,7 @@ class TopNOperator(EventTimeOperator):
         self._types = {GROUP: pl.UInt16(), **{name: stored[name] for name in self._key[1:]}}
         self._types |= frames.from_arrow(_rows_schema(shapes.state).empty_table()).schema
         self._gathered: list[pl.DataFrame] = []
-        self._spill = Spill(residence.target, residence.groups)
+        self._spill = Spill(residence.target, residence.groups, stage.key)
         self._added = 0
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
