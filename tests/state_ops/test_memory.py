@@ -14,7 +14,7 @@ from state_ops.backends import memory_budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import DamageError
 from tests.tools.memory import SLACK_MB, phases
-from tests.tools.task_memory import CASES, HALF, Sizes, task_phases
+from tests.tools.task_memory import CASES, SKEWED, Sizes, task_phases
 
 BUDGET_MB = 16
 
@@ -43,15 +43,15 @@ def test_a_worker_stays_within_its_budget_however_large_its_state_is():
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's figures of a process")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in SKEWED])
 def test_a_keyed_task_stays_within_the_sum_of_its_parts_however_large_its_state_is(case: str):
-    """The short version again, with less that may be pending: what is allowed must be well below the state."""
-    sizes = Sizes(BUDGET_MB, resident_mb=0, batch_rows=512, pending_mb=2)
+    """The short version again, with less that may be pending: what is allowed must be well below the state. Skewed keys
+    are for `make memory`: what holds them is not made smaller here."""
+    sizes = Sizes(BUDGET_MB, resident_mb=0, batch_rows=512, pending_mb=4)
     allowed = sizes.allowed(SLACK_MB, case)
     state_mb = int(1.2 * allowed)
     seen = list(task_phases(sizes, state_mb, case))
-    share = 0.45 if case == HALF else 0.9  # half of the rows are of one key
-    assert seen[-1].state > share * state_mb and state_mb > allowed
+    assert seen[-1].state > 0.9 * state_mb > allowed
     for phase in seen:
         assert phase.peak <= allowed, phase
 

@@ -79,13 +79,13 @@ CASES: dict[str, Stage] = {
     HALF: _totals,
     GROUP: _totals,
 }
-SKEWED = (HALF, GROUP)  # which load all in one epoch
+SKEWED = (HALF, GROUP)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What bounds the task's memory, in MiB and rows. pending_mb: `row_store._PENDING_BYTES`, which is no setting, and
-    half of `key_aggregation.PARTIAL_BYTES`."""
+    """What bounds the task's memory, in MiB and rows. pending_mb: `row_store._PENDING_BYTES`, which is no setting; also
+    `key_aggregation._PART_BYTES`, and half of its `PARTIAL_BYTES`."""
 
     memory_mb: int
     resident_mb: int
@@ -131,6 +131,7 @@ class _Task:
         rows_module._PENDING_BYTES = sizes.pending_mb << 20
         rows_module._WRITE_BYTES = min(rows_module._WRITE_BYTES, sizes.pending_mb << 19)
         key_aggregation.PARTIAL_BYTES = sizes.pending_mb << 21
+        key_aggregation._PART_BYTES = sizes.pending_mb << 20
         self._sizes, self._scratch = sizes, scratch
         self._case, self._stage = case, CASES[case]
         self._storage, self._shapes = Storage(str(scratch / "storage")), shapes(self._stage, _SCHEMA)
@@ -144,7 +145,7 @@ class _Task:
         self._baseline = resident("VmRSS")
 
     def run(self) -> None:
-        loads = 1 if self._case in SKEWED else _LOADS
+        loads = 1 if self._case == HALF else _LOADS
         for part in np.array_split(self._draw.permutation(self._keys), loads):
             self._report("load", part)
         for name, share in (("some", 50), ("some again", 50), ("a quarter", 4)):
