@@ -1,25 +1,34 @@
-"""Measure queries of Nexmark on Weir and on Spark Structured Streaming, in turns, and compare both with the truth.
+"""Measure queries of Nexmark on Weir, Spark Structured Streaming and Flink SQL, in turns, and compare with the truth.
 
 python -m benchmarks.nexmark.beside --events 200000 --queries q11,q17,q18 --reps 3
+
+Measurements are kept below the scratch directory as they are made: a command that was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
+from matplotlib.figure import Figure
 
 from benchmarks import harness
-from benchmarks.nexmark import generate, spark, truth
+from benchmarks.nexmark import flink, generate, spark, truth
 from benchmarks.nexmark.clock import Took
 from benchmarks.nexmark.compare import compare
 from benchmarks.nexmark.run import Options, available, run_query
 
-_FILES = 8  # of each folder; one is an epoch
+SCRATCH = Path(tempfile.gettempdir()) / "weir-bench-nexmark"
+STATELESS = ("q0", "q1", "q2", "q10", "q14", "q21", "q22")
+_FIGURES = ("rows", "seconds", "cpu")
+_COLOURS = {"weir": "tab:blue", "spark": "tab:orange", "flink": "tab:gray"}
+_OF_SPARK, _STATELESS_OF_SPARK = 3.0, 1.2
 
 
 def on_weir(query: str, source: Path, out: Path, scratch: Path) -> Took:
@@ -38,70 +47,137 @@ def on_spark(query: str, source: Path, out: Path, scratch: Path) -> Took:
     return spark.run_query(running, query, source, out, scratch, files=1)
 
 
-ENGINES: dict[str, Callable[[str, Path, Path, Path], Took]] = {"weir": on_weir, "spark": on_spark}
+def on_flink(query: str, source: Path, out: Path, scratch: Path) -> Took:
+    """Flink's run of a query, in a process that has run another statement before."""
+    return flink.run_query(query, flink.copied(source, source.parent / "input-flink"), out, scratch)
 
 
-def measured(root: Path, events: int, queries: Sequence[str], reps: int) -> list[dict[str, Any]]:
-    """A row for each query, engine and repetition.
+ENGINES: dict[str, Callable[[str, Path, Path, Path], Took]] = {"weir": on_weir, "spark": on_spark, "flink": on_flink}
 
-    Raises:
-        AssertionError: What an engine has handed out is not the truth.
-    """
-    generate.generate(generate.Options(events, files=_FILES), root / "input")
+
+def has(engine: str, query: str) -> bool:
+    """Whether an engine expresses a query."""
+    return query in {"weir": available(), "spark": spark.QUERIES, "flink": flink.QUERIES}[engine]
+
+
+def measured(root: Path, log: harness.Log, events: generate.Options, queries: Sequence[str], reps: int) -> None:
+    """Measure each query, engine and repetition that the log does not have yet."""
+    shutil.rmtree(root, ignore_errors=True)
+    generate.generate(events, root / "input")
+    flink.copied(root / "input", root / "input-flink")
     truth.write(root / "input", root / "truths", queries)
-    rows = []
     for rep in range(reps):
         for query in queries:
-            for engine, run in ENGINES.items():
-                scratch = root / f"{query}-{engine}-{rep}"
-                scratch.mkdir()
-                took = harness.in_fresh_process(run, query, root / "input", scratch / "out", scratch)
-                result = compare(root / "truths" / f"{query}.parquet", scratch / "out" / f"{query}.parquet")
-                assert result.equal, (query, engine, str(result), result.examples)
-                rows.append({"query": query, "engine": engine, "rep": rep, "rows": result.rows, **asdict(took)})
-                print(f"{query} {engine}: {took}", flush=True)
-    return rows
+            for engine in ENGINES:
+                place = {"query": query, "engine": engine, "rep": rep}
+                if has(engine, query) and not log.has(**place):
+                    figures = _measure(root, query, engine)
+                    log.add({**place, **figures})
+                    print(f"{query} {engine}: {figures}", flush=True)
+
+
+def _measure(root: Path, query: str, engine: str) -> harness.Row:
+    """Run once. What fails, or hands out something else than the truth, is an error without figures."""
+    scratch = root / "run"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    load = os.getloadavg()[0]
+    try:
+        took = harness.in_fresh_process(ENGINES[engine], query, root / "input", scratch / "out", scratch)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}".replace(str(root), "")[-2000:], "load": load}
+    result = compare(root / "truths" / f"{query}.parquet", scratch / "out" / f"{query}.parquet")
+    error = "" if result.equal else f"{result} {result.examples}"
+    return {"error": error, "load": load, "rows": result.rows, **asdict(took)}
+
+
+def summed(rows: Sequence[harness.Row]) -> dict[str, dict[str, Any]]:
+    """By query: its engines' medians, how they compare with Weir's, and what of the targets is missed."""
+    table: dict[str, dict[str, Any]] = {}
+    for query in truth.QUERIES:
+        engines = {
+            engine: [row for row in rows if (row["query"], row["engine"]) == (query, engine) and not row["error"]]
+            for engine in ENGINES
+        }
+        medians = {
+            engine: harness.medians_of({name: [row[name] for row in some] for name in _FIGURES})
+            for engine, some in engines.items()
+            if some
+        }
+        if "weir" in medians:
+            table[query] = {**medians, "missed": ", ".join(_missed(query, medians))}
+    return table
+
+
+def _missed(query: str, medians: dict[str, dict[str, float]]) -> list[str]:
+    """What a query misses of the targets, by wall time."""
+    times = {engine: figures["seconds"] / medians["weir"]["seconds"] for engine, figures in medians.items()}
+    missed = []
+    if "spark" in times and query in STATELESS and times["spark"] * _STATELESS_OF_SPARK < 1:
+        missed.append(f"{1 / times['spark']:.2f} times Spark's time")
+    if "spark" in times and query not in STATELESS and times["spark"] < _OF_SPARK:
+        missed.append(f"{times['spark']:.1f} x Spark")
+    if "flink" in times and query not in STATELESS and times["flink"] < 1:
+        missed.append(f"{times['flink']:.1f} x Flink")
+    return missed
+
+
+def plot(table: dict[str, dict[str, Any]], target: Path) -> None:
+    """Wall time and processor time of each query and engine."""
+    figure = Figure(figsize=(10, 1.5 + 0.42 * len(table)), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, name, title in zip(axes, ("seconds", "cpu"), ("seconds", "processor seconds"), strict=True):
+        for place, (engine, colour) in enumerate(_COLOURS.items()):
+            there = [(at, row[engine][name]) for at, row in enumerate(table.values()) if engine in row]
+            heights = [at + (place - 1) * 0.27 for at, _ in there]
+            axis.barh(heights, [value for _, value in there], height=0.25, color=colour, label=engine.title())
+        axis.set(xscale="log", xlabel=title)
+    axes[0].set_yticks(range(len(table)), list(table))
+    axes[0].invert_yaxis()
+    axes[1].legend(loc="lower right")
+    figure.savefig(target, dpi=110)
 
 
 def page(figures: dict[str, Any]) -> str:
-    """The report: medians of each query and engine."""
-    queries: dict[str, dict[str, Any]] = {}
-    for row in figures["measurements"]:
-        queries.setdefault(row["query"], {}).setdefault(row["engine"], []).append(row)
-    table = {
-        query: {
-            engine: harness.medians_of({name: [row[name] for row in rows] for name in _FIGURES})
-            for engine, rows in engines.items()
-        }
-        for query, engines in queries.items()
-    }
-    modes = {query: spark.QUERIES[query].mode for query in table}
-    return harness.render("nexmark", **figures, table=table, modes=modes)
-
-
-_FIGURES = ("rows", "seconds", "cpu", "later_seconds", "later_cpu")
+    """The report."""
+    rows = figures["measurements"]
+    errors = [row for row in rows if row["error"]]
+    modes = {query: spark.QUERIES[query].mode for query in spark.QUERIES}
+    return harness.render(
+        "nexmark", **figures, table=summed(rows), modes=modes, errors=errors, stateless=STATELESS,
+        checkpoint=flink.CHECKPOINT_SECONDS, loads=[row["load"] for row in rows],
+    )  # fmt: skip
 
 
 def main(
     events: int = 200_000,
+    files: int = 8,
     queries: str = "",
     reps: int = 3,
+    scratch: Path = SCRATCH,
+    again: bool = False,
     results: Path = harness.RESULTS / "nexmark",
 ) -> None:
-    """Weir beside Spark. queries: by default all that both have."""
-    both = [query for query in available() if query in spark.QUERIES]
-    asked = truth.names(queries) if queries else both
-    rows = harness.in_scratch(measured, events, asked, reps)
+    """Weir beside Spark and Flink.
+
+    files: of each stream; one is an epoch. queries: by default all that Weir has. again: forget what was measured.
+    """
+    asked = truth.names(queries) if queries else available()
+    log = harness.Log(scratch / f"measured-{events}-{files}.jsonl", ("query", "engine", "rep"), again)
+    measured(scratch / "work", log, generate.Options(events, files=files), asked, reps)
+    rows = [row for row in log.rows() if row["query"] in asked and row["rep"] < reps]
     figures = {
         "machine": harness.machine(),
         "command": harness.command("benchmarks.nexmark.beside"),
         "events": events,
-        "epochs": _FILES,
+        "epochs": files,
         "reps": reps,
-        "load": os.getloadavg()[0],
+        "plot": results.with_suffix(".png").name,
         "measurements": rows,
     }
     harness.publish(results, figures, page(figures))
+    plot(summed(rows), results.with_suffix(".png"))
+    shutil.rmtree(scratch / "work", ignore_errors=True)
 
 
 if __name__ == "__main__":

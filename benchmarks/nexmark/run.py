@@ -15,6 +15,7 @@ import argparse
 import importlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from benchmarks.nexmark.clock import Clock, Took
 from benchmarks.nexmark.content import hand_out
 from benchmarks.nexmark.truth import QUERIES, names
 from configs.settings import Settings
+from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
@@ -80,17 +82,28 @@ def run_query(
         options: How it is run.
         executor: What runs stages, by default Spark.
     """
-    module = importlib.import_module(f"{_PACKAGE}.{query}")
-    settings = _settings(module, source, work, options)
     clock, epochs, late = Clock(), 0, 0
-    for report in run(module.pipeline, settings, RunOptions(until_caught_up=True, drain=True), executor):
+    for report in played(query, source, work, options, executor):
         clock.epoch()
         epochs += 1
         late += sum(operator.rows_late for operator in report.checkpoint.operators.values())
     took = clock.took()
     table = work / "storage" / query / "tables" / query
-    rows = hand_out(query, table, out / f"{query}.parquet", getattr(module, "columns", {}))
+    rows = hand_out(query, table, out / f"{query}.parquet", getattr(_module(query), "columns", {}))
     return Measured(rows, epochs, late, took)
+
+
+def played(
+    query: str, source: Path, work: Path, options: Options = Options(), executor: Executor | None = None
+) -> Iterator[EpochReport]:
+    """Run one query until the input is used up: its epochs, as they end. The arguments are those of `run_query`."""
+    module = _module(query)
+    settings = _settings(module, source, work, options)
+    yield from run(module.pipeline, settings, RunOptions(until_caught_up=True, drain=True), executor)
+
+
+def _module(query: str) -> ModuleType:
+    return importlib.import_module(f"{_PACKAGE}.{query}")
 
 
 def _settings(module: ModuleType, source: Path, work: Path, options: Options) -> Settings:
