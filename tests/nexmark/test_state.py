@@ -1,0 +1,56 @@
+"""The state of queries with windows or watermarks is as large after all of the input as after some of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.nexmark.generate import Options as Events
+from benchmarks.nexmark.generate import generate
+from benchmarks.nexmark.run import Options, played
+from benchmarks.nexmark.state import BOUNDED, curve, growth, page
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from tests.nexmark.generated import needs_spark
+
+pytestmark = pytest.mark.long
+
+EPOCHS = 30
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory):
+    """Eight hours of event time: what waits for an hour is there again and again."""
+    root = tmp_path_factory.mktemp("nexmark-state")
+    generate(Events(60_000, files=EPOCHS, rate=60_000 / (8 * 3600)), root / "input")
+    return root / "input"
+
+
+@pytest.mark.parametrize("query", BOUNDED)
+def test_state_is_bounded(request, events, tmp_path, query):
+    if needs_spark(query):
+        request.getfixturevalue("spark")
+    executor = None if needs_spark(query) else InMemoryExecutor()
+    stages = curve(played(query, events, tmp_path / "work", Options(files=1), executor))
+    for uid in BOUNDED[query]:
+        sizes = stages[uid]["bytes"]
+        assert len(sizes) >= EPOCHS
+        assert growth(sizes) < 2, (uid, sizes)
+        assert growth(stages[uid]["entries"]) < 2, (uid, stages[uid]["entries"])
+
+
+def test_state_that_keeps_all_is_seen(events, tmp_path):
+    stages = curve(played("q18", events, tmp_path / "work", Options(files=1), InMemoryExecutor()))
+    assert growth(stages["last_bids"]["bytes"]) > 2.5
+    assert growth(stages["last_bids"]["entries"]) > 2.5
+
+
+def test_a_page_says_how_much_each_stage_has_grown():
+    values = {"bytes": [2**20, 2**20, 2**21], "entries": [5, 5, 5]}
+    figures = {
+        "machine": "m",
+        "command": "c",
+        "events": 3,
+        "epochs": 3,
+        "plot": "p",
+        "curves": {"q7": {"highest": values}},
+    }
+    assert "| q7 | highest | 1.00 | 2.00 | 2.00 | 1.00 |" in page(figures)
