@@ -15,7 +15,6 @@ LONG_CLASSES = {
     "PartsReader": "all that a reader of a source is asked, and what a connector answers",
     "PlanBuilder": "one walk through a pipeline, with what it has found so far",
     "Registry": "the only writer of four tables, whose order of writing is the protocol's",
-    "Stage": "all that a stage is declared with, each said where it is declared",
     "Storage": "what is done to an object: put, get, list, delete, with retries and mounts",
 }
 LONG_FUNCTIONS = {

@@ -22,6 +22,7 @@ from pipelines.runtime.definition import (
     Stage,
     TopN,
     Window,
+    check_changes,
 )
 from pipelines.runtime.operators.aggregation import AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import (
@@ -91,7 +92,7 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     for number, lane in enumerate(stage.lanes):
         column = sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE
         if column in rows.names:
-            stage.check_changes(lane.input)
+            check_changes(stage, lane.input)
             _check_type(stage, rows.field(column).type)
     fixed = _shapes(stage, rows)
     for output, sink in stage.sinks_by_output:

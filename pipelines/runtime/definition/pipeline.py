@@ -1,0 +1,270 @@
+"""A pipeline: stages in topological order, checked as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipelines.runtime.connectors.delta_sink import DeltaSink, UpsertSink
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.connectors.source import Source as Source
+from pipelines.runtime.definition.gates import ROWS, Expected
+from pipelines.runtime.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
+from pipelines.runtime.definition.stage import Stage, is_clocked, sources_of
+from state_ops.errors import PipelineError
+from state_ops.schema.key_groups import check_parallelism
+from state_ops.snapshots.stage_upload import MAIN as MAIN
+from state_ops.storage.branches import BRANCHES, Branch
+from state_ops.storage.paths import data_directory
+
+EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
+
+
+_DECLINED = {  # what would be amiss if a gate declined an epoch
+    AT_LEAST_ONCE: "that is delivered before",
+    AT_MOST_ONCE: "whose rows are then lost, since none is read again",
+}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages in topological order.
+
+    Attributes:
+        max_parallelism: The number of key groups, fixed for the pipeline's life.
+        retired: Uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their
+            state, positions and values are dropped.
+        added: Names of sources that are new, and whose whole input is meant for stages that have state already.
+        on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
+            checkpoint is used.
+        branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
+        delivery: How often sinks get the rows of an epoch that fails: "exactly_once", "at_least_once" or
+            "at_most_once". State has each row exactly once in the first two, and at most once in the third.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    max_parallelism: int = MAX_PARALLELISM
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    on_restore: tuple[Expected, ...] = ()
+    branch: Branch | None = None
+    added: tuple[str, ...] = ()
+    delivery: str = EXACTLY_ONCE
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "pipeline")
+        check_parallelism(1, self.max_parallelism)
+        object.__setattr__(self, "stages", _topological(self.name, tuple(self.stages)))
+        refuse_doubles("stage", [stage.uid for stage in self.stages], self.name)
+        refuse_doubles("sink", [sink.name for stage in self.stages for sink in stage.sinks], self.name)
+        names: dict[str, Source] = {}
+        for source in self.sources:
+            source.check()
+            if names.setdefault(source.name, source) != source:
+                raise PipelineError(
+                    f"Two different sources of {self.name} are named {source.name!r}.", next="Give one another name=..."
+                )
+        for stage in self.stages:
+            for sink in stage.sinks:
+                check_name(sink.name, "sink")
+        self._check_delivery()
+        tables = [sink.name for sink in self.sinks if isinstance(sink, DeltaSink)]
+        names_by_kind = {"state": [stage.uid for stage in self.stages], "table": tables}
+        for expected in self.on_restore:
+            if expected.gate.on_failure == QUARANTINE:
+                raise PipelineError(
+                    f"What is restored stays whole: {expected.gate.title} cannot set rows aside.",
+                    where=f"on_restore, {expected.of} {expected.name!r}",
+                    next=f'Say on_failure="{HOLD}" or "{WARN}".',
+                )
+            if expected.gate.of != ROWS:
+                raise PipelineError(
+                    f"on_restore says itself what it looks at, and {expected.gate.title} says of={expected.gate.of!r}.",
+                    where=f"on_restore, {expected.of} {expected.name!r}",
+                    next="Leave of= out.",
+                )
+            if expected.name not in names_by_kind[expected.of]:
+                raise PipelineError(
+                    f"on_restore expects something of the {expected.of} {expected.name!r}, which {self.name} has not.",
+                    next=f"It has: {', '.join(names_by_kind[expected.of]) or 'none'}.",
+                )
+
+    def _check_delivery(self) -> None:
+        """Whether sources, sinks and gates allow for what is to be delivered."""
+        where = f"pipeline {self.name}"
+        if self.delivery == EXACTLY_ONCE:
+            why = [
+                f"the source {source.name} ({source.kind}) cannot be read again after a crash"
+                for source in self.sources
+                if not source.replayable
+            ]
+            why += [
+                f"the sink {sink.name} ({sink.kind}) has no transactions, so rows come twice after a crash"
+                for sink in self.sinks
+                if not sink.exactly_once
+            ]
+            if why:
+                raise PipelineError(
+                    f"{self.name} cannot deliver exactly once: {'; '.join(why)}.",
+                    where=where,
+                    next=f'Say Pipeline(..., delivery="{AT_LEAST_ONCE}" or "{AT_MOST_ONCE}"), or take another source or'
+                    " sink.",
+                )
+            return
+        if self.delivery not in _DECLINED:
+            raise PipelineError(
+                f"delivery={self.delivery!r} is nothing that {self.name} can promise.",
+                where=where,
+                next=f"Say one of: {', '.join((EXACTLY_ONCE, *_DECLINED))}.",
+            )
+        for stage in self.stages if self.delivery == AT_MOST_ONCE else ():
+            lost = next((source.name for source in sources_of(stage) if source.hands_out_changes), None)
+            changes = stage.input.hands_out_changes and stage.transform is None
+            if stage.aggregation is not None and changes and lost is not None:
+                raise PipelineError(
+                    f"{stage.uid} takes rows of {lost} back, and of an epoch that is lost it would have none to take "
+                    "back.",
+                    where=where,
+                    next=f'Say delivery="{EXACTLY_ONCE}" or "{AT_LEAST_ONCE}".',
+                )
+        for stage in self.stages:
+            for gate in stage.gates:
+                if gate.on_failure != WARN:
+                    raise PipelineError(
+                        f"A gate of {stage.uid} may decline an epoch {_DECLINED[self.delivery]}: {gate.title}.",
+                        where=where,
+                        next=f'Let it warn, on_failure="{WARN}", or deliver exactly once.',
+                    )
+
+    @property
+    def early(self) -> bool:
+        """Whether sinks get rows before their epoch is committed."""
+        return self.delivery == AT_LEAST_ONCE
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether an epoch's positions are committed before it begins, and sinks get its rows once or never. A
+        branch can repeat everything, since it reads again and all its sinks are tables: there each row comes once."""
+        return self.delivery == AT_MOST_ONCE and self.branch is None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(
+            dict.fromkeys(input for stage in self.stages for input in stage.inputs if isinstance(input, Source))
+        )
+
+    @property
+    def timed(self) -> frozenset[str]:
+        """The names of the sources that have an event time."""
+        return frozenset(source.name for source in self.sources if source.event_time is not None)
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        return tuple(sink for stage in self.stages for sink in stage.sinks)
+
+    @property
+    def app_id(self) -> str:
+        """Transaction app id of the registry; sinks append their name. Stable for ever."""
+        return f"weir/{self.name}/{self.branch.id if self.branch else 'main'}"
+
+    @property
+    def title(self) -> str:
+        """As commands and people name it: flights, or flights@fix for a branch."""
+        return f"{self.name}@{self.branch.name}" if self.branch else self.name
+
+    @property
+    def directory(self) -> str:
+        """Of its storage, below the root of all."""
+        return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
+
+    def event_time_of(self, table: str, schema: pa.Schema) -> str | None:
+        """The column by which a table's rows belong to a day or an hour; None if it has none.
+
+        Args:
+            schema: Of the table.
+        """
+        timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
+        for stage in self.stages:
+            for output, sink in stage.sinks_by_output:
+                if sink.name == table:
+                    declared = sink.event_time if isinstance(sink, DeltaSink) else None
+                    wanted = [declared, *([] if is_clocked(stage) else stage.times_in(output))]
+                    return next((name for name in wanted if name in timed), None)
+        return None
+
+    @property
+    def lateness(self) -> int:
+        """The longest of its stages' lateness, in microseconds: so far watermarks may be behind what has been read."""
+        return max(stage.lateness for stage in self.stages)
+
+    def is_table(self, sink: Sink) -> bool:
+        """Whether a sink is a Delta table below the pipeline's `tables/`. On a branch each is one, of what it would be
+        given: nothing outside of the branch is written."""
+        return self.branch is not None or isinstance(sink, DeltaSink)
+
+    def staging(self, sink: Sink) -> str:
+        """The directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of its log
+        alone."""
+        if not self.appends(sink):
+            return f"outputs/{sink.name}"
+        return data_directory(sink.name, self.app_id, sink.name in self.elsewhere)
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """By name, where tables lie that are not in the pipeline's storage. A branch has none."""
+        tables = [sink for sink in self.sinks if isinstance(sink, DeltaSink)]
+        return {table.name: table.at for table in tables if table.at is not None and self.branch is None}
+
+    def appends(self, sink: Sink) -> bool:
+        """Whether a sink is a table of the rows as they are handed out. On a branch each is one, but that a table whose
+        partitions are replaced is one there too."""
+        return self.is_table(sink) and (self.branch is not None or not isinstance(sink, UpsertSink))
+
+    def sink(self, name: str) -> Sink | None:
+        """The sink of that name; None: the code has none, or no more."""
+        return next((sink for sink in self.sinks if sink.name == name), None)
+
+    def outputs_read(self, stage: Stage) -> frozenset[str]:
+        """The names of a stage's outputs that others read."""
+        return frozenset(name for other in self.stages for before, name in other.outputs_before if before == stage)
+
+    def must_finish(self, stage: Stage) -> bool:
+        """Whether a stage applies all rows of an epoch in that epoch, however long it takes: one that reads a source,
+        whose slices are not kept for later, or several inputs, whose rows of an epoch belong together; and all before
+        the latter."""
+        return stage.reads_source or bool(stage.sides) or self.is_before_several(stage)
+
+    def is_before_several(self, stage: Stage) -> bool:
+        """Whether its rows reach a stage with several inputs, by way of other stages or none."""
+        return any(bool(other.sides) or self.is_before_several(other) for other in self.stages if stage in other.inputs)
+
+    def stage(self, uid: str) -> Stage:
+        for stage in self.stages:
+            if stage.uid == uid:
+                return stage
+        raise PipelineError(
+            f"The pipeline {self.name} has no stage {uid!r}.",
+            next=f"Its stages are: {', '.join(stage.uid for stage in self.stages)}.",
+        )
+
+
+def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    if not stages:
+        raise PipelineError(f"The pipeline {pipeline} has no stages.", next="List at least one.")
+    placed: list[Stage] = []
+    waiting = list(stages)
+    while waiting:
+        ready = [stage for stage in waiting if all(before in placed for before in stage.stages_before)]
+        if not ready:
+            lost = waiting[0]
+            missing = next(before.uid for before in lost.stages_before if before not in placed)
+            raise PipelineError(
+                f"The stage {lost.uid} reads from {missing}, which is not in the pipeline {pipeline}.",
+                next=f"List {missing} among its stages.",
+            )
+        placed += ready
+        waiting = [stage for stage in waiting if stage not in ready]
+    return tuple(placed)
