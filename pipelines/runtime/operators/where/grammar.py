@@ -256,7 +256,7 @@ class Parser:
         if value.type.kind not in NUMBERS:
             raise Refused(f"{self._text_since(start)}: {value.text} is {value.type}, not a number")
         if sign == "+":
-            return value
+            return replace(value, text=self._text_since(start))
         return values.minus(value, self._text_since(start))
 
     def _primary(self) -> Expression:

@@ -369,7 +369,9 @@ def _of_one_type(arguments: Sequence[Expression], text: str) -> tuple[list[Expre
             f"{text}: of {', '.join(str(operand.type) for operand in arguments)} Spark makes one type by a rule that "
             f"is not followed here"
         )
-    return values, max((operand.type for operand in values), key=lambda kind: kind.size)
+    types = [operand.type for operand in values]
+    double = next((kind for kind in types if kind.kind == DOUBLE), None)  # which a float beside it becomes
+    return values, double or max(types, key=lambda kind: kind.size)
 
 
 def case(branches: Sequence[tuple[Expression, Expression]], other: Expression, text: str) -> Expression:
@@ -381,6 +383,8 @@ def case(branches: Sequence[tuple[Expression, Expression]], other: Expression, t
     """
     for condition, _ in branches:
         conditions.check_boolean(condition)
+        if condition.type.kind == NULL:
+            raise Refused(f"{text}: Spark takes no {condition.text} for a condition here")
     values, kind = _of_one_type([*(value for _, value in branches), other], text)
 
     def of(rows: pl.DataFrame) -> pl.Series:
