@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+from itertools import count
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
 from benchmarks.nexmark.run import Options, played
 from benchmarks.nexmark.state import BOUNDED, curve, growth, page
+from pipelines.runtime.epoch import scheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from tests.nexmark.generated import needs_spark
 
@@ -25,7 +30,10 @@ def events(tmp_path_factory):
 
 
 @pytest.mark.parametrize("query", BOUNDED)
-def test_state_is_bounded(request, events, tmp_path, query):
+def test_state_is_bounded(request, monkeypatch, events, tmp_path, query):
+    ticks = count()  # a second of processing time at each look, however fast the machine is
+    now = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone) + timedelta(seconds=next(ticks)))
+    monkeypatch.setattr(scheduler, "datetime", now)
     if needs_spark(query):
         request.getfixturevalue("spark")
     executor = None if needs_spark(query) else InMemoryExecutor()
