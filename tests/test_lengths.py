@@ -1,8 +1,10 @@
-"""What is read at one go fits on a few pages: classes of at most 300 lines, functions of at most 60."""
+"""What is read at one go fits on a few pages: classes of at most 300 lines, functions of at most 60, folders of at most
+14 files."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +50,8 @@ def test_classes_and_functions_are_short():
                 long_functions.add(f"{path.relative_to(PROJECT)}: {node.name}")
     assert long_functions == LONG_FUNCTIONS.keys()
     assert long_classes == LONG_CLASSES.keys(), "split it where it has a seam; a reason that has gone is taken out"
+
+
+def test_folders_have_few_files():
+    folders = Counter(path.parent.relative_to(PROJECT).as_posix() for path, _ in modules())
+    assert {name: number for name, number in folders.items() if number > 14} == {"benchmarks/nexmark/queries": 24}

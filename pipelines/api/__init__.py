@@ -54,7 +54,7 @@ from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, Upse
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.source import default_name
 from pipelines.runtime.definition import MAIN, Epoch, Expected, FileSource, Gate, Input, Pipeline, Stage, reading
-from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
+from pipelines.runtime.operators.functions.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
 from state_ops.durations import micros
 from state_ops.keyed.keyed_state import KeyedState, ValueState

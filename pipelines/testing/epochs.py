@@ -32,10 +32,10 @@ from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Seve
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operators import LATE
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.reader import SourceReader
+from pipelines.runtime.sources.slices import EpochPlan
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, Schema, canonical, table_of

@@ -32,7 +32,7 @@ from state_ops.coordination import lease, requests
 from state_ops.errors import ConfigurationError, DamageError, GateError, WeirError
 from tests.recovery.small import Bank, successor, until
 from tests.runtime.gates.test_gates import between, gated
-from tests.runtime.operators.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
+from tests.runtime.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
 
 Scraped = dict[tuple[str, ...], float]
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.api import Epoch, KeyedState, State, files, stage
-from pipelines.runtime.operators import function
+from pipelines.runtime.operators.functions import function
 from state_ops.keyed.keyed_state import scan_values
 from state_ops.keyed.timers import scan_timers
 from state_ops.schema.descriptors import EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY

@@ -20,12 +20,12 @@ from configs.settings import EpochSettings
 from pipelines.api import expect, files
 from pipelines.cli.status import status_of
 from pipelines.runtime.ownership import hold_causes
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.run.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.errors import GateError, InputError, PipelineError, StageError
 from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors

@@ -22,7 +22,7 @@ from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.operators import function
+from pipelines.runtime.operators.functions import function
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.checkpoints.operator_stats import OperatorStats

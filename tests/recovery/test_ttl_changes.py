@@ -34,7 +34,8 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations import forks
 from pipelines.runtime.operations.state_import import import_rows
-from pipelines.runtime.operators import deduplication, function
+from pipelines.runtime.operators import deduplication
+from pipelines.runtime.operators.functions import function
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.operator_stats import OperatorStats

@@ -28,9 +28,9 @@ from pipelines.runtime.epoch.stage_job import bases, late
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.ownership import hold_causes
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.fencing import discard, raise_if_fenced
 from pipelines.runtime.ownership.leftovers import discard_slices
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, StateFile
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import FailureReason

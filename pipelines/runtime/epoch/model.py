@@ -20,9 +20,8 @@ from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.watermarks import SidesTime
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.reader import SourceReader
-from pipelines.runtime.sources.slices import Slice
+from pipelines.runtime.sources.slices import EpochPlan, Slice
 from state_ops.arrow.frames import schema_from_json, schema_to_json
 from state_ops.checkpoints.checkpoint import (
     Ack,

@@ -17,7 +17,7 @@ from pipelines.runtime.epoch.model import EpochReport, EpochsInFlight, InFlightE
 from pipelines.runtime.epoch.step_runner import Ended, StepRunner
 from pipelines.runtime.epoch.transitions import Transitions
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import Refusal

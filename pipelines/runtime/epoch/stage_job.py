@@ -27,8 +27,8 @@ from pipelines.runtime.operators.compatibility import fit
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.watermarks import SidesTime
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
+from pipelines.runtime.sources.slices import EpochPlan
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.runtime.task.staged_output import Target
 from pipelines.runtime.timings import record_ms

@@ -35,13 +35,13 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.view import View
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.lookups import Lookups, recorded
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore import restore
 from pipelines.runtime.restore.start_from import seed
 from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
 from state_ops.checkpoints.pending_checkpoint import Trigger

@@ -44,7 +44,7 @@ from pipelines.runtime.operators.deduplication import (
     remembered,
 )
 from pipelines.runtime.operators.event_time import END, START, shown
-from pipelines.runtime.operators.function import FunctionOperator, function_shapes
+from pipelines.runtime.operators.functions.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.as_of import AsOfOperator
 from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes

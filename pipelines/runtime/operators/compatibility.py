@@ -29,9 +29,9 @@ from pipelines.runtime.definition import (
     sources_of,
 )
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.operators.functions.timer_use import uses_timers
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import row_columns
-from pipelines.runtime.operators.timer_use import uses_timers
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
 from state_ops.arrow.types import type_name
 from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators.base import MAIN, Shapes, check_storable
-from pipelines.runtime.operators.function import authors_error, fitted, handed_out, known_outputs
+from pipelines.runtime.operators.functions.function import authors_error, fitted, handed_out, known_outputs
+from pipelines.runtime.operators.functions.returned import returned
 from pipelines.runtime.operators.joins.sides import SIDE
-from pipelines.runtime.operators.returned import returned
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.errors import StageError, WeirError

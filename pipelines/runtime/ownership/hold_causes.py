@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.reader import SourceReader
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import gate_hold
 from state_ops.coordination.gate_hold import GateHold

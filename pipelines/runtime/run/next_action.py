@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request

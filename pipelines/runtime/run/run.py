@@ -22,7 +22,6 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators.compatibility import advice, structure
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.leftovers import discard_slices
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage as open_storage
@@ -45,7 +44,7 @@ from pipelines.runtime.run.next_action import (
     next_action,
 )
 from pipelines.runtime.run.next_action import RunOptions as RunOptions
-from pipelines.runtime.sources.slices import Slice
+from pipelines.runtime.sources.slices import EpochPlan, Slice
 from state_ops.checkpoints.checkpoint import Checkpoint, to_micros
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
 from state_ops.checkpoints.pending_checkpoint import Trigger

@@ -1,15 +1,19 @@
-"""What one epoch reads from one source: its files, as they were planned, and the rows that are left out."""
+"""What one epoch reads: of each source its files, as they were planned, and the rows that are left out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats.hive import Partition
+from pipelines.runtime.connectors.lookups.lookup_table import Version
 from pipelines.runtime.connectors.source import Lost, Part, Position
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +263,29 @@ def _file_to_dict(file: SourceFile) -> dict[str, Any]:
 def nothing_read() -> dict[str, Any]:
     """`Slice.to_dict` of a checkpoint that reads nothing."""
     return {"files": [], "rows": 0, "limited": False}
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """What an epoch reads, and why its barrier is cut.
+
+    Attributes:
+        trigger: What cut the barrier; `reason` says it in words.
+        slices: By source, what the epoch reads.
+        drain: Close every window.
+        requests: The requests that the epoch answers.
+        at: When the barrier was cut, for an epoch that is replayed; None: now.
+        now: The processing time by which its slices were planned. That of the epoch is no earlier.
+        rounds: How often its slices were replayed with fewer rows.
+        lookups: By stage, the version of the table that its rows are looked up in.
+    """
+
+    trigger: Trigger
+    reason: str
+    slices: Mapping[str, Slice]
+    drain: bool = False
+    requests: tuple[Request, ...] = ()
+    at: datetime | None = None
+    now: datetime | None = None
+    rounds: int = 0
+    lookups: Mapping[str, Version] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from pipelines.runtime.epoch.model import (
     Step,
 )
 from pipelines.runtime.epoch.readiness import MAY_BEGIN, may_begin
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.checkpoint import CHANNEL, Ack, PendingUpload, StagedFile
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.coordination.requests import Request

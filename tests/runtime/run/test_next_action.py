@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.run.next_action import (
     BeginAgain,
     BeginEpoch,
@@ -22,6 +21,7 @@ from pipelines.runtime.run.next_action import (
     Withdraw,
     next_action,
 )
+from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination.requests import Request
 

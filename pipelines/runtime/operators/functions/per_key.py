@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
-from pipelines.runtime.operators.returned import returned
+from pipelines.runtime.operators.functions.returned import returned
 from state_ops.arrow import frames
 from state_ops.arrow.types import zero_of
 from state_ops.backends.base import Backend

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Epoch, Stage, is_timed
 from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
-from pipelines.runtime.operators.per_key import PerKey
-from pipelines.runtime.operators.returned import returned
+from pipelines.runtime.operators.functions.per_key import PerKey
+from pipelines.runtime.operators.functions.returned import returned
 from state_ops.arrow import frames
 from state_ops.arrow.casts import cast
 from state_ops.backends.base import Backend

@@ -1,0 +1,1 @@
+"""What a stage's function is called with and hands out: whole batches, or key by key, and the timers that it sets."""
