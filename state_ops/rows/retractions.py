@@ -110,6 +110,17 @@ def _type(agg: Agg, counts: bool, rows: pa.Schema) -> pa.DataType:
     return pa.decimal128(38, 0) if agg.kind == "mean" else pa.int64()
 
 
+def has_rows(rows: pl.DataFrame) -> np.ndarray:
+    """bool[n], the keys that have a row, by their state."""
+    return (rows[ROWS] > 0).to_numpy()
+
+
+def unbalanced(rows: pl.DataFrame) -> np.ndarray:
+    """bool[n], the keys of which something is left, by their state. While not all of an epoch's rows have come, that
+    may be a row taken back that is still to come."""
+    return rows.select(pl.any_horizontal(pl.all() != 0)).to_series().to_numpy()
+
+
 def left(keys: pl.DataFrame, rows: pl.DataFrame, where: str) -> np.ndarray:
     """bool[n], the keys that have a row.
 
@@ -129,7 +140,7 @@ def left(keys: pl.DataFrame, rows: pl.DataFrame, where: str) -> np.ndarray:
             next="Read changes from their beginning, and leave out none that a later one takes back; state, offsets and"
             " tables are as they were.",
         )
-    return (rows[ROWS] > 0).to_numpy()
+    return has_rows(rows)
 
 
 def _check(name: str, agg: Agg, rows: pa.Schema, where: str) -> None:

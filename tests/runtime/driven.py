@@ -43,8 +43,10 @@ class Driven:
         watermark: int | None = None,
         drain: bool = False,
         batch_rows: int = 1 << 30,
+        pause: bool = False,
     ) -> pl.DataFrame:
-        """One epoch. now, watermark: microseconds; the watermark is the one known before the job."""
+        """One epoch. now, watermark: microseconds; the watermark is the one known before the job. pause: others of its
+        rows come with the next one."""
         self.id += 1
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, self.schema)
         parts = routed(self.stage, table, self.parallelism, MAX_PARALLELISM, batch_rows)
@@ -66,8 +68,9 @@ class Driven:
             )
             for batch in batches:
                 out += [produced for _, produced in operator.process(pa.Table.from_batches([batch]))]
-            out += [produced for _, produced in operator.barrier()]
-            self.swept[subtask], self.closed_upto[subtask] = operator.swept, operator.closed_upto  # type: ignore[attr-defined]
+            out += [produced for _, produced in (operator.pause() if pause else operator.barrier())]
+            self.swept[subtask] = getattr(operator, "swept", None)
+            self.closed_upto[subtask] = operator.closed_upto
         return pl.from_arrow(pa.concat_tables(out))  # type: ignore[return-value]
 
     def groups(self, subtask: int) -> range:

@@ -70,6 +70,7 @@ class AggregationOperator:
         self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys)
         self._partials = key_aggregation.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         self._spill = Spill(residence.target, residence.groups, stage.key)
+        self._paused = False
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
@@ -97,6 +98,7 @@ class AggregationOperator:
         self._rows.barrier()
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        self._paused = True
         return self.barrier()  # the current values of what this checkpoint has seen
 
     def _handed_out(self, gathered: list[pl.DataFrame]) -> Iterator[tuple[str, pa.Table]]:
@@ -133,8 +135,16 @@ class AggregationOperator:
             yield keys, new
 
     def _stay(self, keys: pl.DataFrame, rows: pl.DataFrame) -> np.ndarray:
-        """bool[n], the keys that have a row. Without changes, none goes."""
-        return _all(keys, rows) if self._retractions is None else retractions.left(keys.drop(GROUP), rows, self._where)
+        """bool[n], the keys that are kept: those that have a row. Without changes, none goes."""
+        if self._retractions is None:
+            return _all(keys, rows)
+        if self._paused:
+            return retractions.unbalanced(rows)
+        return retractions.left(keys.drop(GROUP), rows, self._where)
+
+    def _has_row(self, rows: pl.DataFrame) -> np.ndarray:
+        """bool[n], the keys whose state, if there is some, is that of a row."""
+        return _all(rows, rows) if self._retractions is None else retractions.has_rows(rows)
 
     def _out(self, before: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
         """Hand out what became of keys: their values, or the changes of these.
@@ -146,8 +156,8 @@ class AggregationOperator:
         keys, values = before.select(self._by), self._values(rows)
         frame = pl.concat([keys, values], how="horizontal")
         if self._aggregation.changes:
-            stay = self._stay(keys, rows)
-            frame = _changes(keys, self._values(before), before[PRESENT].to_numpy(), values, stay)
+            existed = before[PRESENT].to_numpy() & self._has_row(before)
+            frame = _changes(keys, self._values(before), existed, values, self._has_row(rows))
         frame = frame.with_columns(pl.lit(self._epoch, pl.Int64).alias(EPOCH))
         names = self._shapes.outputs[MAIN].names
         yield MAIN, frames.arrow(frame.select(names)).cast(self._shapes.outputs[MAIN])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import duckdb
@@ -45,6 +46,7 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.rows import key_aggregation
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
+from tests.runtime.driven import Driven
 from tests.tools.sampling import sampled
 
 CHANGES = delta.table("x/users", name="users", event_time="at", changes=True)
@@ -312,6 +314,38 @@ def test_a_key_is_judged_by_all_of_its_rows_of_an_epoch_in_any_order(monkeypatch
     rows = [("a", 1, "delete"), ("b", 1, "insert"), ("a", 1, "update_preimage"), ("a", 1, "insert"), ("a", 1, "insert")]
     assert run.epoch(changes_of(rows)).rows() == [("b", 1, 1, "insert")]
     assert run.epoch(changes_of([("b", 1, "delete"), *rows])).is_empty()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_key_is_judged_once_all_of_its_epochs_rows_have_come(changes):
+    """A checkpoint that overtakes rows may part what takes a row back from the row."""
+    stage = aggregate("it", OTHERS, key="k", n=agg.count(), total=agg.sum("v"), mean=agg.mean("v"), changes=changes)
+    chance, there, content = random.Random(5), list[tuple[str, int]](), Counter[tuple]()
+    driven, newest = Driven(stage, changes_of([]).schema), dict[str, tuple]()
+    for _ in range(60):
+        given, chosen = [], chance.sample(there, len(there) // 2)
+        for row in chosen:
+            there.remove(row)
+            given.append((*row, "delete"))
+        for _ in range(chance.randrange(6)):
+            row = (chance.choice("abc"), chance.randrange(-3, 9))
+            given.append((*row, "insert"))
+            if chance.random() < 0.6:
+                given.append((*row, "delete"))
+            else:
+                there.append(row)
+        chance.shuffle(given)
+        cuts = sorted(chance.randrange(len(given) + 1) for _ in range(2))
+        for part, (begin, end) in enumerate(pairwise([0, *cuts, len(given)])):
+            out = driven.epoch(changes_of(given[begin:end]), pause=part < len(cuts))
+            if changes:
+                replayed(content, out)
+            newest |= {k: (k, n, total, mean) for k, n, total, mean, _ in ([] if changes else out.rows())}
+        sums = {k: [v for other, v in there if other == k] for k, _ in there}
+        expected = sorted((k, len(of), sum(of), sum(of) / len(of)) for k, of in sums.items())
+        assert sorted(row for row in (+content if changes else newest.values()) if row[1]) == expected
+    with pytest.raises(InputError, match="More rows with k='d' are taken back than came"):
+        driven.epoch(changes_of([("d", 1, "delete")]))
 
 
 UPSTREAM = "SELECT k, count(*) AS n, coalesce(sum(v), 0)::BIGINT AS total FROM events GROUP BY k"
