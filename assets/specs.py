@@ -64,7 +64,7 @@ def _arrives(pipeline: Pipeline, source: Source) -> str:
 
 
 def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
-    """The keyed stages, each downstream of what it reads."""
+    """The stages, each downstream of what it reads."""
     return [
         dg.AssetSpec(
             key(pipeline, stage.uid),
