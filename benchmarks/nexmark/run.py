@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -146,7 +147,12 @@ def main() -> None:
                 late += measured.late
     if missing:
         print(f"Left out, since Weir has no pipeline for them yet: {', '.join(missing)}", file=sys.stderr)
-    sys.exit(late > 0 or (bool(missing) and given.queries is not None))
+    status = int(late > 0 or (bool(missing) and given.queries is not None))
+    if given.in_process:  # threads of native libraries may abort an interpreter that winds up
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _line(query: str, measured: Measured) -> str:
