@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_an_expression_of_chance_or_of_the_clock_is_refused_by_name(rows, where)
     if "'now'" not in where:  # a typed literal is a constant in the plan, a special text a cast
         chance = spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString())
         assert chance == f"{CHANCE[where]}()"
+
+
+@pytest.mark.parametrize("column", ["timestamp'now'", "cast(date 'today' as string)", "current_timestamp()", "rand()"])
+def test_columns_of_a_select_depend_on_neither(rows, column):
+    stage = replace(_stage(where="a > 0"), columns=("a", f"{column} AS x"))
+    with pytest.raises(PipelineError, match="gives another result when a task runs again") as raised:
+        spark_plan.prepared(stage, rows)
+    assert column in raised.value.where
+    assert "where='a > 0'" in raised.value.where
 
 
 @pytest.mark.parametrize(

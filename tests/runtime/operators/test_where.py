@@ -251,7 +251,8 @@ v | `Mixed Name` | v AS w2 | st.x | st.`in`.y AS inner | xs AS list | m AS money
 lower(t) AS l | s || '!' AS p | trim(s) AS p | length(s) AS n2 | coalesce(s, t) AS p | coalesce(v, 0) AS p | coalesce(i, v) AS p | coalesce(f, g) AS p | f * 2 AS p | cast(g AS double) AS p | f IS NULL AS p | b AND c AS p | v > 3 AS p | s LIKE 'a%' AS p
 ts AS p | local AS p | date(ts) AS p | cast(d AS timestamp) AS p | year(ts) AS p | hour(ts) AS p | 1 AS one | 3L AS three | 'x' AS x | true AS yes | 1.5D AS p | date'2024-01-01' AS p | timestamp'2024-01-01 01:02:03' AS p | cast(v AS string) AS p | try_cast(s AS int) AS p
 CASE WHEN v > 0 THEN 'more' WHEN v < 0 THEN 'less' ELSE t END AS p | CASE v WHEN 1 THEN i ELSE v END AS p | CASE WHEN b THEN 1 ELSE 2.5D END AS p | CASE WHEN hour(ts) BETWEEN 2 AND 8 THEN 'day' ELSE 'night' END AS p | CASE WHEN b THEN d ELSE ts END AS p | CASE WHEN b THEN y ELSE h END AS p
-coalesce(g, f) AS p | coalesce(g, 1) AS p | coalesce(g, 1.5) AS p | coalesce(g, NULL) AS p | nvl(g, f) AS p | CASE WHEN b THEN g ELSE f END AS p | CASE WHEN b THEN g WHEN c THEN NULL ELSE 2 END AS p | CASE WHEN b THEN g END AS p
+i / 10 AS p | f / 3 AS p | v / 7 AS p | cast(v AS double) / 0.1D AS p
+i / 10 AS p | f / 3 AS p | v / 7 AS p | cast(v AS double) / 0.1D AS p | coalesce(g, f) AS p | coalesce(g, 1) AS p | coalesce(g, 1.5) AS p | coalesce(g, NULL) AS p | nvl(g, f) AS p | CASE WHEN b THEN g ELSE f END AS p | CASE WHEN b THEN g WHEN c THEN NULL ELSE 2 END AS p | CASE WHEN b THEN g END AS p
 unix_micros(ts) AS p | timestamp_micros(unix_micros(ts) DIV 10000000 * 10000000) AS p | timestamp_micros(i) AS p | date_format(ts, 'yyyy-MM-dd') AS p | replace(t, 'a', 'bb') AS p | split_part(s, 'b', 2) AS p | cast(length(s) - length(replace(s, 'a', '')) AS bigint) AS p
 """
 
@@ -286,6 +287,16 @@ def test_columns_that_are_made_have_sparks_types_and_values(frame, rows):
 def test_columns_that_only_spark_makes_are_refused(rows, sql):
     with pytest.raises(Refused):
         projected((sql,), rows.schema)
+
+
+def test_quotients_and_decimals_are_the_nearest_doubles():
+    cents = range(5_000)
+    rows = pa.table({"i": pa.array(cents, pa.int32()), "m": [Decimal(number).scaleb(-2) for number in cents]})
+    made = projected(("i / 10 AS tenth", "i / 0.7D AS more", "CAST(m AS double) AS d"), rows.schema).of(rows)
+    assert made["tenth"].to_pylist() == [number / 10 for number in cents]
+    assert made["more"].to_pylist() == [number / 0.7 for number in cents]
+    assert made["d"].to_pylist() == [float(f"{number}e-2") for number in cents]
+    assert compiled("m = 0.57D", rows.schema).kept(rows)["i"].to_pylist() == [57]
 
 
 def test_what_fails_over_a_row_in_spark_fails_here(frame, rows):

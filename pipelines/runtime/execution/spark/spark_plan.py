@@ -87,7 +87,7 @@ def unresolved(stage: Stage, error: Exception) -> PipelineError:
     """
     return PipelineError(
         f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
-        where=f"stage {stage.uid}, where={stage.where!r}",
+        where=f"stage {stage.uid}, {stage.sql_written or 'transform='}",
         next=f"Correct {'its SQL' if stage.columns else 'the names in where= or transform='}.",
     )
 
@@ -235,7 +235,7 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
     if match is None or not match[3].startswith(_DATA_STATES):
         return None
     message = " ".join(_ADVICE.sub("", match[2]).split())
-    parts = [f"where={stage.where!r}"] if stage.where else []
+    parts = [stage.sql_written] if stage.sql_written else []
     parts += ["transform="] if stage.transform else []
     return InputError(
         f"Spark cannot evaluate the stateless part of {stage.uid} for a row: [{match[1]}] {message}",
@@ -262,7 +262,8 @@ def _from_udf(stage: Stage, text: str) -> StageError | None:
 
 
 def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
-    special = _SPECIAL_LITERAL.search(stage.where or "")  # Spark puts in the moment's value while it parses
+    written = " ".join([*stage.columns, stage.where or ""])
+    special = _SPECIAL_LITERAL.search(written)  # Spark puts in the moment's value while it parses
     java = getattr(rows, "_jdf", None)
     if special:
         chance: str | None = f"{special[1].lower()} '{special[2].lower()}'"
@@ -273,7 +274,7 @@ def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
     if chance:
         raise PipelineError(
             f"{chance} gives another result when a task runs again, so rows could be lost or doubled.",
-            where=f"stage {stage.uid}, where={stage.where!r}" if stage.where else f"stage {stage.uid}, transform=",
+            where=f"stage {stage.uid}, {stage.sql_written or 'transform='}",
             next="Use columns of the input instead; the epoch's processing time is epoch.now in the stage's function.",
         )
 

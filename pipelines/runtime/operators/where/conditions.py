@@ -220,7 +220,8 @@ def to_double(kind: Type) -> Callable[[pl.Series], pl.Series]:
     if kind.kind != DECIMAL:
         return lambda values: values.cast(pl.Float64)
     if kind.size <= _EXACT_IN_DOUBLE:
-        return lambda values: values.cast(pl.Float64) / 10.0**kind.scale
+        powers = pl.Series([10.0**kind.scale])  # as many as values: by one number Polars does not divide exactly
+        return lambda values: values.cast(pl.Float64) / powers.new_from_index(0, len(values))
     return lambda values: (values.cast(pl.String) + f"e-{kind.scale}").cast(pl.Float64)
 
 

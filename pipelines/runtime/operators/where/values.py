@@ -79,7 +79,7 @@ def calculated(sign: str, left: Expression, right: Expression, text: str, result
     )
     if sign in _EXACT:
         return Expression(Type(DOUBLE), strict(_EXACT[sign], first, second), text, any_fails([first, second]))
-    function = operator.truediv if sign == "/" else _by_numpy(_remainder)
+    function = _by_numpy(_quotient if sign == "/" else _remainder)
     return _divided(Type(DOUBLE), function, sign, first, second, text)
 
 
@@ -97,7 +97,7 @@ def _divided(kind: Type, function: Operation, sign: str, left: Expression, right
 
 
 def _by_numpy(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Operation:
-    """What is not there in Polars; nulls stay."""
+    """What is not there in Polars, or is not exact; nulls stay."""
 
     def of(left: pl.Series, right: pl.Series) -> pl.Series:
         with np.errstate(all="ignore"):
@@ -106,6 +106,12 @@ def _by_numpy(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Opera
         return result.zip_with(present, pl.Series([None], dtype=result.dtype))
 
     return of
+
+
+def _quotient(dividend: np.ndarray, divisor: np.ndarray) -> np.ndarray:
+    """The nearest double. By one number Polars divides by multiplying with 1 through it, which is often another."""
+    result: np.ndarray = np.true_divide(dividend, divisor)
+    return result
 
 
 def _remainder(dividend: np.ndarray, divisor: np.ndarray) -> np.ndarray:
@@ -122,7 +128,7 @@ def _cut(dividend: np.ndarray, divisor: np.ndarray) -> np.ndarray:
 
 def _of_integers(sign: str, left: Expression, right: Expression, text: str) -> Expression:
     if sign == "/":
-        quotient: Operation = lambda a, b: a.cast(pl.Float64) / b.cast(pl.Float64)  # noqa: E731
+        quotient: Operation = lambda a, b: _by_numpy(_quotient)(a.cast(pl.Float64), b.cast(pl.Float64))  # noqa: E731
         return _divided(Type(DOUBLE), quotient, sign, left, right, text)
     bits = 64 if sign == "div" else max(left.type.size, right.type.size)
     kind = Type(INTEGER, bits)
