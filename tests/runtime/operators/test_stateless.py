@@ -264,3 +264,24 @@ def test_a_join_reads_what_stateless_stages_hand_on():
     pairs = shop.select("key", pl.col("at").alias("shop_at"), "price").join(web, on="key", suffix="_right")
     columns = ["key", "shop_at", "price", "at", "text", "price_right"]
     assert ran.tables["joined"].select(columns).sort(columns).equals(pairs.select(columns).sort(columns))
+
+
+def test_names_with_dots_and_backquotes_pass_through_spark(tmp_path):
+    """Whoever evaluates the SQL: Spark alone rounds."""
+    columns = ("`a.b` AS `x.y`", "upper(`c``d`) AS `e.f`")
+    here, there = (
+        select(name, SHOP, *columns, more) for name, more in (("here", "v * 1 AS v"), ("there", "round(v) AS v"))
+    )
+    sums = [
+        aggregate(f"{of.uid}_sums", of, key="x.y", n=agg.count(), v=agg.sum("v"), sink=delta.append(of.uid))
+        for of in (here, there)
+    ]
+    alone = aggregate(
+        "alone", SHOP, key="a.b", n=agg.count(), v=agg.sum("v"), where="round(v) >= 0", sink=delta.append("alone")
+    )
+    site = site_of(tmp_path, Pipeline("names", (here, there, *sums, alone)))
+    given = pl.DataFrame({"a.b": [1, 2, 1], "c`d": ["q", "r", "s"], "v": [1, 2, 3], "at": [START] * 3})
+    land(site, "shop", [given])
+    site.run(drain=True)
+    for name in ("here", "there", "alone"):
+        assert sorted(table(site, name).drop("epoch").rows()) == [(1, 2, 4), (2, 1, 2)]

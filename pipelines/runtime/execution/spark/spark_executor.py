@@ -148,7 +148,7 @@ class SparkExecutor:
             way = exchange.ROWS
         if way == exchange.ROWS:
             return self._with_rows(task, frame)
-        blocks = frame.mapInArrow(lambda batches: cut_blocks(stage, layout, batches), exchange.SCHEMA)
+        blocks = spark_plan.mapped(frame, lambda batches: cut_blocks(stage, layout, batches), exchange.SCHEMA)
         return self._with_blocks(task, blocks, (columns,), None, way)
 
     def _job_of_several(self, task: KeyedTask, rows: Several) -> DataFrame:
@@ -171,7 +171,8 @@ class SparkExecutor:
             if asked == exchange.ROWS:
                 frames.append(spark_plan.widened(task.stage, side, frame, rows.schema))
             else:
-                frames.append(frame.mapInArrow(functools.partial(cut_blocks, lane, layout), exchange.SCHEMA))
+                cutting = functools.partial(cut_blocks, lane, layout)
+                frames.append(spark_plan.mapped(frame, cutting, exchange.SCHEMA))
         whole = functools.reduce(lambda first, second: first.union(second), frames)  # all have the same columns
         if asked == exchange.ROWS:
             return self._with_rows(task, whole)
@@ -197,7 +198,7 @@ class SparkExecutor:
             keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
         else:
             keyed = frame.coalesce(task.parallelism)
-        return keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
+        return spark_plan.mapped(keyed, lambda batches: with_rows(task, batches), _ACK)
 
     def _with_blocks(
         self, task: KeyedTask, blocks: DataFrame, columns: Sequence[pa.Schema], whole: pa.Schema | None, way: str

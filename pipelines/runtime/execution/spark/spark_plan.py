@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -209,6 +209,17 @@ def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> Dat
 def routed(blocks: DataFrame, parallelism: int) -> DataFrame:
     """Every block, as `exchange.SCHEMA` has it, in the partition of its subtask; as `exchanged`."""
     return blocks.repartitionById(parallelism, blocks.subtask)
+
+
+def mapped(
+    rows: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
+) -> DataFrame:
+    """`mapInArrow`, also of columns with a dot or a backquote in their names, which PySpark looks up as they are."""
+    names = rows.columns
+    if not any("." in name or "`" in name for name in names):
+        return rows.mapInArrow(function, schema)
+    numbered = rows.toDF(*map(str, range(len(names))))
+    return numbered.mapInArrow(lambda batches: function(batch.rename_columns(names) for batch in batches), schema)
 
 
 def quoted(name: str) -> str:
