@@ -27,7 +27,8 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import MAIN, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
-from pipelines.runtime.epoch.stage_job import known_watermark, note_progress, plan, run_job
+from pipelines.runtime.epoch.stage_input import known_watermark, plan
+from pipelines.runtime.epoch.stage_job import note_progress, run_job
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operators import LATE

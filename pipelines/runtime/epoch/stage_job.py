@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,25 +13,27 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, partitions
 from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import ROW, Pipeline, Source, Stage, is_clocked
-from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, rest, work
+from pipelines.runtime.definition import Pipeline, Source, Stage, is_clocked
+from pipelines.runtime.epoch.in_flight_data import InFlightData, rest
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
-from pipelines.runtime.execution import direct_read
+from pipelines.runtime.epoch.stage_input import (
+    input_of,
+    known_watermark,
+    parts_of,
+    rows_offered,
+    watermark_of_sides,
+)
+from pipelines.runtime.epoch.stage_shapes import check_columns, fixed_shapes, shapes_of_sides
 from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.gates import evaluation, quarantine
 from pipelines.runtime.gates.evaluation import Verdict
-from pipelines.runtime.operators import MAIN, Progress, Shapes, shapes, watermarks
-from pipelines.runtime.operators.base import check_storable, refuse_same_names
-from pipelines.runtime.operators.compatibility import fit
-from pipelines.runtime.operators.joins import sides
-from pipelines.runtime.operators.watermarks import SidesTime
+from pipelines.runtime.operators import MAIN, Progress, Shapes, watermarks
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
 from pipelines.runtime.sources.slices import EpochPlan
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.runtime.task.staged_output import Target
 from pipelines.runtime.timings import record_ms
-from state_ops.backends import loader as backends
 from state_ops.checkpoints.checkpoint import (
     Ack,
     Checkpoint,
@@ -44,14 +45,12 @@ from state_ops.checkpoints.checkpoint import (
     to_micros,
 )
 from state_ops.checkpoints.pending_checkpoint import Trigger
-from state_ops.counts import agrees, counted
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
-    PipelineError,
     TransientError,
 )
-from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
+from state_ops.ids import AttemptId, new_attempt_id
 from state_ops.keyed.per_key.state_cache import CacheSizes
 from state_ops.keyed.ttl import forgotten_after
 from state_ops.logs import Logger
@@ -59,45 +58,6 @@ from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
 
 log = Logger("weir.epoch")
-
-
-def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stages upstream have
-    acked."""
-    if stage.sides:
-        return _plan_sides(epoch, stage, progress)
-    if isinstance(stage.input, Source):
-        planned = epoch.plan.slices.get(stage.input.name)
-        newest = planned.newest if planned else None
-        return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None, lookups=epoch.plan.lookups))
-    upstream, output, more = stage.input.uid, stage.from_output, None
-    at = epoch.applied.get(upstream)
-    if at is not None:
-        rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack, output))
-        schema, layers = context.shapes[upstream].outputs[output] if rows else None, (rows,) if rows else ()
-        arrived = InFlightData(at.epoch, upstream, at.now, at.watermark, layers, schema, output=output)
-        more = replace(arrived, closed=at.whole, lookups=at.lookups)
-    return work(joined(progress.waiting, more), progress.pace)
-
-
-def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """The same for a stage with several inputs: it leaves no rows, nor do those before it (`Pipeline.must_finish`)."""
-    arriving: list[int | None] = []
-    for input in stage.inputs:
-        if isinstance(input, Source):
-            planned = epoch.plan.slices.get(input.name)
-            arriving.append(planned.newest if planned else None)
-            continue
-        at = epoch.applied.get(input.uid)
-        arriving.append(at.watermark if at is not None else None)
-    files = epoch.ahead_of(stage)
-    now = to_micros(epoch.now)
-    read = {name: planned.rows > 0 or planned.limited for name, planned in epoch.plan.slices.items()}
-    epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, read, now)
-    layers = (tuple(files),) if files else ()
-    watermark, lookups = inputs.least(stage, now), epoch.plan.lookups
-    arrived = InFlightData(epoch.pending.id, stage.uid, epoch.now, watermark, layers, None, lookups=lookups)
-    return Work(arrived, layers)
 
 
 def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
@@ -157,18 +117,18 @@ def run_job(
     rows: Landed | Channel | Several | None
     pinned = _pinned(context, epoch, stage)
     if stage.sides:
-        parts = _parts(context, epoch, stage)
-        fixed = _shapes_of_sides(context, epoch, stage, parts)
+        parts = parts_of(context, epoch, stage)
+        fixed = shapes_of_sides(context, epoch, stage, parts)
         rows = Several(context.inputs[stage.uid], tuple(parts.items())) if fixed is not None and parts else None
     else:
-        rows = _input(context, epoch, stage)
-        fixed = _shapes(context, epoch, stage, rows, pinned)
+        rows = input_of(context, epoch, stage)
+        fixed = fixed_shapes(context, epoch, stage, rows, pinned)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
     if epoch.work[stage.uid].first is None and not full and not progress.rescaled:
         return StageResult(_idle(context, epoch, stage, progress), shapes=fixed)
-    _check_columns(context, epoch, stage)
+    check_columns(context, epoch, stage)
     task = replace(
         _task(context, epoch, stage, fixed, progress),
         keep=keep,
@@ -275,264 +235,6 @@ def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
     )
 
 
-def _parts(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int, Landed | Channel]:
-    """What a stage with several inputs reads in this epoch, by the numbers of the inputs that have rows."""
-    parts: dict[int, Landed | Channel] = {}
-    for side, lane in enumerate(stage.sides):
-        if isinstance(lane.input, Source):
-            landed = _landed(context, epoch, lane, lane.input)
-            if landed is not None:
-                parts[side] = landed
-            continue
-        staged = _staged(epoch, lane, lane.input)
-        if staged:
-            schema = context.shapes[lane.input.uid].outputs[lane.from_output]
-            parts[side] = Channel(schema, context.storage, tuple(staged))
-    return parts
-
-
-def _landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
-    planned = epoch.plan.slices.get(source.name)
-    if planned is None or not planned.files:
-        return None
-    assert planned.schema is not None
-    schema, reader = source_schema(stage, planned.schema), context.readers[source.name]
-    return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
-
-
-def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
-    """The rows for a stage that one upstream hands out in this epoch."""
-    acks, output = epoch.acks[upstream.uid], stage.from_output
-    staged = [file for ack in acks for file in read_by_next(ack, output)]
-    rows_out = sum(ack.rows_of(output) for ack in acks)
-    if (rows_staged := sum(file.rows or 0 for file in staged)) != rows_out:
-        raise DamageError(
-            f"{upstream.uid} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
-            f"{agrees(rows_staged, 'is', 'are')} staged for {stage.uid}.",
-            where=f"epoch {epoch.pending.id}",
-            next="Nothing was applied. If it happens again, report it: it must not.",
-        )
-    return staged
-
-
-def _input(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
-    """What the stage reads in this epoch; None if that is nothing."""
-    if isinstance(stage.input, Source):
-        return _landed(context, epoch, stage, stage.input)
-    _staged(epoch, stage, stage.input)
-    done = epoch.work[stage.uid]
-    if done.first is None or not done.files:
-        return None
-    _check_digests(context, epoch, done.files)
-    assert done.first.schema is not None
-    # Without a transform they go through where once more, so that rows which fail for ever can be left out.
-    as_seen = done.first.begun and stage.transform is not None
-    return Channel(done.first.schema, context.storage, done.files, as_seen=as_seen)
-
-
-def _check_digests(context: RunContext, epoch: InFlightEpoch, files: Sequence[StagedFile | StateFile]) -> None:
-    """Whether rows that are read from a checkpoint are those that it names."""
-    of_this_epoch = f"/{epoch_dir(epoch.pending.generation, epoch.pending.id)}/"
-    for file in files:
-        if isinstance(file, StateFile) and of_this_epoch not in file.path:
-            data = context.storage.read_bytes(file.path)
-            if data is None or hashlib.sha256(data).hexdigest() != file.digest:
-                raise DamageError(
-                    f"Rows that {file.operator} has left in front of a stage"
-                    f" {'are gone' if data is None else 'have changed'}.",
-                    where=context.storage.full(file.path),
-                    next="Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
-                )
-
-
-def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> None:
-    """Refuse rows that were left under another definition of this stage or of the one upstream."""
-    first = epoch.work[stage.uid].first
-    if first is None or first.schema is None:
-        return
-    assert isinstance(stage.input, Stage), "only such a stage leaves rows"
-    now = context.inputs[stage.uid] if first.begun else context.shapes[stage.input.uid].outputs[stage.from_output]
-    if not first.schema.equals(now):
-        raise PipelineError(
-            f"{counted(first.rows, 'row')} of epoch {first.epoch} {agrees(first.rows, 'waits', 'wait')} "
-            f"for {stage.uid} with other columns than it has now: "
-            f"{', '.join(map(str, first.schema))}; now {', '.join(map(str, now))}.",
-            where=f"stage {stage.uid}",
-            next=(
-                "Put the definition back and let the run catch up, or end it with `weir stop --savepoint NAME`, which"
-                " lets the stages apply all rows first; then change it."
-            ),
-        )
-
-
-def _shapes(
-    context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Landed | Channel | None, pinned: Pinned | None
-) -> Shapes | None:
-    first = epoch.work[stage.uid].first
-    seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
-    looked_up = () if pinned is None else (pinned.version.columns,)
-    has_other_types = (  # a column of nulls has got its type
-        seen is not None and (seen, *looked_up) != context.reads.get(stage.uid)
-    )
-    if stage.uid in context.shapes and not has_other_types:
-        return context.shapes[stage.uid]
-    if seen is not None:
-        raw: pa.Schema | None = seen
-    elif isinstance(stage.input, Source):  # no rows, but the schema may be known: from the files read before,
-        known_files = epoch.source_offsets.expected.get(stage.input.name)
-        if known_files is None and context.pipeline.is_before_several(stage):  # which may have rows of another input
-            known_files = stage.input.declared_columns
-        raw = None if known_files is None else source_schema(stage, known_files)
-    else:  # or from the stage before
-        upstream = context.shapes.get(stage.input.uid)
-        raw = upstream.outputs[stage.from_output] if upstream else None
-    if raw is None:
-        return None
-    direct_read.check_where(stage, raw, context.settings.spark.conf)
-    schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
-    fixed = shapes_of(stage if pinned is None else stage.pinned(pinned), schema, raw)
-    return _fixed(context, stage, fixed, (raw, *looked_up), schema)
-
-
-def _shapes_of_sides(
-    context: RunContext, epoch: InFlightEpoch, stage: Stage, parts: Mapping[int, Landed | Channel]
-) -> Shapes | None:
-    """The same for a stage with several inputs; None as long as none of them has had rows.
-
-    Raises PipelineError where only some have, and nothing tells the columns of the others.
-    """
-    raw = [_columns_of(context, epoch, lane, parts.get(side)) for side, lane in enumerate(stage.sides)]
-    if stage.uid in context.shapes and tuple(raw) == context.reads.get(stage.uid):
-        return context.shapes[stage.uid]
-    if not parts and None in raw:
-        return context.shapes.get(stage.uid)
-    seen = []
-    for side, (lane, columns) in enumerate(zip(stage.sides, raw, strict=True)):
-        if columns is None:
-            raise PipelineError(
-                f"T{sides.name_of(stage, side)[1:]} has had no row yet, so nothing tells its columns, and"
-                f" {stage.uid} has rows of another input that wait for them.",
-                where=f"stage {stage.uid}",
-                next="Say them at the source (schema=...), or run again when it has a first file.",
-            )
-        part = parts.get(side)
-        direct_read.check_where(lane, columns, context.settings.spark.conf)
-        seen.append(context.executor.columns(lane, columns, "what was read before" if part is None else part.where))
-    schema = sides.wide(stage, seen)
-    known = [columns for columns in raw if columns is not None]
-    return _fixed(context, stage, shapes_of(stage, schema, *known), tuple(raw), schema)
-
-
-def _columns_of(
-    context: RunContext, epoch: InFlightEpoch, lane: Stage, part: Landed | Channel | None
-) -> pa.Schema | None:
-    """The columns of an input; None if nothing tells them yet."""
-    if part is not None:
-        return part.schema
-    if isinstance(lane.input, Source):
-        expected = epoch.source_offsets.expected.get(lane.input.name)
-        return lane.input.declared_columns if expected is None else expected
-    upstream = context.shapes.get(lane.input.uid)
-    return upstream.outputs[lane.from_output] if upstream else None
-
-
-def _fixed(
-    context: RunContext, stage: Stage, fixed: Shapes, raw: tuple[pa.Schema | None, ...], seen: pa.Schema
-) -> Shapes:
-    """Keep a stage's shapes, once they fit its state, its backend and its sinks.
-
-    Args:
-        raw: By input, the columns that it has; of a lookup those of its table too.
-        seen: Those that the stage's function sees.
-    """
-    _check_backend(context, stage)
-    fixed = _fitted_to_head(context, stage, fixed)
-    for sink, output in sinks_of(stage, fixed):
-        context.sinks.check(sink, output)
-    context.reads[stage.uid], context.inputs[stage.uid], context.shapes[stage.uid] = raw, seen, fixed
-    return fixed
-
-
-def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
-    """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set
-    rows aside."""
-    if stage.quarantine is None:
-        return files
-    assert isinstance(stage.input, Source), "only such a stage may quarantine"
-    quarantine.refuse_own_column(stage.input, files)
-    return files if not stage.quarantines else pa.schema([*files, pa.field(ROW, pa.int64())])
-
-
-def shapes_of(stage: Stage, seen: pa.Schema, *read: pa.Schema) -> Shapes:
-    """A stage's schemas, those of all its tables among them.
-
-    Args:
-        seen: The columns that its function sees.
-        read: By input, those before its transform.
-
-    Raises:
-        PipelineError: Where they do not fit.
-    """
-    where = f"stage {stage.uid}"
-    if stage.quarantines and ROW not in seen.names:
-        raise PipelineError(
-            f"A gate of {stage.uid} is to quarantine rows of the source, but the transform drops {ROW!r}, by which they"
-            " are known.",
-            where=where,
-            next="Let the transform keep that column.",
-        )
-    aside = {}
-    for output, lane, sink in stage.tables_aside:
-        columns = read[stage.lanes.index(lane)]
-        kept = quarantine.table_schema(lane, pa.schema([field for field in columns if field.name != ROW]))
-        check_storable(kept, f"{where}, the table {sink.name}", "Cast it in what writes the files")
-        refuse_same_names(kept, f"{where}, the table {sink.name}")
-        aside[output] = kept
-    fixed = shapes(stage, seen)
-    return replace(fixed, outputs={**fixed.outputs, **aside}) if aside else fixed
-
-
-def sinks_of(stage: Stage, fixed: Shapes) -> list[tuple[Sink, pa.Schema]]:
-    """The sinks that a stage writes to, with the columns of their rows."""
-    return [(sink, fixed.outputs[output]) for output, sink in stage.sinks_by_output]
-
-
-def _check_backend(context: RunContext, stage: Stage) -> None:
-    """Refuse, before the first row, a backend that is not there or cannot read the state in the newest checkpoint."""
-    configured = context.settings.state.backend
-    backends.named(configured)
-    head, recorded = context.head, stats_of(context.head, stage.uid)
-    if head is None or not recorded.has_state:
-        return
-    problem = backends.misfit(recorded.backend, configured)
-    if problem is not None:
-        raise ConfigurationError(
-            f"The state of {stage.uid} cannot be opened: {problem}.",
-            where=f"stage {stage.uid}, checkpoint {head.id}",
-            next="Set state.backend back, or give the stage a new uid: it then starts with empty state.",
-        )
-
-
-def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
-    """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row,
-    code that does not fit them."""
-    head, recorded = context.head, stats_of(context.head, stage.uid)
-    if head is None or not recorded.has_state:
-        return fixed
-    fitted = fit(stage, fixed, recorded, context.pipeline)
-    if fitted.problems:
-        raise PipelineError(
-            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(fitted.problems) + ".",
-            where=f"stage {stage.uid}, checkpoint {head.id}",
-            next=fitted.remedies,
-        )
-    if fitted.migrations:
-        log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=fitted.migrations)
-    for loss in fitted.losses:
-        log.warning("state_is_lost", stage=stage.uid, checkpoint=int(head.id), change=loss.what)
-    return fitted.shapes
-
-
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
     # What is quarantined is written once the stage's gates have looked at its rows.
@@ -603,14 +305,6 @@ def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
     return CacheSizes(configured.l1, configured.l2)
 
 
-def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
-    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream; of
-    windows by processing time, from the clock of the epoch that it applies."""
-    first = epoch.work[stage.uid].first
-    arriving = to_micros(first.now) if first and stage.by_clock else first.arriving if first else None
-    return watermarks.before_job(stage, progress.watermark, arriving)
-
-
 def note_progress(
     epoch: InFlightEpoch, stage: Stage, progress: StageProgress, columns: pa.Schema | None
 ) -> StageProgress:
@@ -630,14 +324,14 @@ def note_progress(
         known, handed_on = known_watermark(epoch, stage, progress), None
         watermark = known
         if stage.sides:
-            watermark, inputs = _watermark_of_sides(epoch, stage, known, acks)
+            watermark, inputs = watermark_of_sides(epoch, stage, known, acks)
         if left is None:
             after = watermarks.after_job(stage, watermark, acks, epoch.plan.drain)
             handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
         epoch.applied[stage.uid] = Applied(
             done.first.epoch, done.first.now, left is None, handed_on, done.first.lookups
         )
-        offered = _rows_offered(epoch, stage)
+        offered = rows_offered(epoch, stage)
         if offered and all(lane.transform is None for lane in stage.lanes):
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
             epoch.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
@@ -646,36 +340,6 @@ def note_progress(
     epoch.waiting[stage.uid] = waiting
     epoch.forgotten[stage.uid] = forgotten
     return progress.after(acks, after, waiting, forgotten, inputs)
-
-
-def _watermark_of_sides(
-    epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]
-) -> tuple[int | None, SidesTime]:
-    """The watermark of a stage with several inputs after its job: files without statistics tell only now what their
-    newest event time is."""
-    now, inputs = to_micros(epoch.now), epoch.sides[stage.uid]
-    if any(ack.newest_by_side for ack in acks):
-        seen = zip(*(ack.newest_by_side for ack in acks if ack.newest_by_side), strict=True)
-        newest = [max((time for time in times if time is not None), default=None) for times in seen]
-        epoch.sides[stage.uid] = inputs = inputs.after(newest, {}, now)
-    return watermarks.before_job(stage, watermark, inputs.least(stage, now)), inputs
-
-
-def _rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
-    if stage.sides:
-        return sum(_rows_of(epoch, lane) for lane in stage.sides)
-    if isinstance(stage.input, Source):
-        return _rows_of(epoch, stage)
-    first = epoch.work[stage.uid].first
-    return first.rows if first is not None and not first.begun else 0
-
-
-def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
-    """How many rows an epoch has for a stage that reads a single input."""
-    if isinstance(lane.input, Stage):
-        return sum(ack.rows_of(lane.from_output) for ack in epoch.acks[lane.input.uid])
-    planned = epoch.plan.slices.get(lane.input.name)
-    return planned.rows - len(planned.left_out) if planned else 0
 
 
 def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:

@@ -28,7 +28,7 @@ from deltalake.exceptions import DeltaError
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import FileSource, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
-from pipelines.runtime.epoch.stage_job import sinks_of
+from pipelines.runtime.epoch.stage_shapes import sinks_of
 from pipelines.runtime.execution.spark import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates

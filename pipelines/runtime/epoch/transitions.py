@@ -26,7 +26,8 @@ from pipelines.runtime.epoch.model import (
     Step,
     local_rows,
 )
-from pipelines.runtime.epoch.stage_job import check_acks, judge, note_progress, plan, run_job, run_stage, to_judge
+from pipelines.runtime.epoch.stage_input import plan
+from pipelines.runtime.epoch.stage_job import check_acks, judge, note_progress, run_job, run_stage, to_judge
 from pipelines.runtime.epoch.step_runner import Ended, StepRunner
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict

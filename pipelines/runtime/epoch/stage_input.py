@@ -1,0 +1,176 @@
+"""What a stage reads in one epoch: rows of sources, of stages before it, what it has left itself; and how far event
+time is with that."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipelines.runtime.definition import Source, Stage
+from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, work
+from pipelines.runtime.epoch.model import InFlightEpoch, StageProgress
+from pipelines.runtime.epoch.stage_shapes import source_schema
+from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.operators import watermarks
+from pipelines.runtime.operators.watermarks import SidesTime
+from pipelines.runtime.ownership.context import RunContext
+from state_ops.checkpoints.checkpoint import (
+    Ack,
+    StagedFile,
+    StateFile,
+    to_micros,
+)
+from state_ops.counts import agrees, counted
+from state_ops.errors import (
+    DamageError,
+)
+from state_ops.ids import epoch_dir
+from state_ops.snapshots.stage_upload import read_by_next
+
+
+def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
+    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stages upstream have
+    acked."""
+    if stage.sides:
+        return _plan_sides(epoch, stage, progress)
+    if isinstance(stage.input, Source):
+        planned = epoch.plan.slices.get(stage.input.name)
+        newest = planned.newest if planned else None
+        return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None, lookups=epoch.plan.lookups))
+    upstream, output, more = stage.input.uid, stage.from_output, None
+    at = epoch.applied.get(upstream)
+    if at is not None:
+        rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack, output))
+        schema, layers = context.shapes[upstream].outputs[output] if rows else None, (rows,) if rows else ()
+        arrived = InFlightData(at.epoch, upstream, at.now, at.watermark, layers, schema, output=output)
+        more = replace(arrived, closed=at.whole, lookups=at.lookups)
+    return work(joined(progress.waiting, more), progress.pace)
+
+
+def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
+    """The same for a stage with several inputs: it leaves no rows, nor do those before it (`Pipeline.must_finish`)."""
+    arriving: list[int | None] = []
+    for input in stage.inputs:
+        if isinstance(input, Source):
+            planned = epoch.plan.slices.get(input.name)
+            arriving.append(planned.newest if planned else None)
+            continue
+        at = epoch.applied.get(input.uid)
+        arriving.append(at.watermark if at is not None else None)
+    files = epoch.ahead_of(stage)
+    now = to_micros(epoch.now)
+    read = {name: planned.rows > 0 or planned.limited for name, planned in epoch.plan.slices.items()}
+    epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, read, now)
+    layers = (tuple(files),) if files else ()
+    watermark, lookups = inputs.least(stage, now), epoch.plan.lookups
+    arrived = InFlightData(epoch.pending.id, stage.uid, epoch.now, watermark, layers, None, lookups=lookups)
+    return Work(arrived, layers)
+
+
+def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int, Landed | Channel]:
+    """What a stage with several inputs reads in this epoch, by the numbers of the inputs that have rows."""
+    parts: dict[int, Landed | Channel] = {}
+    for side, lane in enumerate(stage.sides):
+        if isinstance(lane.input, Source):
+            landed = _landed(context, epoch, lane, lane.input)
+            if landed is not None:
+                parts[side] = landed
+            continue
+        staged = _staged(epoch, lane, lane.input)
+        if staged:
+            schema = context.shapes[lane.input.uid].outputs[lane.from_output]
+            parts[side] = Channel(schema, context.storage, tuple(staged))
+    return parts
+
+
+def _landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
+    planned = epoch.plan.slices.get(source.name)
+    if planned is None or not planned.files:
+        return None
+    assert planned.schema is not None
+    schema, reader = source_schema(stage, planned.schema), context.readers[source.name]
+    return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
+
+
+def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
+    """The rows for a stage that one upstream hands out in this epoch."""
+    acks, output = epoch.acks[upstream.uid], stage.from_output
+    staged = [file for ack in acks for file in read_by_next(ack, output)]
+    rows_out = sum(ack.rows_of(output) for ack in acks)
+    if (rows_staged := sum(file.rows or 0 for file in staged)) != rows_out:
+        raise DamageError(
+            f"{upstream.uid} has handed out {counted(rows_out, 'row')}, of which {rows_staged} "
+            f"{agrees(rows_staged, 'is', 'are')} staged for {stage.uid}.",
+            where=f"epoch {epoch.pending.id}",
+            next="Nothing was applied. If it happens again, report it: it must not.",
+        )
+    return staged
+
+
+def input_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
+    """What the stage reads in this epoch; None if that is nothing."""
+    if isinstance(stage.input, Source):
+        return _landed(context, epoch, stage, stage.input)
+    _staged(epoch, stage, stage.input)
+    done = epoch.work[stage.uid]
+    if done.first is None or not done.files:
+        return None
+    _check_digests(context, epoch, done.files)
+    assert done.first.schema is not None
+    # Without a transform they go through where once more, so that rows which fail for ever can be left out.
+    as_seen = done.first.begun and stage.transform is not None
+    return Channel(done.first.schema, context.storage, done.files, as_seen=as_seen)
+
+
+def _check_digests(context: RunContext, epoch: InFlightEpoch, files: Sequence[StagedFile | StateFile]) -> None:
+    """Whether rows that are read from a checkpoint are those that it names."""
+    of_this_epoch = f"/{epoch_dir(epoch.pending.generation, epoch.pending.id)}/"
+    for file in files:
+        if isinstance(file, StateFile) and of_this_epoch not in file.path:
+            data = context.storage.read_bytes(file.path)
+            if data is None or hashlib.sha256(data).hexdigest() != file.digest:
+                raise DamageError(
+                    f"Rows that {file.operator} has left in front of a stage"
+                    f" {'are gone' if data is None else 'have changed'}.",
+                    where=context.storage.full(file.path),
+                    next="Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
+                )
+
+
+def rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
+    if stage.sides:
+        return sum(_rows_of(epoch, lane) for lane in stage.sides)
+    if isinstance(stage.input, Source):
+        return _rows_of(epoch, stage)
+    first = epoch.work[stage.uid].first
+    return first.rows if first is not None and not first.begun else 0
+
+
+def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
+    """How many rows an epoch has for a stage that reads a single input."""
+    if isinstance(lane.input, Stage):
+        return sum(ack.rows_of(lane.from_output) for ack in epoch.acks[lane.input.uid])
+    planned = epoch.plan.slices.get(lane.input.name)
+    return planned.rows - len(planned.left_out) if planned else 0
+
+
+def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
+    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream; of
+    windows by processing time, from the clock of the epoch that it applies."""
+    first = epoch.work[stage.uid].first
+    arriving = to_micros(first.now) if first and stage.by_clock else first.arriving if first else None
+    return watermarks.before_job(stage, progress.watermark, arriving)
+
+
+def watermark_of_sides(
+    epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]
+) -> tuple[int | None, SidesTime]:
+    """The watermark of a stage with several inputs after its job: files without statistics tell only now what their
+    newest event time is."""
+    now, inputs = to_micros(epoch.now), epoch.sides[stage.uid]
+    if any(ack.newest_by_side for ack in acks):
+        seen = zip(*(ack.newest_by_side for ack in acks if ack.newest_by_side), strict=True)
+        newest = [max((time for time in times if time is not None), default=None) for times in seen]
+        epoch.sides[stage.uid] = inputs = inputs.after(newest, {}, now)
+    return watermarks.before_job(stage, watermark, inputs.least(stage, now)), inputs
