@@ -60,7 +60,8 @@ def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
         asked = _compile(stage, rows.schema) | reads
     except where.Refused:
         return rows
-    return replace(rows, schema=pa.schema([field for field in rows.schema if field.name in asked]))
+    fields = [field for field in rows.schema if field.name in asked]
+    return replace(rows, schema=pa.schema(fields or [rows.schema.field(0)]))  # without a column there are no rows
 
 
 def can_read(stage: Stage, rows: Landed | Channel) -> bool:

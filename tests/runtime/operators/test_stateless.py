@@ -279,9 +279,13 @@ def test_names_with_dots_and_backquotes_pass_through_spark(tmp_path):
     alone = aggregate(
         "alone", SHOP, key="a.b", n=agg.count(), v=agg.sum("v"), where="round(v) >= 0", sink=delta.append("alone")
     )
-    site = site_of(tmp_path, Pipeline("names", (here, there, *sums, alone)))
+    site = site_of(
+        tmp_path,
+        Pipeline("names", (here, there, *sums, alone, select("ones", SHOP, "1 AS one", sink=delta.append("ones")))),
+    )
     given = pl.DataFrame({"a.b": [1, 2, 1], "c`d": ["q", "r", "s"], "v": [1, 2, 3], "at": [START] * 3})
     land(site, "shop", [given])
     site.run(drain=True)
     for name in ("here", "there", "alone"):
         assert sorted(table(site, name).drop("epoch").rows()) == [(1, 2, 4), (2, 1, 2)]
+    assert table(site, "ones").rows() == [(1,)] * 3, "it reads no column"
