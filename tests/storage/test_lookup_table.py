@@ -36,7 +36,7 @@ def test_versions_of_a_delta_table_in_a_bucket(bucket: Bucket):
     assert table.missing(old) is table.missing(new) is None
     listed = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="lake/names/kind=a")["Contents"]
     bucket.client.delete_object(Bucket=bucket.name, Key=listed[0]["Key"])
-    assert table.missing(old) == "1 of its 2 files are gone: they were vacuumed"
+    assert table.missing(old) == "1 of its 2 files is gone, by a vacuum"
     with pytest.raises(LostError, match="vacuumed"):
         rows_of(table, old)
     with pytest.raises(VanishedError, match="vacuumed"):

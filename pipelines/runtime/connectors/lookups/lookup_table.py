@@ -27,6 +27,7 @@ from configs.settings import S3Settings
 from pipelines.runtime.connectors.delta_table.data_file import tables
 from pipelines.runtime.connectors.delta_table.table_log import DataFile, TableLog, asking
 from state_ops.arrow import frames
+from state_ops.counts import agrees, counted
 from state_ops.delta.log_entries import entry_path
 from state_ops.errors import InputError, LostError, MissingError, PipelineError, VanishedError, first_line
 from state_ops.storage.s3 import refuse_secrets
@@ -163,7 +164,11 @@ class LookupTable:
         except LostError as error:
             return error.what.rstrip(".")
         gone = sum(together(is_gone, files, at_once=_REQUESTS))
-        return f"{gone} of its {len(files)} files are gone: they were vacuumed" if gone else None
+        return (
+            f"{gone} of its {counted(len(files), 'file')} {agrees(gone, 'is', 'are')} gone, by a vacuum"
+            if gone
+            else None
+        )
 
     def rows(self, version: Version, columns: pa.Schema, *, fresh: bool = False) -> Iterator[pa.Table]:
         """The rows of a version, in canonical types, so many at a time.
