@@ -345,7 +345,7 @@ def test_rows_that_wait_for_a_version_that_was_vacuumed_obey_on_lost(on_lost, wa
     ]
     assert [finding.verdict.stops for finding in said] == [on_lost == "fail"]
     if on_lost == "fail":
-        with pytest.raises(LostError, match=r"wait to be joined with version 0, which is gone: 1 of its 1 files"):
+        with pytest.raises(LostError, match=r"wait to be joined with version 0, which is gone: 1 of its 1 file"):
             ran(site, 4)
         assert before <= len(joined(site)) < 20, "no more than was committed"
         return
