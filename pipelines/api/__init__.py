@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.api.arguments import gates_of, names_of, side
 from pipelines.api.as_of import as_of
 from pipelines.api.connectors import (
     Batch,
@@ -46,7 +47,7 @@ from pipelines.api.connectors import (
 )
 from pipelines.api.kafka_topics import kafka
 from pipelines.api.lookups import lookup
-from pipelines.api.operators import aggregate, deduplicate, join, side, window
+from pipelines.api.operators import aggregate, deduplicate, join, window
 from pipelines.api.stateless import select, union
 from pipelines.api.systems import foreach, generator, postgres
 from pipelines.api.top_n import desc, top_n
@@ -293,7 +294,7 @@ class delta:
             evolve: What becomes of rows with columns that the table has not: they are refused ("fix"), or the table
                 gets the columns ("add"), null in older rows. A column whose type changes is refused either way.
         """
-        return DeltaSink(**_table(table), event_time=event_time, partition_by=_names(partition_by), evolve=evolve)
+        return DeltaSink(**_table(table), event_time=event_time, partition_by=names_of(partition_by), evolve=evolve)
 
     @staticmethod
     def upsert(
@@ -318,7 +319,7 @@ class delta:
             evolve: As of `append`.
         """
         return UpsertSink(
-            **_table(table), key=_names(key), order_by=_names(order_by), event_time=event_time, evolve=evolve
+            **_table(table), key=names_of(key), order_by=names_of(order_by), event_time=event_time, evolve=evolve
         )
 
     @staticmethod
@@ -347,16 +348,14 @@ class delta:
                 where=f"table {table}",
                 next="Say by= (columns, by which the table is partitioned) or where= (a condition).",
             )
-        return ReplaceSink(**_table(table), partition_by=_names(by or partition_by), where=where, event_time=event_time)
+        return ReplaceSink(
+            **_table(table), partition_by=names_of(by or partition_by), where=where, event_time=event_time
+        )
 
 
 def _table(table: str) -> dict[str, Any]:
     """The name of a table, and where it is, if that is a path or a URI, or a param with one."""
     return {"name": default_name(table), "at": table} if "/" in table or "{" in table else {"name": table}
-
-
-def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
-    return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 def expect(
@@ -490,10 +489,10 @@ def stage(  # as long as what is said of its arguments
         return Stage(
             uid=uid,
             **reading(source),
-            key=(key,) if isinstance(key, str) else tuple(key or ()),
+            key=names_of(key or ()),
             function=function,
             state=state,
-            order_by=(order_by,) if isinstance(order_by, str) else tuple(order_by),
+            order_by=names_of(order_by),
             where=where,
             transform=transform,
             null_keys=null_keys,
@@ -501,7 +500,7 @@ def stage(  # as long as what is said of its arguments
             declared=declared,
             sink=sink,
             outputs=beside,
-            gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+            gates=gates_of(gate),
             description=(function.__doc__ or "").strip(),
             on_timer=on_timer,
             ttl=lifetime,

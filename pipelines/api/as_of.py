@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from pipelines.api.operators import Side, _check_event_time, _columns, _gates, _length, _time_of, side
+from pipelines.api.arguments import (
+    Side,
+    check_event_time,
+    check_times_are_no_keys,
+    gates_of,
+    lanes_of,
+    not_negative,
+    pairs_of,
+    sides_of,
+    time_of,
+)
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import INNER, LEFT, AsOf, Gate, Input, Stage, reading
 from state_ops.errors import PipelineError
@@ -51,8 +61,7 @@ def as_of(
         late: The table that gets late rows of both, as that of `join`. All other arguments: as in `stage`.
     """
     place = f"as_of {uid}"
-    of = tuple(given if isinstance(given, Side) else side(given) for given in (facts, versions))
-    names = dict(on) if isinstance(on, Mapping) else {name: name for name in _columns(on)}
+    of, names = sides_of(facts, versions), dict(pairs_of(on))
     if how not in (LEFT, INNER):
         raise PipelineError(
             f"how={how!r} is no way to find a version.", where=place, next=f"Say {LEFT!r} or {INNER!r}; or `join`."
@@ -60,35 +69,21 @@ def as_of(
     if not names:
         raise PipelineError(f"{uid} has no key.", where=place, next='Say on="column".')
     for given in of:
-        _check_event_time(given.source, f"Nothing would ever say which version holds in {uid}")
-    times = (_time_of(of[0], place), _time_of(of[1], place))
+        check_event_time(given.source, f"Nothing would ever say which version holds in {uid}")
+    times = (time_of(of[0], place), time_of(of[1], place))
     keys = (tuple(names), tuple(names.values()))
-    for key, time in zip(keys, times, strict=True):
-        if time in key:
-            raise PipelineError(
-                f"{time!r} is a key of {uid} and the event time of one side.", where=place, next="Leave it out of on=."
-            )
-    older = None if tolerance is None else _length(tolerance, place, "tolerance")
+    check_times_are_no_keys(uid, place, keys, times)
+    older = None if tolerance is None else not_negative(tolerance, place, "tolerance")
     return Stage(
         uid=uid,
         **reading(of[0].source),
         key=keys[0],
         join=AsOf(
-            how, 0, 0, None, times, _length(lateness, place, "lateness"), suffix, late, tolerance=older, wait=wait
+            how, 0, 0, None, times, not_negative(lateness, place, "lateness"), suffix, late, tolerance=older, wait=wait
         ),
-        sides=tuple(
-            Stage(
-                uid=uid,
-                **reading(given.source),
-                key=key,
-                where=given.where,
-                transform=given.transform,
-                null_keys=null_keys,
-            )
-            for given, key in zip(of, keys, strict=True)
-        ),
+        sides=lanes_of(uid, of, keys, null_keys),
         null_keys=null_keys,
         sink=sink,
-        gates=_gates(gate),
+        gates=gates_of(gate),
         description=f"As of, by {', '.join(names)}" + (f", at most {tolerance} before." if older is not None else "."),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipelines.api.arguments import gates_of, names_of, pairs_of
 from pipelines.runtime.connectors.lookups.lookup_table import FAIL, NEWEST
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import INNER, LEFT, Gate, Input, Lookup, Stage, reading
@@ -52,7 +53,7 @@ def lookup(  # as long as what is said of its arguments
             exchanged by key, and a subtask has the part of its key groups. All other arguments: as in `stage`.
     """
     place = f"lookup {uid}"
-    pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in _names(on))
+    pairs = pairs_of(on)
     if how not in (LEFT, INNER):
         raise PipelineError(
             f"how={how!r} is no way to look up rows.", where=place, next=f"Say {LEFT!r} or {INNER!r}; or `join`."
@@ -77,14 +78,10 @@ def lookup(  # as long as what is said of its arguments
         uid=uid,
         **reading(facts),
         key=() if broadcast else keys,
-        lookup=Lookup(table, pairs, how, None if columns is None else _names(columns), suffix, on_lost),
+        lookup=Lookup(table, pairs, how, None if columns is None else names_of(columns), suffix, on_lost),
         where=where,
         transform=transform,
         sink=sink,
-        gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+        gates=gates_of(gate),
         description=f"Looked up in {table} by {', '.join(keys)}.",
     )
-
-
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)

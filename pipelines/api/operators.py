@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from types import EllipsisType
 from typing import Any
 
+from pipelines.api.arguments import (
+    Side,
+    check_event_time,
+    check_times_are_no_keys,
+    gates_of,
+    lanes_of,
+    names_of,
+    not_negative,
+    pairs_of,
+    positive,
+    sides_of,
+    time_of,
+)
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import (
@@ -22,10 +34,7 @@ from pipelines.runtime.definition import (
     SessionWindow,
     Stage,
     Window,
-    is_clocked,
-    is_timed,
     reading,
-    sources_of,
 )
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
@@ -63,7 +72,7 @@ def aggregate(
         **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
     """
     place = f"aggregate {uid}"
-    columns, by = _columns(key), _columns(order_by)
+    columns, by = names_of(key), names_of(order_by)
     if not isinstance(changes, bool):
         raise PipelineError(
             f"changes={changes!r} does not say whether changes are handed out.",
@@ -83,7 +92,7 @@ def aggregate(
         transform=transform,
         null_keys=null_keys,
         sink=sink,
-        gates=_gates(gate),
+        gates=gates_of(gate),
         description=f"Running {', '.join(aggregates)} by {', '.join(columns)}{', as changes' if changes else ''}.",
     )
 
@@ -131,17 +140,17 @@ def window(  # as long as what is said of its arguments
         **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
     """
     place = f"window {uid}"
-    columns = _columns(key)
+    columns = names_of(key)
     _check_aggregates(place, aggregates, {*columns, "window_start", "window_end"})
-    by = _columns(order_by) or (() if on is None else (on,))
+    by = names_of(order_by) or (() if on is None else (on,))
     if on is None:
         _check_by_clock(place, lateness, late)
         _check_order(place, aggregates, by)
     else:
-        _check_event_time(source, f"Nothing would ever close the windows of {uid}")
+        check_event_time(source, f"Nothing would ever close the windows of {uid}")
     of_time = on or "processing time"
     ordered = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
-    behind = _length(lateness, place, "lateness")
+    behind = not_negative(lateness, place, "lateness")
     kind: Window | SessionWindow
     if gap is not None:
         if (every, size, offset) != (None, None, "0s"):
@@ -150,7 +159,7 @@ def window(  # as long as what is said of its arguments
                 where=place,
                 next="Say either gap=..., or every=... (with size= and offset= if you like).",
             )
-        kind = SessionWindow(on, _positive(gap, place, "gap"), behind, ordered, late)
+        kind = SessionWindow(on, positive(gap, place, "gap"), behind, ordered, late)
         description = f"Sessions on {of_time} that a gap of {gap} ends"
     elif every is None:
         raise PipelineError(
@@ -159,7 +168,7 @@ def window(  # as long as what is said of its arguments
             next='Say every="1h", every="1h" and size="3h", or gap="30m".',
         )
     else:
-        slide = _positive(every, place, "every")
+        slide = positive(every, place, "every")
         kind = _sized(uid, on, slide, size, offset, behind, ordered, late)
         description = f"Windows of {size or every} on {of_time}" + (f", every {every}" if kind.size != slide else "")
     return Stage(
@@ -171,7 +180,7 @@ def window(  # as long as what is said of its arguments
         transform=transform,
         null_keys=null_keys,
         sink=sink,
-        gates=_gates(gate),
+        gates=gates_of(gate),
         description=f"{description}, by {', '.join(columns)}.",
     )
 
@@ -187,8 +196,8 @@ def _sized(
     late: Sink | None,
 ) -> Window:
     place = f"window {uid}"
-    length = every if size is None else _positive(size, place, "size")
-    shift = _length(offset, place, "offset")
+    length = every if size is None else positive(size, place, "size")
+    shift = not_negative(offset, place, "offset")
     if length < every:
         raise PipelineError(
             f"The windows of {uid} are smaller than the time between them: rows in between would be in none.",
@@ -250,48 +259,21 @@ def deduplicate(  # as long as what is said of its arguments
             f"{uid} has a table for late rows, but no event time.", where=place, next='Add on="at" and ttl="7d", say.'
         )
     if on is not None:
-        _check_event_time(source, f"Nothing would ever be forgotten by {uid}")
-    columns = _columns(key)
+        check_event_time(source, f"Nothing would ever be forgotten by {uid}")
+    columns = names_of(key)
     return Stage(
         uid=uid,
         **reading(source),
         key=columns,
-        deduplication=Deduplication(None if ttl is None else _positive(ttl, place, "ttl"), on, late),
-        order_by=_columns(order_by) or (() if on is None else (on,)),
+        deduplication=Deduplication(None if ttl is None else positive(ttl, place, "ttl"), on, late),
+        order_by=names_of(order_by) or (() if on is None else (on,)),
         where=where,
         transform=transform,
         null_keys=null_keys,
         sink=sink,
-        gates=_gates(gate),
+        gates=gates_of(gate),
         description=f"The first row by {', '.join(columns)}" + (f", within {ttl}." if ttl else "."),
     )
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of a join's inputs; `side` makes it."""
-
-    source: Input
-    where: str | None
-    transform: Callable[[Any], Any] | None
-    time: str | None
-
-
-def side(
-    source: Input,
-    *,
-    where: str | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    time: str | None = None,
-) -> Side:
-    """One of a join's inputs, with what is done to its rows before.
-
-    Args:
-        where: As in `stage`, of this input's rows.
-        transform: As in `stage`, of this input's rows.
-        time: The timestamp column that `within` goes by; the source's event_time, if none is said.
-    """
-    return Side(source, where, transform, time)
 
 
 def join(  # as long as what is said of its arguments
@@ -337,8 +319,7 @@ def join(  # as long as what is said of its arguments
             columns of both, of which those of the other side are null. All other arguments: as in `stage`.
     """
     place = f"join {uid}"
-    of = tuple(given if isinstance(given, Side) else side(given) for given in (left, right))
-    names = dict(on) if isinstance(on, Mapping) else {name: name for name in _columns(on)}
+    of, names = sides_of(left, right), dict(pairs_of(on))
     if how not in JOINS:
         raise PipelineError(f"how={how!r} is no way to join.", where=place, next=f"Say one of: {', '.join(JOINS)}.")
     bounds, times, kept = None, None, None
@@ -355,8 +336,8 @@ def join(  # as long as what is said of its arguments
                 next='Say from when to when, e.g. within=("-1h", "0s").',
             )
         for given in of:
-            _check_event_time(given.source, f"Nothing would ever be forgotten by {uid}")
-        times = (_time_of(of[0], place), _time_of(of[1], place))
+            check_event_time(given.source, f"Nothing would ever be forgotten by {uid}")
+        times = (time_of(of[0], place), time_of(of[1], place))
     elif ttl is ...:
         raise PipelineError(
             f"{uid} does not say for how long its rows wait for partners.",
@@ -370,7 +351,7 @@ def join(  # as long as what is said of its arguments
             next=f"Say within=..., or how={INNER!r} or {SEMI!r}.",
         )
     else:
-        kept = None if ttl is None else _positive(ttl, place, "ttl")
+        kept = None if ttl is None else positive(ttl, place, "ttl")
     if late is not None and within is None:
         raise PipelineError(
             f"{uid} has a table for late rows, but no row of it is late, since times do not matter.",
@@ -378,33 +359,18 @@ def join(  # as long as what is said of its arguments
             next="Say within=..., or leave late= out.",
         )
     keys = (tuple(names), tuple(names.values()))
-    for key, time in zip(keys, times or (None, None), strict=True):
-        if time in key:
-            raise PipelineError(
-                f"{time!r} is a key of {uid} and the event time of one side.", where=place, next="Leave it out of on=."
-            )
+    check_times_are_no_keys(uid, place, keys, times or (None, None))
     lower, upper = bounds if bounds is not None else (None, None)
-    lanes = tuple(
-        Stage(
-            uid=uid,
-            **reading(given.source),
-            key=key,
-            where=given.where,
-            transform=given.transform,
-            null_keys=null_keys,
-        )
-        for given, key in zip(of, keys, strict=True)
-    )
     near = "" if within is None else f", from {within[0]} to {within[1]} later"
     return Stage(
         uid=uid,
         **reading(of[0].source),
         key=keys[0],
-        join=Join(how, lower, upper, kept, times, _length(lateness, place, "lateness"), suffix, late),
-        sides=lanes,
+        join=Join(how, lower, upper, kept, times, not_negative(lateness, place, "lateness"), suffix, late),
+        sides=lanes_of(uid, of, keys, null_keys),
         null_keys=null_keys,
         sink=sink,
-        gates=_gates(gate),
+        gates=gates_of(gate),
         description=f"{how.capitalize()} join by {', '.join(names)}{near}.",
     )
 
@@ -416,35 +382,7 @@ def _bound(duration: str | timedelta, place: str) -> int:
     return micros(duration, place, "within")
 
 
-def _time_of(given: Side, place: str) -> str:
-    """The column of a side's event time."""
-    named = {source.event_time for source in sources_of(given.source)}
-    if given.time is None and is_clocked(given.source):
-        raise PipelineError(
-            "The time of an input is processing time, which no source says.",
-            where=place,
-            next='Say which column of the input it is: side(..., time="window_end").',
-        )
-    if given.time is None and len(named) > 1:
-        raise PipelineError(
-            f"The event time of an input has several names: {', '.join(sorted(map(str, named)))}.",
-            where=place,
-            next="Say which column of the input it is: side(..., time=...).",
-        )
-    name = given.time or next(iter(named))
-    assert name is not None, "such an input is timed"
-    return name
-
-
 _MOST_WINDOWS = 1000
-
-
-def _columns(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _gates(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
-    return (gate,) if isinstance(gate, Gate) else tuple(gate)
 
 
 def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -> None:
@@ -472,31 +410,9 @@ def _check_order(place: str, aggregates: Mapping[str, Agg], by: Sequence[str]) -
 
 
 def _check_by_clock(place: str, lateness: str | timedelta, late: Sink | None) -> None:
-    if late is not None or _length(lateness, place, "lateness"):
+    if late is not None or not_negative(lateness, place, "lateness"):
         raise PipelineError(
             "on=None means processing time, by which no row is late.",
             where=place,
             next='Leave lateness= and late= out, or say on="column" for event time.',
         )
-
-
-def _check_event_time(source: Input, consequence: str) -> None:
-    if not is_timed(source):
-        raise PipelineError(
-            f"{consequence}: its source has no event time.",
-            next='Name the column at the source: files(..., event_time="...").',
-        )
-
-
-def _positive(duration: str | timedelta, where: str, name: str) -> int:
-    length = _length(duration, where, name)
-    if not length:
-        raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
-    return length
-
-
-def _length(duration: str | timedelta, where: str, name: str) -> int:
-    length = micros(duration, where, name)
-    if length < 0:
-        raise PipelineError(f"{name}={duration!r} is negative.", where=where, next='Write it like "90s" or "1h".')
-    return length

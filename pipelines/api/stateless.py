@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.api.operators import Side, side
+from pipelines.api.arguments import Side, gates_of, lanes_of, sides_of
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Gate, Input, Stage, reading
 from state_ops.errors import PipelineError
@@ -44,7 +44,7 @@ def select(
         columns=columns,
         where=where,
         sink=sink,
-        gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+        gates=gates_of(gate),
         description=f"SELECT {what}" + (f" WHERE {where}" if where else ""),
     )
 
@@ -65,7 +65,7 @@ def union(
         sink: The table that gets the rows, which come in no order.
         gate: As in `stage`.
     """
-    of = [given if isinstance(given, Side) else side(given) for given in inputs]
+    of = sides_of(*inputs)
     if len(of) < 2:
         raise PipelineError(f"{uid} unites fewer than two inputs.", where=f"union {uid}", next="Name two or more.")
     timed = next((given for given in of if given.time is not None), None)
@@ -75,15 +75,12 @@ def union(
             where=f"union {uid}",
             next="Leave it out: the sources' event times say the watermark.",
         )
-    lanes = tuple(
-        Stage(uid, **reading(given.source), key=(), where=given.where, transform=given.transform) for given in of
-    )
     return Stage(
         uid=uid,
         **reading(of[0].source),
         key=(),
-        sides=lanes,
+        sides=lanes_of(uid, of, [()] * len(of)),
         sink=sink,
-        gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+        gates=gates_of(gate),
         description=f"The rows of {len(of)} inputs.",
     )

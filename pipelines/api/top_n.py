@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pipelines.api.operators import _check_event_time, _columns, _gates, _length, _positive
+from pipelines.api.arguments import check_event_time, gates_of, names_of, not_negative, positive
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Gate, Input, Stage, TopN, reading
@@ -74,7 +74,7 @@ def top_n(  # as long as what is said of its arguments
         late: The table that gets late rows. They are counted without it, too. All other arguments: as in `stage`.
     """
     place = f"top_n {uid}"
-    columns, order = _columns(key), _order(by, place)
+    columns, order = names_of(key), _order(by, place)
     names = [name for name, _ in order]
     for name in names:
         if name in (*columns, until) or names.count(name) > 1:
@@ -98,19 +98,19 @@ def top_n(  # as long as what is said of its arguments
             f"{uid} says until=, by which keys are forgotten, and ttl=.", where=place, next="Say one of the two."
         )
     else:
-        _check_event_time(source, f"No ranks of {uid} would ever be final")
-    kept = None if ttl is None else _positive(ttl, place, "ttl")
+        check_event_time(source, f"No ranks of {uid} would ever be final")
+    kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
         uid=uid,
         **reading(source),
         key=columns,
-        top_n=TopN(order, n, ties, rank, until, kept, _length(lateness, place, "lateness"), late),
+        top_n=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
         where=where,
         transform=transform,
         null_keys=null_keys,
         sink=sink,
-        gates=_gates(gate),
+        gates=gates_of(gate),
         description=f"{what} of each {', '.join(columns)}" + (f", final at {until}." if until else "."),
     )
 
@@ -142,7 +142,7 @@ def _check_current(
 ) -> None:
     """Whether arguments fit ranks that are never final. shared: the column with ranks that several rows may have."""
     place = f"top_n {uid}"
-    if late is not None or _length(lateness, place, "lateness"):
+    if late is not None or not_negative(lateness, place, "lateness"):
         raise PipelineError(
             f"No row of {uid} is late, since its ranks are never final.",
             where=place,
