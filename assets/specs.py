@@ -70,7 +70,7 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
             key(pipeline, stage.uid),
             deps=_read_by(pipeline, stage),
             description=stage.description or None,
-            kinds={"pyspark", "rocksdb"} if stage.key and stage.lookup is None else {"pyspark"},
+            kinds={"pyspark", "rocksdb"} if stage.has_state else {"pyspark"},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
             metadata=metadata.of_definition(stage, storage),

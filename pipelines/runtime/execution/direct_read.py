@@ -6,7 +6,7 @@ docs/adr/0035-small-slices.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -170,14 +170,26 @@ def own_batches(
         for table in as_seen(lane, part, tables(part, batch_rows)):
             yield _rows_of_subtask(lane, table, subtask, parallelism, max_parallelism)
 
-    if isinstance(rows, Several):
-        seen = (
-            sides.widened(stage, side, table, rows.schema)
-            for side, part in rows.parts
-            for table in own(stage.sides[side], part)
-        )
-        return in_batches(stage, seen, batch_rows, work_dir)
-    return in_batches(stage, own(stage, rows), batch_rows, work_dir)
+    return in_batches(stage, of_inputs(stage, rows, own), batch_rows, work_dir)
+
+
+def of_inputs(
+    stage: Stage,
+    rows: Landed | Channel | Several,
+    read: Callable[[Stage, Landed | Channel], Iterable[pa.Table]],
+) -> Iterable[pa.Table]:
+    """The rows of a stage's input as its operator gets them; of several inputs, in the columns that they have together.
+
+    Args:
+        read: Gives the rows of one input, for the stage as one that reads it alone.
+    """
+    if not isinstance(rows, Several):
+        return read(stage, rows)
+    return (
+        sides.widened(stage, side, table, rows.schema)
+        for side, part in rows.parts
+        for table in read(stage.sides[side], part)
+    )
 
 
 def _rows_of_subtask(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:

@@ -17,7 +17,6 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.operators import where
-from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.sources.slices import Share, SourceFile
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 
@@ -122,14 +121,7 @@ def own_share(
         tables = (table for file, share in read for table in direct_read.file_tables(part, file, batch_rows, share))
         return direct_read.as_seen(lane, part, tables)
 
-    if isinstance(rows, Several):
-        every = (
-            sides.widened(stage, side, table, rows.schema)
-            for side, part in rows.parts
-            for table in own(stage.sides[side], part)
-        )
-        return direct_read.packed(every, batch_rows)
-    return direct_read.packed(own(stage, rows), batch_rows)
+    return direct_read.packed(direct_read.of_inputs(stage, rows, own), batch_rows)
 
 
 def read_blocks(

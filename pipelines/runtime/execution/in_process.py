@@ -17,7 +17,6 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.operators import where
-from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
@@ -44,15 +43,8 @@ class InMemoryExecutor:
     def run(
         self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
     ) -> list[Ack]:
-        table = columns.empty_table()
-        if isinstance(rows, Several):
-            parts_seen = [
-                sides.widened(task.stage, side, self._seen(task.stage.sides[side], part), columns)
-                for side, part in rows.parts
-            ]
-            table = pa.concat_tables([table, *parts_seen])
-        elif rows is not None:
-            table = self._seen(task.stage, rows)
+        seen = [] if rows is None else list(direct_read.of_inputs(task.stage, rows, self._seen))
+        table = pa.concat_tables(seen or [columns.empty_table()])
         parts = routed(task.stage, table, task.parallelism, task.max_parallelism, self._batch_rows)
         acks = []
         for subtask, batches in enumerate(parts):
@@ -62,10 +54,10 @@ class InMemoryExecutor:
             acks.append(Ack.from_json(run_task.run(task, subtask, iter(batches)).to_json()))
         return acks
 
-    def _seen(self, stage: Stage, rows: Landed | Channel) -> pa.Table:
+    def _seen(self, stage: Stage, rows: Landed | Channel) -> list[pa.Table]:
         """The rows as the stage's function sees them."""
         table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
-        return table if rows.as_seen else filtered(stage, table)
+        return [table if rows.as_seen else filtered(stage, table)]
 
     def cancel(self) -> None:
         """Subtasks run to their end here: they are short."""

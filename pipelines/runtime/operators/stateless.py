@@ -8,12 +8,9 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators.base import MAIN, Shapes, check_storable
-from pipelines.runtime.operators.functions.function import authors_error, fitted, handed_out, known_outputs
-from pipelines.runtime.operators.functions.returned import returned
+from pipelines.runtime.operators.functions.function import TRIAL, called, fitted, handed_out, known_outputs, trying
 from pipelines.runtime.operators.joins.sides import SIDE
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import from_micros
-from state_ops.errors import StageError, WeirError
 from state_ops.schema.state_schema import StateSchema
 
 _NOTHING = StateSchema(())
@@ -21,21 +18,15 @@ _NOTHING = StateSchema(())
 
 def stateless_shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """The schemas of a stage without a key; its function, if it has one, is tried on an empty table."""
-    where = f"stage {stage.uid}"
     if stage.function is None:
         output = pa.schema([field for field in rows if field.name != SIDE])
-        check_storable(output, where, "Cast it in its SQL, or in a transform")
+        check_storable(output, f"stage {stage.uid}", "Cast it in its SQL, or in a transform")
         return Shapes(pa.schema([]), _NOTHING, {MAIN: output})
-    epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
     none = Shapes(pa.schema([]), _NOTHING, {})
     outputs: dict[str, pa.Schema] = {}
-    try:
-        for name, table in StatelessOperator(stage, none, epoch).process(rows.empty_table()):
+    with trying(stage):
+        for name, table in StatelessOperator(stage, none, TRIAL).process(rows.empty_table()):
             fitted(stage, table, outputs.setdefault(name, table.schema), of=name)
-    except StageError as error:
-        error.where = f"{where}, called with no rows to learn its output's columns, before the first epoch"
-        error.next = "Correct the function; it must take an empty frame too. Nothing was started."
-        raise
     return Shapes(pa.schema([]), _NOTHING, known_outputs(stage, outputs))
 
 
@@ -53,12 +44,7 @@ class StatelessOperator:
             yield MAIN, rows.drop_columns([SIDE]) if SIDE in rows.column_names else rows
             return
         assert self._stage.function is not None
-        try:
-            parts = returned(self._stage, self._stage.function(self._convert(rows), self._epoch))
-        except WeirError:
-            raise
-        except Exception as error:
-            raise authors_error(error, self._stage, self._epoch, rows) from error
+        parts = called(self._stage, self._epoch, self._stage.function, self._convert, rows)
         yield from handed_out(self._stage, parts, self._shapes)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:

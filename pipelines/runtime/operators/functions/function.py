@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -47,21 +48,31 @@ def function_shapes(stage: Stage, rows: pa.Schema, keys: pa.Schema) -> Shapes:
         refuse_clash(stage, {AT, DOMAIN}, "a column of the timers that fire")
     shapes = Shapes(keys, state, {}, collections)
     shapes = shapes if stage.ttl is None else shapes.with_stamps
-    epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
-    trial = FunctionOperator(stage, shapes, MemoryBackend(), epoch, Progress(None, None, False), range(0))
+    trial = FunctionOperator(stage, shapes, MemoryBackend(), TRIAL, Progress(None, None, False), range(0))
     outputs: dict[str, pa.Schema] = {}
-    try:
+    with trying(stage):
         none = rows.empty_table().append_column(GROUP, pa.array([], pa.int32()))
         for name, table in trial.process(none):
             fitted(stage, table, outputs.setdefault(name, table.schema), of=name)
         if stage.on_timer is not None:
             for name, table in trial.fire(frames.from_arrow(_no_timers(keys)), EVENT):
                 fitted(stage, table, outputs.setdefault(name, table.schema), stage.on_timer.__name__, name)
+    return replace(shapes, outputs=known_outputs(stage, outputs))
+
+
+TRIAL = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
+"""The epoch in which a function is tried on no rows."""
+
+
+@contextmanager
+def trying(stage: Stage) -> Iterator[None]:
+    """Say of what a function raises that it was called with no rows."""
+    try:
+        yield
     except StageError as error:
-        error.where = f"{where}, called with no rows to learn its output's columns, before the first epoch"
+        error.where = f"stage {stage.uid}, called with no rows to learn its output's columns, before the first epoch"
         error.next = "Correct the function; it must take an empty frame too. Nothing was started."
         raise
-    return replace(shapes, outputs=known_outputs(stage, outputs))
 
 
 def _no_timers(keys: pa.Schema) -> pa.Table:
@@ -191,14 +202,31 @@ class FunctionOperator:
     def _called(self, function: Callable[..., Any], rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """What the author's function makes of rows; what it changed is written."""
         self._convert = frames.converter(function)
-        try:
-            parts = returned(self._stage, function(self._convert(rows), self._state, self._epoch))
-        except WeirError:
-            raise
-        except Exception as error:
-            raise authors_error(error, self._stage, self._epoch, rows) from error
+        parts = called(self._stage, self._epoch, function, self._convert, rows, self._state)
         self._state.flush()
         yield from handed_out(self._stage, parts, self._shapes)
+
+
+def called(
+    stage: Stage,
+    epoch: Epoch,
+    function: Callable[..., Any],
+    convert: Callable[[pa.Table], Any],
+    rows: pa.Table,
+    *state: KeyedState,
+) -> Iterable[tuple[str, Any]]:
+    """What a stage's function hands out of rows, by output. Raises StageError for whatever it raises.
+
+    Args:
+        convert: Makes the frame of them that it wants.
+        state: Of a stage with a key.
+    """
+    try:
+        return returned(stage, function(convert(rows), *state, epoch))
+    except WeirError:
+        raise
+    except Exception as error:
+        raise authors_error(error, stage, epoch, rows) from error
 
 
 def authors_error(error: Exception, stage: Stage, epoch: Epoch, rows: pa.Table) -> StageError:
