@@ -9,7 +9,7 @@ import polars as pl
 
 FIRST = datetime(2026, 1, 5, 8, tzinfo=UTC)
 COUNTRIES = ("AT", "BE", "CH", "DE", "ES", "FR")
-_SECONDS = pl.Datetime("us", "UTC")
+_MOMENT = pl.Datetime("us", "UTC")
 
 
 def cards(count: int, seed: int = 1) -> pl.DataFrame:
@@ -63,4 +63,4 @@ def by_minutes(rows: pl.DataFrame, time: str, minutes: int) -> list[pl.DataFrame
 
 def _moments(seconds: np.ndarray) -> pl.Series:
     micros = int(FIRST.timestamp()) * 1_000_000 + (seconds * 1_000_000).astype(np.int64)
-    return pl.Series(micros).cast(_SECONDS)
+    return pl.Series(micros).cast(_MOMENT)

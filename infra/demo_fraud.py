@@ -58,11 +58,11 @@ def main() -> None:
     """Runs the demo. Needs no arguments."""
     started = time.monotonic()
     shutil.rmtree(DEMO, ignore_errors=True)
-    known = cards(CARDS)
-    paid = payments(PAYMENTS, known)
-    said = confirmations(paid)
-    known.write_delta(str(DEMO / "cards"))
-    arriving = sorted([*land(paid, DEMO / "payments", "at"), *land(said, DEMO / "confirmations", "confirmed_at")])
+    table_of_cards = cards(CARDS)
+    paid = payments(PAYMENTS, table_of_cards)
+    confirmed = confirmations(paid)
+    table_of_cards.write_delta(str(DEMO / "cards"))
+    arriving = sorted([*land(paid, DEMO / "payments", "at"), *land(confirmed, DEMO / "confirmations", "confirmed_at")])
     settings = load(
         {
             "WEIR_STORAGE__ROOT": str(DEMO / "storage"),
@@ -72,27 +72,28 @@ def main() -> None:
             "WEIR_EPOCH__MAX_FILES": "4",
         }
     )
-    half = sorted({file.name for file, _ in arriving})[len({file.name for file, _ in arriving}) // 2]
-    for files, drain in (
-        ([(file, part) for file, part in arriving if file.name < half], False),
-        ([(file, part) for file, part in arriving if file.name >= half], True),
-    ):
+    names = sorted({file.name for file, _ in arriving})
+    half = names[len(names) // 2]
+    for drain in (False, True):
+        files = [(file, part) for file, part in arriving if (file.name >= half) == drain]
         for file, part in files:
             part.write_parquet(file)
         out.print(f"{len(files)} files have arrived. Epochs:")
         for report in run(pipeline, settings, RunOptions(until_caught_up=True, drain=drain)):
             out.print("  " + escape(progress.line(report.checkpoint, None, 6)))
-    _show(paid, said, known)
+    _show(paid, confirmed, table_of_cards)
     out.print(f"{time.monotonic() - started:.0f} s, all below {DEMO.relative_to(PROJECT)}.")
 
 
-def _show(paid: pl.DataFrame, said: pl.DataFrame, known: pl.DataFrame) -> None:
+def _show(paid: pl.DataFrame, confirmed: pl.DataFrame, table_of_cards: pl.DataFrame) -> None:
     tables = DEMO / "storage" / "card_fraud" / "tables"
     alerts, alerted = (pl.read_delta(str(tables / name)) for name in ("alerts", "alerted_cards"))
-    out.print(f"{len(alerts):,} alerts on {len(alerted):,} of {len(known):,} cards, in {len(paid):,} payments.")
+    out.print(
+        f"{len(alerts):,} alerts on {len(alerted):,} of {len(table_of_cards):,} cards, in {len(paid):,} payments."
+    )
     out.print(alerts.group_by("reason").len("alerts").sort("alerts", descending=True))
     with duckdb.connect() as base:
-        for name, frame in (("payments", paid), ("confirmations", said), ("cards", known)):
+        for name, frame in (("payments", paid), ("confirmations", confirmed), ("cards", table_of_cards)):
             base.register(name, frame)
         wanted = base.sql(ALERTS).pl()
     if set(alerts.select("payment", "reason").iter_rows()) != set(wanted.iter_rows()) or len(alerts) != len(wanted):

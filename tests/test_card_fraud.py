@@ -29,9 +29,9 @@ class Failing(InMemoryExecutor):
 
 
 def test_alerts_are_what_duckdb_says_of_the_whole_input(tmp_path: Path):
-    known = cards(300)
-    paid = payments(8_000, known)
-    said = confirmations(paid)
+    table_of_cards = cards(300)
+    paid = payments(8_000, table_of_cards)
+    confirmed = confirmations(paid)
     site = Site(
         tmp_path,
         {
@@ -45,8 +45,8 @@ def test_alerts_are_what_duckdb_says_of_the_whole_input(tmp_path: Path):
         card_fraud.pipeline,
         "pipelines.card_fraud",
     )
-    known.write_delta(str(tmp_path / "cards"))
-    for name, frame, time in (("payments", paid, "at"), ("confirmations", said, "confirmed_at")):
+    table_of_cards.write_delta(str(tmp_path / "cards"))
+    for name, frame, time in (("payments", paid, "at"), ("confirmations", confirmed, "confirmed_at")):
         (site.landing / name).mkdir(parents=True)
         for number, part in enumerate(by_minutes(frame, time, 2)):
             part.write_parquet(site.landing / name / f"{number:04}.parquet")
@@ -64,7 +64,7 @@ def test_alerts_are_what_duckdb_says_of_the_whole_input(tmp_path: Path):
         return pl.read_delta(str(site.storage / "tables" / name))
 
     with duckdb.connect() as base:
-        for name, frame in (("payments", paid), ("confirmations", said), ("cards", known)):
+        for name, frame in (("payments", paid), ("confirmations", confirmed), ("cards", table_of_cards)):
             base.register(name, frame)
         wanted = base.sql(ALERTS).pl().sort("payment")
     alerts = table("alerts")

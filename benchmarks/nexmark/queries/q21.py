@@ -9,12 +9,12 @@ _ID = (
     " ELSE CASE WHEN url RLIKE '(&|^)channel_id=' THEN regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END END"
 )
 
-known = select(
-    "known",
+with_ids = select(
+    "with_ids",
     bids,
     *("auction", "bidder", "price", "channel", f"{_ID} AS channel_id", "seq"),
     where=f"{_ID} IS NOT NULL",
     sink=delta.append("q21"),
 )
 
-pipeline = Pipeline("q21", (known,))
+pipeline = Pipeline("q21", (with_ids,))

@@ -394,8 +394,8 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
     elif stage.aggregation is not None:
         why = next((why for name, agg in stage.aggregation.aggregates if (why := agg.irrevocable(name))), None)
     elif not stage.key and stage.lookup is None:  # it hands them on
-        said = stage.hands_out_changes or CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
-        why = None if said else "its columns leave that one out"
+        is_kept = stage.hands_out_changes or CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
+        why = None if is_kept else "its columns leave that one out"
     if why is None:
         return
     remedy = "accepts_changes=True says that it does. Or leave" if stage.function is not None else "Leave"

@@ -87,8 +87,8 @@ def shapes_of_sides(
         direct_read.check_where(lane, columns, context.settings.spark.conf)
         seen.append(context.executor.columns(lane, columns, "what was read before" if part is None else part.where))
     schema = sides.wide(stage, seen)
-    known = [columns for columns in raw if columns is not None]
-    return _fixed(context, stage, shapes_of(stage, schema, *known), tuple(raw), schema)
+    read = [columns for columns in raw if columns is not None]
+    return _fixed(context, stage, shapes_of(stage, schema, *read), tuple(raw), schema)
 
 
 def _columns_of(

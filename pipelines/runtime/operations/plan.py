@@ -343,8 +343,8 @@ class PlanBuilder:
             alone = direct_read.spark_alone(stage, raw, self._settings.spark.conf)
             self.where[stage.uid] = self.where.get(stage.uid) or alone  # of one input after the other
         if stage.transform is None and (not stage.columns or alone is None):
-            made = direct_read.seen(stage, raw.empty_table()).schema if stage.columns else raw
-            return _through_spark(made, f"the input of {stage.uid}")
+            columns = direct_read.seen(stage, raw.empty_table()).schema if stage.columns else raw
+            return _through_spark(columns, f"the input of {stage.uid}")
         self.spark.append(stage.uid)
         return self._executor.columns(stage, raw, "what was read before")
 

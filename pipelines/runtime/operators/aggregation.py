@@ -195,8 +195,8 @@ def _changes(
     ).ravel()
     at = np.arange(2 * len(keys)).reshape(2, -1).T.ravel()  # of each row, its place among the old and then the new ones
     both = pl.concat([pl.concat([keys, rows], how="horizontal") for rows in (old, new)])
-    said = np.flatnonzero(kinds)
-    return both[at[said]].with_columns(pl.Series(CHANGE_TYPE, np.array(_KINDS)[kinds[said]], pl.String))
+    shown = np.flatnonzero(kinds)
+    return both[at[shown]].with_columns(pl.Series(CHANGE_TYPE, np.array(_KINDS)[kinds[shown]], pl.String))
 
 
 def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, keys: pa.Schema) -> Shapes:

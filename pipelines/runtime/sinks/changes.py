@@ -101,8 +101,8 @@ class Changes:
     def _keys(self) -> Iterator[pl.DataFrame]:
         """The keys of all rows, and what says which one is the newest."""
         changes = CHANGE_TYPE in self.all.column_names
-        said = [CHANGE_TYPE, *([self._version] if self._version is not None else [])] if changes else []
-        names = dict.fromkeys([*self.key, *self.order_by, *said])
+        markers = [CHANGE_TYPE, *([self._version] if self._version is not None else [])] if changes else []
+        names = dict.fromkeys([*self.key, *self.order_by, *markers])
         at = 0
         for batch in self.all.select(names).to_batches():
             group = int(np.searchsorted(self.epochs, at, side="right"))

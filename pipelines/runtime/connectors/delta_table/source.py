@@ -251,8 +251,8 @@ class _Connector:
     def _is_left_out(self, part: Part, lost: list[Lost]) -> bool:
         if self._source.on_lost != SKIP or self._log.storage.size(self._path(part)) is not None:
             return False
-        said = Lost(part.place["path"], f"A file of version {part.place['version']} is gone.")
-        lost += [said] if said not in lost else []  # of the other half
+        missing = Lost(part.place["path"], f"A file of version {part.place['version']} is gone.")
+        lost += [missing] if missing not in lost else []  # of the other half
         return True
 
     def _ahead(self, at: _Place, end: _Place | None) -> Iterator[tuple[Part | None, _Place]]:

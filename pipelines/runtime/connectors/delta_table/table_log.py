@@ -120,16 +120,16 @@ def asking(where: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        said = plainly(error)
+        problem = plainly(error)
         if isinstance(error, PermissionError) or error_status(str(error)) in ("401", "403"):
             raise ConfigurationError(
-                f"The table must not be read: {said}",
+                f"The table must not be read: {problem}",
                 where=where,
                 next="Give the host the right to read it; storage.s3 says by reference where keys are.",
             ) from None
         if isinstance(error, OSError) or _OF_STORES.search(str(error)):
-            raise TransientError(f"The table cannot be read now: {said}", where=where, next="Run again.") from None
-        raise InputError(f"The table's log cannot be read: {said}", where=where, next=_REPAIR) from None
+            raise TransientError(f"The table cannot be read now: {problem}", where=where, next="Run again.") from None
+        raise InputError(f"The table's log cannot be read: {problem}", where=where, next=_REPAIR) from None
 
 
 class TableLog:

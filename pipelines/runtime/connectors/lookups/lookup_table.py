@@ -301,10 +301,10 @@ def without_deleted(parts: Iterator[pa.Table], kept: pa.BooleanArray) -> Iterato
     """The rows of a file that count. kept: which do, as far as one does not."""
     begin = 0
     for rows in parts:
-        said = kept.slice(begin, rows.num_rows)
-        behind = pa.array(np.ones(rows.num_rows - len(said), bool))
+        flags = kept.slice(begin, rows.num_rows)
+        behind = pa.array(np.ones(rows.num_rows - len(flags), bool))
         begin += rows.num_rows
-        yield rows.filter(pa.concat_arrays([said, behind]))
+        yield rows.filter(pa.concat_arrays([flags, behind]))
 
 
 @dataclass(frozen=True, slots=True)

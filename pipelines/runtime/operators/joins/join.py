@@ -334,11 +334,11 @@ class JoinOperator(EventTimeOperator):
         shape, count = self._shapes.outputs[LATE], rows.num_rows
         given = [*(rows.column(name) for name in self._stage.key), pa.array([side.name] * count), pa.array(times)]
         names = sides.values_of(self._stage, side.number, rows.schema).names
-        own = [rows.column(sides.column(side.number, name)) for name in names]
-        missing = len(shape) - len(given) - len(own)
-        others = list(shape)[len(given) + (len(own) if side.number == 0 else 0) :][:missing]
+        values = [rows.column(sides.column(side.number, name)) for name in names]
+        missing = len(shape) - len(given) - len(values)
+        others = list(shape)[len(given) + (len(values) if side.number == 0 else 0) :][:missing]
         nulls = [pa.nulls(count, field.type) for field in others]
-        arrays = given + (own + nulls if side.number == 0 else nulls + own)
+        arrays = given + (values + nulls if side.number == 0 else nulls + values)
         return LATE, pa.table(arrays, names=shape.names).cast(shape)
 
     def _handed_out(self, side: KeptSide, rows: pa.Table, partners: pa.Table | None) -> tuple[str, pa.Table]:
@@ -417,8 +417,8 @@ def _encoded(side: KeptSide, rows: pa.Table) -> list[bytes]:
     """Entries of rows: the row as one field, so that its columns may have any names."""
     columns = {field: rows.column(flag) for flag, field in _FLAGS.items() if flag in rows.column_names}
     if side.kept:
-        own = rows.select(side.kept).rename_columns(list(row_columns(side.declared)))
-        columns[_ROW] = pa.chunked_array(own.to_struct_array())
+        values = rows.select(side.kept).rename_columns(list(row_columns(side.declared)))
+        columns[_ROW] = pa.chunked_array(values.to_struct_array())
     schema = side.declared.schema
     return encode_rows(schema, pa.table(columns).select(schema.arrow.names).cast(schema.arrow))
 

@@ -39,7 +39,7 @@ _TYPES: dict[str, Callable[[Type], pa.DataType]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Column:
     """A column that is made.
 
     Attributes:
@@ -75,7 +75,7 @@ class Projection:
     """
 
     columns: tuple[str, ...]
-    _made: tuple[_Made, ...]
+    _columns: tuple[_Column, ...]
 
     def of(self, rows: pa.Table) -> pa.Table:
         """Return the columns that are made of rows.
@@ -84,11 +84,11 @@ class Projection:
             Fails: Spark fails over a row.
             Refused: What Spark does with a row is not known here.
         """
-        schema = pa.schema([made.field for made in self._made])
+        schema = pa.schema([column.field for column in self._columns])
         if not rows.num_rows:
             return schema.empty_table()
         try:
-            arrays = [made.of(rows) for made in self._made]
+            arrays = [column.of(rows) for column in self._columns]
         except RecursionError as error:
             raise Refused(TOO_DEEP) from error
         except (PolarsError, PanicException, pa.ArrowException) as error:  # whatever it is, Spark can be asked
@@ -107,23 +107,25 @@ def projected(columns: tuple[str, ...], schema: pa.Schema) -> Projection:
     Raises:
         Refused: Spark might understand one otherwise, or refuses it; the message says which part of it.
     """
-    made: list[_Made] = []
+    projection: list[_Column] = []
     try:
         for sql in columns:
             if sql.strip() == "*":
-                made += [_Made(field, ((field.name,),)) for field in schema]
+                projection += [_Column(field, ((field.name,),)) for field in schema]
                 continue
             parser = Parser(sql, schema)
             value, name, column = parser.named_value()
             if column is not None:
-                made.append(_Made(schema.field(column).with_name(name), ((column,),)))
+                projection.append(_Column(schema.field(column).with_name(name), ((column,),)))
             elif value.type.kind not in _TYPES:
                 raise Refused(f"{value.text} is {value.type}, which is Spark's to make a column of")
             else:
                 field = pa.field(name, _TYPES[value.type.kind](value.type))
-                made.append(_Made(field, tuple(parser.columns), value, tuple(parser.everywhere)))
+                projection.append(_Column(field, tuple(parser.columns), value, tuple(parser.everywhere)))
     except RecursionError as error:
         raise Refused(TOO_DEEP) from error
-    if len({column.field.name.lower() for column in made}) < len(made):
+    if len({column.field.name.lower() for column in projection}) < len(projection):
         raise Refused("two columns have one name")
-    return Projection(tuple(dict.fromkeys(path[0] for column in made for path in column.paths)), tuple(made))
+    return Projection(
+        tuple(dict.fromkeys(path[0] for column in projection for path in column.paths)), tuple(projection)
+    )
