@@ -269,24 +269,21 @@ def of_sink_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: Sink, stor
     handle = _open(storage, sink.name)
     if handle is None:
         return shown | {"outcome": "not made yet: nothing was handed out"}
-    rows = _row_count(handle)
+    rows, names = _row_count(handle), [column.name for column in handle.schema().fields]
+    origins = _origins(pipeline, tally.newest.checkpoint, stage, sink, names, storage)
     return shown | {
         "Delta version": handle.version(),
         **({} if rows is None else {"dagster/row_count": rows}),
         "dagster/column_schema": _schema(handle),
-        "dagster/column_lineage": dg.TableColumnLineage(
-            _origins(pipeline, tally.newest.checkpoint, stage, sink, storage)
-        ),
+        "dagster/column_lineage": dg.TableColumnLineage(origins),
     }
 
 
 def _origins(
-    pipeline: Pipeline, head: Checkpoint, stage: Stage, sink: Sink, storage: Storage
+    pipeline: Pipeline, head: Checkpoint, stage: Stage, sink: Sink, names: Sequence[str], storage: Storage
 ) -> dict[str, list[dg.TableColumnDep]]:
     """By column of a table, what it is made from: of the main output the stage's own columns; of others columns of the
-    stage's inputs with the same name, as the stage has none for them."""
-    handle = _open(storage, sink.name)
-    names = [column.name for column in handle.schema().fields] if handle is not None else []
+    stage's inputs with the same name, as the stage has none for them. names: of the table's columns."""
     if sink == stage.sink:
         return {name: [dg.TableColumnDep(key(pipeline, stage.uid), name)] for name in names}
     inputs = [(_read_from(pipeline, lane), _input_columns(pipeline, lane, head, storage)) for lane in stage.lanes]
