@@ -27,9 +27,24 @@ hypothesis.settings.load_profile("weir")
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark for all tests, made as runs make it, with Delta's jars; starts only where a test asks for it."""
+    assert not _has_jvm(), "a test before has started a JVM without Delta's jars in this process"
     session = runtime.session(settings.load({}), app="weir-tests", delta=True)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def spark_where_it_is_asked_for(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that starts Spark says so: a JVM without Delta's jars would stay in this process for all tests after
+    it."""
+    before = _has_jvm()
+    yield
+    assert before or not _has_jvm() or "spark" in request.fixturenames, 'it needs @pytest.mark.usefixtures("spark")'
+
+
+def _has_jvm() -> bool:
+    module = sys.modules.get("pyspark.core.context")
+    return module is not None and module.SparkContext._gateway is not None
 
 
 @pytest.fixture(scope="session")

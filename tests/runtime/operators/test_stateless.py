@@ -266,6 +266,7 @@ def test_a_join_reads_what_stateless_stages_hand_on():
     assert ran.tables["joined"].select(columns).sort(columns).equals(pairs.select(columns).sort(columns))
 
 
+@pytest.mark.usefixtures("spark")
 def test_names_with_dots_and_backquotes_pass_through_spark(tmp_path):
     """Whoever evaluates the SQL: Spark alone rounds."""
     columns = ("`a.b` AS `x.y`", "upper(`c``d`) AS `e.f`")
