@@ -5,6 +5,8 @@
 VENV  := .venv
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
+# The demo needs a part of it; where all is installed, that part is.
+READY := $(or $(wildcard $(STAMP)),$(VENV)/.stamp-demo)
 
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
@@ -21,13 +23,13 @@ MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## Make .venv as requirements.lock says
+venv: $(STAMP) ## Make .venv as requirements.lock says, with all parts; make demo alone installs fewer
 	@$(PY) --version
 
-demo: $(STAMP) ## Run the flights pipeline on real data
+demo: $(READY) ## Run the flights pipeline on real data
 	@$(PY) -m infra.demo
 
-demo-clean: $(STAMP) ## Remove what the demo left
+demo-clean: $(READY) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
 
 demo-fraud: $(STAMP) ## Run the card_fraud pipeline on generated payments, and compare its alerts with DuckDB's
@@ -51,7 +53,7 @@ lint: $(STAMP) ## Check style, format, types and the direction of imports
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
-ui: $(STAMP) ## Open Dagster on the demo's pipeline
+ui: $(READY) ## Open Dagster on the demo's pipeline
 	@$(PY) -m infra.ui
 
 matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (35 minutes)
@@ -113,13 +115,22 @@ bench-snapshots: $(STAMP) ## Measure snapshots of state in memory, at the barrie
 bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about five minutes
 	@$(PY) -m benchmarks.dagster_overhead
 
-lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can
-	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --all-extras --python-version 3.11 pyproject.toml \
-	  -o requirements.lock --no-annotate --no-header --no-emit-index-url
+lock: $(STAMP) ## Resolve pyproject.toml into the lock files again; versions in them stay where they can
+	@$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	@printf 'setuptools\nuv\n' | $(LOCK) --extra demo pyproject.toml - -c requirements.lock -o requirements-demo.lock
+
+LOCK = $(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header \
+  --no-emit-index-url
+
+$(STAMP): requirements.lock pyproject.toml
+	$(install)
+
+$(VENV)/.stamp-demo: requirements-demo.lock pyproject.toml
+	$(install)
 
 # uv comes in first, by the very hash in the lock; then uv installs the rest. Rerunning after any failure is safe: the
 # stamp is written last.
-$(STAMP): requirements.lock pyproject.toml
+define install
 	@if ! { $(PY) -c '$(FITS)' && $(PY) -m pip --version; } >/dev/null 2>&1; then \
 	  for python in python3 python3.13 python3.12 python3.11 none; do \
 	    if [ $$python = none ]; then \
@@ -134,10 +145,11 @@ $(STAMP): requirements.lock pyproject.toml
 	  $$python -m venv --clear $(VENV); \
 	fi
 	@if ! [ -x $(VENV)/bin/uv ]; then \
-	  awk '/^[^ ]/ { uv = /^uv==/ } uv' requirements.lock > $(VENV)/uv.lock && \
+	  awk '/^[^ ]/ { uv = /^uv==/ } uv' $< > $(VENV)/uv.lock && \
 	  $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock; \
 	fi
-	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip sync --quiet --require-hashes requirements.lock
+	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip sync --quiet --require-hashes $<
 	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@$(PY) -m infra.class_archive || true  # Spark starts without it too
 	@touch $@
+endef

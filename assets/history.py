@@ -14,6 +14,7 @@ import dagster as dg
 
 from assets.metadata import LATE_IN
 from pipelines.runtime.run.progress import by_stage
+from state_ops import extras
 
 _LAST = 60
 _SHOWN = 15
@@ -138,6 +139,8 @@ def drills_plot(
 def _picture(
     times: Sequence[datetime], panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[float]]]]]
 ) -> dg.MarkdownMetadataValue:
+    if not extras.is_installed("matplotlib"):
+        return dg.MetadataValue.md(f"A picture needs matplotlib, which is not installed: `{extras.install('plots')}`")
     # It takes half a second to import, so it is imported at the first picture, in a run, and never in the code server.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter

@@ -3,7 +3,6 @@ certain."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from configs.settings import PROJECT
+from state_ops import extras
 from state_ops.errors import ConfigurationError, TransientError
 
 if TYPE_CHECKING:
@@ -60,12 +60,7 @@ def prepare() -> Path:
 
 def _check_postgres(configuration: Path) -> None:
     """Dagster itself would say it with a trace, and once for each of its processes."""
-    if importlib.util.find_spec("dagster_postgres") is None:
-        raise ConfigurationError(
-            "Dagster's storage on Postgres needs dagster-postgres, which is not installed.",
-            where="WEIR_DAGSTER_INSTANCE=postgres",
-            next="Install the extra: pip install 'weir-state[postgres]' (`make venv` does).",
-        )
+    extras.check("dagster_postgres", "Dagster's storage on Postgres", "WEIR_DAGSTER_INSTANCE=postgres")
     named = re.findall(r"env: (\w+)", configuration.read_text())
     lacking = [name for name in named if not os.environ.get(name)]
     if lacking:

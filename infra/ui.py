@@ -27,6 +27,7 @@ from rich.console import Console
 
 from configs.settings import PROJECT
 from infra import dagster_home
+from state_ops import extras
 from state_ops.errors import ConfigurationError, WeirError
 
 _HOST = "127.0.0.1"
@@ -40,6 +41,7 @@ out = Console(highlight=False, soft_wrap=True)
 def main() -> None:
     """Start Dagster's processes, and keep the code server alive until one of the others ends or somebody ends this
     one."""
+    extras.check("dagster_webserver", "Dagster's web page")
     port = _free_port(os.environ.get("PORT", "3000"))
     dagster_home.prepare()
     environment = {"WEIR_DAGSTER__SENSOR_SECONDS": _SENSOR_SECONDS, **dagster_home.environment()}

@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Stage
+from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.execution.spark.gx_loading import load
+from state_ops import extras
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.counts import counted
@@ -116,6 +117,12 @@ class Verdict:
             return str(list(self.sample))
         keys = [", ".join(f"{name} = {value!r}" for name, value in key.items()) for key in self.keys]
         return ", ".join(f"{value!r} ({key})" for value, key in zip(self.sample, keys, strict=True))
+
+
+def check_installed(pipeline: Pipeline) -> None:
+    """Raise ConfigurationError if the pipeline has gates, and what evaluates them is not installed."""
+    if pipeline.on_restore or any(stage.gates for stage in pipeline.stages):
+        extras.check("great_expectations", "A quality gate", f"pipeline {pipeline.name}")
 
 
 def of_rows(stage: Stage) -> tuple[Gate, ...]:

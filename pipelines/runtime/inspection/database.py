@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from state_ops import extras
 from state_ops.arrow.types import mapped
 from state_ops.errors import ConfigurationError
 
@@ -34,7 +35,8 @@ _OFFLINE = (
 @contextmanager
 def database() -> Iterator[Connection]:
     """An empty database, gone afterwards. In TMPDIR, like all temporary files."""
-    import duckdb
+    with extras.needed_for("SQL over state"):
+        import duckdb
 
     with tempfile.TemporaryDirectory(prefix="weir-sql-") as scratch:
         connection = duckdb.connect(

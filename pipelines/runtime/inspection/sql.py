@@ -30,6 +30,7 @@ from pipelines.runtime.inspection.state_reader import At, chain, held, view_at
 from pipelines.runtime.inspection.value_text import as_json
 from pipelines.runtime.inspection.view import View
 from pipelines.runtime.sinks.table_commit import table_path
+from state_ops import extras
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
@@ -71,7 +72,8 @@ def answered(
         ConfigurationError: For what is no single query, or names tables or columns that are not there: it lists those
             that are.
     """
-    import duckdb
+    with extras.needed_for("weir state sql"):
+        import duckdb
 
     with held(pipeline, settings, at, _PURPOSE) as (storage, registry, checkpoint), database() as connection:
         named = tables_of(connection, query)

@@ -25,6 +25,7 @@ from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark import spark_plan
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
+from pipelines.runtime.gates import evaluation
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.inspection.view import View, view_of
@@ -137,8 +138,10 @@ def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Execut
 
     Raises:
         WeirError: There is no such checkpoint.
-        ConfigurationError: The settings name an unknown backend.
+        ConfigurationError: The settings name an unknown backend, or what evaluates the pipeline's gates is not
+            installed.
     """
+    evaluation.check_installed(pipeline)
     runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
         builder = PlanBuilder(pipeline, settings, storage, registry, head, runs)

@@ -19,6 +19,7 @@ from pipelines.runtime.epoch.model import EpochReport, SourceOffsets
 from pipelines.runtime.epoch.scheduler import EpochScheduler
 from pipelines.runtime.epoch.step_runner import StepRunner, Threads
 from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.gates import evaluation
 from pipelines.runtime.operators.compatibility import advice, structure
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
@@ -109,11 +110,13 @@ def run(
 
     Raises:
         BusyError: A coordinator is alive.
+        ConfigurationError: The pipeline has gates, and what evaluates them is not installed.
         FencedError: A newer coordinator took over.
         WeirError: An epoch failed for good. Everything that it staged has been discarded by then.
     """
     if _is_suspended(pipeline, settings, options):
         return
+    evaluation.check_installed(pipeline)
     with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as owner:
         if options.by_a_person:
             suspension.clear(owner.context.storage)

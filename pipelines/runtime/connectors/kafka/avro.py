@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats.avro_schema import WRITABLE, AvroSchema, NoSchemaError, UnreadSchemaError
+from state_ops import extras
 from state_ops.arrow import frames
 from state_ops.errors import PipelineError
 
@@ -19,12 +20,10 @@ _HEADER = struct.Struct(">bI")  # of a schema registry: a zero, and the schema's
 
 def parsed(schema: str) -> Any:
     """A schema as the library has it. Raises PipelineError if it is none."""
-    try:
+    with extras.needed_for("Avro in messages"):
         import fastavro
-
+    try:
         return fastavro.parse_schema(_without_uuids(json.loads(schema)))
-    except ImportError as error:
-        raise PipelineError("The library for Avro is not installed.", next="pip install 'weir-state[kafka]'") from error
     except Exception as error:  # whatever a text is that is no schema
         raise PipelineError(
             f"The schema is no Avro schema: {' '.join(str(error).split())[:200]}",

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.redaction import redacted
+from state_ops import extras
 from state_ops.errors import ConfigurationError, InputError, PipelineError, TransientError, WeirError
 
 if TYPE_CHECKING:
@@ -44,12 +45,8 @@ class Client:
     """
 
     def __init__(self, who: str, servers: str, options: Mapping[str, str], patience: float = 30) -> None:
-        try:
+        with extras.needed_for("Kafka", who):
             import confluent_kafka
-        except ImportError as error:
-            raise ConfigurationError(
-                "The client library for Kafka is not installed.", where=who, next="pip install 'weir-state[kafka]'"
-            ) from error
         self.kafka = confluent_kafka
         self.who, self.servers = who, servers
         self.timeout_s = _seconds(options.get(_TIMEOUT_OPTION), who, patience)

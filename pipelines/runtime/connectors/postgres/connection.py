@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.connectors.source import RUNNING
+from state_ops import extras
 from state_ops.errors import ConfigurationError, TransientError, WeirError
 
 _DEFAULTS = {
@@ -143,14 +144,8 @@ class Server:
             self._idle.pop().close()
 
     def _connect(self) -> Connection:
-        try:
+        with extras.needed_for("Postgres", self._where):
             from adbc_driver_postgresql import dbapi
-        except ImportError as error:
-            raise ConfigurationError(
-                "The driver for Postgres is not installed.",
-                where=self._where,
-                next="pip install 'weir-state[postgres]'",
-            ) from error
         secrets = [value for name, value in self._options.items() if name in _SECRETS]
         with translated(self._where, self._refused, secrets):
             connected = dbapi.connect(_info(self._options, self._patience), autocommit=True)

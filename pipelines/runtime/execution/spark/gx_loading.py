@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from pipelines.runtime.execution.spark.spark_session import name_main_module
+from state_ops import extras
 
 _loading = threading.Lock()
 
@@ -36,7 +37,8 @@ def load_meanwhile() -> None:
 def _loaded() -> tuple[Any, Any]:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     name_main_module()
-    import great_expectations as gx
+    with extras.needed_for("A quality gate"):
+        import great_expectations as gx
 
     # This module of theirs sets its own level, and then says where it would put pages that are never made.
     logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)

