@@ -2,7 +2,7 @@
 
 `WEIR_ENV` chooses the file (default `dev`), `WEIR_CONFIG` names another file. `WEIR_STORAGE__ROOT=...` overrides
 `storage.root`, and so on, two underscores a level. Relative paths are relative to the project, the folder above
-`configs/`, so that every process means the same files whatever its working directory.
+`configs/`. It is found from the working directory (`configs/project.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from configs.combinations import ContradictionsError, contradictions
 from configs.errors import ConfigurationError
+from configs.project import is_installed, project
 from configs.sections import (
     BackfillSettings,
     CacheSettings,
@@ -64,7 +65,7 @@ __all__ = [  # what the rest of the house imports from here
     "load",
 ]
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = project()
 _NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG", "WEIR_DAGSTER_INSTANCE", "WEIR_REQUIRE_SERVERS"}
 
 
@@ -172,6 +173,12 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     Raises ConfigurationError that lists every wrong key with its file or variable.
     """
     env = os.environ if env is None else env
+    if "WEIR_CONFIG" not in env and is_installed(PROJECT):
+        raise ConfigurationError(
+            "No project is here, whose configuration could be read.",
+            where=str(Path.cwd()),
+            next="Go to the project's folder, whose pyproject.toml has [tool.weir]; or name a file: WEIR_CONFIG.",
+        )
     name = env.get("WEIR_ENV", "dev")
     file = Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else PROJECT / "configs" / f"{name}.yaml"
     if not file.is_file():

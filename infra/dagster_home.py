@@ -49,7 +49,7 @@ def prepare() -> Path:
             f"WEIR_DAGSTER_INSTANCE={chosen} is no storage of Dagster's that is prepared here.",
             next=f"Choose one of: {', '.join(INSTANCES)}.",
         )
-    ours, theirs = PROJECT / "infra" / INSTANCES[chosen], HOME / "dagster.yaml"
+    ours, theirs = Path(__file__).with_name(INSTANCES[chosen]), HOME / "dagster.yaml"
     if chosen == "postgres":
         _check_postgres(ours)
     HOME.mkdir(parents=True, exist_ok=True)

@@ -39,8 +39,11 @@ _MODULES = {
     "fsck": "fsck",
     "metrics": "metrics",
     "state": "state",
+    "new": "new",
 }  # by command, in the order of the help
 
+
+_GROUPS = {"state", "new"}  # that have commands of their own
 
 # Commands that look and run nothing of what an author has written but his module.
 _READING = {"status", "checkpoints", "savepoints", "forks", "prune", "fsck", "state"}
@@ -48,12 +51,12 @@ _READING = {"status", "checkpoints", "savepoints", "forks", "prune", "fsck", "st
 
 @cache
 def _command(name: str) -> Any:
-    """Import a command's module, and return the command or the group `state`."""
+    """Import a command's module, and return the command or the group of commands."""
     with _uncollected():
         module = importlib.import_module(f"pipelines.cli.{_MODULES[name]}")
     if name in _READING:
         _without_pandas()
-    if name == "state":
+    if name in _GROUPS:
         return typer.main.get_command(module.app)
     alone = typer.Typer(add_completion=False)
     alone.command()(getattr(module, name))
@@ -119,7 +122,7 @@ def _summary(name: str) -> str | None:
         match node:
             case ast.FunctionDef(name=function) if function == name:
                 return ast.get_docstring(node)
-            case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=options)) if name == "state":
+            case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=options)) if name in _GROUPS:
                 return next(str(ast.literal_eval(option.value)) for option in options if option.arg == "help")
     return None
 

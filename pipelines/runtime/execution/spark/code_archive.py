@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from configs.project import is_installed
 from configs.settings import PROJECT, Settings
 from state_ops.storage.temp_dirs import scratch
 
@@ -67,7 +68,7 @@ def pack(directory: Path, files: Iterable[tuple[str, Path]]) -> Path:
 def of_project(project: Path) -> Iterator[tuple[str, Path]]:
     """All that can be imported from the project's folder, whatever it is called: Weir's packages, and yours beside
     them."""
-    if project.name in _INSTALLED:  # Weir was installed like any other package, so executors have it too
+    if is_installed(project):  # Weir was installed like any other package, so executors have it too
         return
     for entry in sorted(project.iterdir()):
         if not entry.name.startswith("."):

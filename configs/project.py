@@ -1,0 +1,30 @@
+"""Which folder is the project: the one with `configs/`, pipelines and `.weir/`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent.parent
+_SAYS_SO = re.compile(r"^\[tool\.weir\]", re.MULTILINE)
+
+
+def project() -> Path:
+    """The nearest folder, from the working directory upwards, whose pyproject.toml has `[tool.weir]`.
+
+    Where there is none it is the folder in which Weir lies, so that processes that start elsewhere mean the same files.
+    """
+    try:
+        here = Path.cwd().resolve()
+    except FileNotFoundError:  # somebody has removed it
+        return _HERE
+    for folder in (here, *here.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file() and _SAYS_SO.search(file.read_text("utf-8", "replace")):
+            return folder
+    return _HERE
+
+
+def is_installed(folder: Path) -> bool:
+    """Whether a folder is where packages are installed, and so nobody's project."""
+    return folder.name in ("site-packages", "dist-packages")
