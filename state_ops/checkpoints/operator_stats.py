@@ -42,6 +42,7 @@ class OperatorStats(Recorded):
             with another one, or that one was gone, under "joined" what it was. None: no lookup.
         gates: The verdicts of its gates on this epoch, as `Verdict` has them.
         outputs: By output beside the main one, how many rows the epoch handed out.
+        code: A fingerprint of the stage's definition and functions; None: an earlier release.
     """
 
     parallelism: int = 0
@@ -86,6 +87,7 @@ class OperatorStats(Recorded):
     due: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     lookup: dict[str, Any] | None = None
+    code: str | None = None
     names: tuple[str, ...] = field(default_factory=lambda: _NAMES, kw_only=True)
 
     @property

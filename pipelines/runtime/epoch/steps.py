@@ -509,6 +509,7 @@ def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: Oper
         outputs={name: sum(ack.rows_of(name) for ack in acks) for name, _ in stage.outputs},
         lookup=_looked_up(epoch, stage),
         exchange=next((ack.exchange for ack in acks if ack.exchange is not None), None),
+        code=context.code_of(stage),
     )
 
 

@@ -17,11 +17,11 @@ from typing import Any, Final, Literal
 
 from configs.settings import BackfillSettings, Settings
 from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition.fingerprint import fingerprint
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operations import branch_diff, forks, promotion
 from pipelines.runtime.operations.branch_diff import BranchDiff
-from pipelines.runtime.operations.fingerprint import fingerprint
 from pipelines.runtime.operations.promotion import PromotionPlan
 from pipelines.runtime.ownership.ownership import busy
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers

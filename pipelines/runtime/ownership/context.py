@@ -9,7 +9,8 @@ from threading import Lock
 import pyarrow as pa
 
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.ownership.lookups import Lookups
@@ -42,6 +43,7 @@ class RunContext:
         held: There may be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
         requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint.
         claiming: Held while the run renews its claim, which changes `generation`.
+        codes: By stage, the fingerprint of its code, found once.
     """
 
     pipeline: Pipeline
@@ -63,12 +65,19 @@ class RunContext:
     early: dict[CheckpointId, list[Publication]] = field(default_factory=dict)
     early_id: int = 0
     claiming: Lock = field(default_factory=Lock)
+    codes: dict[str, str] = field(default_factory=dict)
     sinks: Sinks = field(init=False)
     lookups: Lookups = field(init=False)
 
     def __post_init__(self) -> None:
         self.lookups = Lookups(self.pipeline, self.settings)
         self.sinks = Sinks(self.pipeline, self.settings, self.storage, lambda: self.registry.prove(self.generation))
+
+    def code_of(self, stage: Stage) -> str:
+        """The fingerprint of what a stage does, as its checkpoints record it."""
+        if stage.uid not in self.codes:
+            self.codes[stage.uid] = fingerprint_of_stage(stage)
+        return self.codes[stage.uid]
 
     def requested(self) -> dict[str, int]:
         """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime.operations.fingerprint import fingerprint
+from pipelines.runtime.definition.fingerprint import fingerprint, fingerprint_of_stage
 
 PROJECT = Path(__file__).parents[3]
 
@@ -60,9 +60,9 @@ def written(root: Path, flow: str, helper: str) -> None:
 
 @pytest.fixture
 def fingerprint_of(tmp_path, monkeypatch):
-    """The fingerprint of two modules, as they stand in these texts."""
+    """The fingerprint of two modules, as they stand in these texts; or of the stage in them alone."""
 
-    def fingerprint_of(flow: str = FLOW, helper: str = HELPER) -> str:
+    def fingerprint_of(flow: str = FLOW, helper: str = HELPER, *, of_stage: bool = False) -> str:
         written(tmp_path, flow, helper)
         for name in ("helper", "flow"):
             file = tmp_path / f"{name}.py"
@@ -70,7 +70,7 @@ def fingerprint_of(tmp_path, monkeypatch):
             module.__file__ = str(file)
             monkeypatch.setitem(sys.modules, name, module)
             exec(compile(file.read_text(), str(file), "exec", dont_inherit=True), module.__dict__)
-        return fingerprint(module.pipeline)
+        return fingerprint_of_stage(module.pipeline.stages[0]) if of_stage else fingerprint(module.pipeline)
 
     return fingerprint_of
 
@@ -78,7 +78,7 @@ def fingerprint_of(tmp_path, monkeypatch):
 def told_elsewhere(root: Path, seed: str) -> str:
     """The same, from a process of its own with other hashes of texts."""
     asked = (
-        "import flow; from pipelines.runtime.operations.fingerprint import fingerprint;"
+        "import flow; from pipelines.runtime.definition.fingerprint import fingerprint;"
         " print(fingerprint(flow.pipeline))"
     )
     environment = {"PYTHONPATH": f"{root}:{PROJECT}", "PYTHONHASHSEED": seed, "PATH": ""}
@@ -132,3 +132,21 @@ def test_a_module_counts_whole_where_it_has_what_cannot_be_looked_into(fingerpri
         )
         != fingerprint_of()
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ("Price(1)", "Price(2)", True),
+        ("rows: int = 0", "rows: int = 1", True),
+        ('key="k"', 'key="k", where="v > 1"', True),
+        ("return inner(rows)", "return inner(rows)  # at last", False),
+        ('Pipeline("p", (s,)', 'Pipeline("p", (s,), max_parallelism=4', False),
+        ('delta.append("t")', 'delta.append("u")', False),
+    ],
+)
+def test_a_stages_code_is_what_it_does(fingerprint_of, before, after, changes):
+    plain = FLOW.replace("with lock:", "if True:")
+    assert before in plain
+    changed = fingerprint_of(plain.replace(before, after), of_stage=True)
+    assert (changed != fingerprint_of(plain, of_stage=True)) == changes

@@ -22,11 +22,14 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition.pipeline import Pipeline
+from pipelines.runtime.definition.stage import Stage
 
 # Weir's own packages, which are shipped whole.
 PACKAGES = ("configs", "state_ops", "pipelines")
 _FOR_PEOPLE = frozenset({"description", "owners", "branch"})
+_BEFORE = frozenset({"input", "sides"})
+_BESIDE = frozenset({"gates", "sink"})
 _OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__"}
 )
@@ -43,6 +46,22 @@ def fingerprint(pipeline: Pipeline) -> str:
     walk.add(pipeline)
     walk.write("weir", _shipped())
     return walk.digest.hexdigest()
+
+
+def fingerprint_of_stage(stage: Stage) -> str:
+    """Hex digits that change with what one stage does: its definition and the code of its functions, without the stages
+    and the source before it and without Weir's own code."""
+    walk = _Walk()
+    walk.write(stage.uid)
+    for lane in stage.lanes:
+        walk.write(isinstance(lane.input, Stage), lane.input.uid if isinstance(lane.input, Stage) else lane.input.name)
+    for field in fields(stage):
+        if field.name not in (_FOR_PEOPLE | _BEFORE | _BESIDE):
+            walk.write(field.name)
+            walk.add(getattr(stage, field.name))
+    for side in stage.sides:
+        walk.add((side.key, side.where, side.transform, side.columns))
+    return walk.digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -222,6 +241,8 @@ def _of_project(module: str | None, file: str | None) -> bool:
     if file is None:
         return module == "__main__"
     path = str(Path(file).resolve())
+    if Path(path).parent == _PROJECT / "pipelines":  # where authors put theirs, beside Weir's own folders
+        return True
     if any(path.startswith(library) for library in _LIBRARIES) or file.startswith("<frozen"):
         return False
     return not any(path.startswith(f"{_PROJECT}/{package}/") for package in PACKAGES)
