@@ -35,6 +35,7 @@ _MODULES = {
     **dict.fromkeys(("restore", "rewind", "seek"), "restore"),
     **dict.fromkeys(("fork", "forks", "diff", "promote", "backfill"), "branches"),
     **dict.fromkeys(("drill", "plan", "report"), "verify"),
+    "debug": "debugging.debug",
     **dict.fromkeys(("prune", "cancel"), "savepoints"),
     "fsck": "fsck",
     "metrics": "metrics",

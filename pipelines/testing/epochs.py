@@ -27,8 +27,8 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import MAIN, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
-from pipelines.runtime.epoch.stage_input import known_watermark, plan
-from pipelines.runtime.epoch.stage_job import note_progress, run_job
+from pipelines.runtime.epoch.stage_input import known_watermark
+from pipelines.runtime.epoch.stage_job import applied_alone
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operators import LATE
@@ -42,7 +42,7 @@ from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, Schema, canonical, table_of
 from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
-from state_ops.errors import PipelineError, from_report
+from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
@@ -169,15 +169,7 @@ class Epochs:
 
     def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:
         """Let one stage apply its part of the epoch; returns what its next epoch builds on."""
-        before = self.progress[stage.uid]
-        in_flight.work[stage.uid] = plan(self.context, in_flight, stage, before)
-        result = run_job(self.context, in_flight, stage, before)
-        for ack in result.acks:
-            if ack.error is not None:
-                raise from_report(ack.error)
-            in_flight.pending.record(ack)
-        in_flight.acks[stage.uid] = in_flight.pending.acks_of(stage.uid)
-        after = note_progress(in_flight, stage, before, self.context.inputs.get(stage.uid))
+        after = applied_alone(self.context, in_flight, stage, self.progress[stage.uid])
         return after.confirmed(snapshots_of(in_flight.pending.files(), stage.uid))
 
 

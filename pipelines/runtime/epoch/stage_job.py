@@ -20,6 +20,7 @@ from pipelines.runtime.epoch.stage_input import (
     input_of,
     known_watermark,
     parts_of,
+    plan,
     rows_offered,
     watermark_of_sides,
 )
@@ -49,6 +50,7 @@ from state_ops.errors import (
     ConfigurationError,
     DamageError,
     TransientError,
+    from_report,
 )
 from state_ops.ids import AttemptId, new_attempt_id
 from state_ops.keyed.per_key.state_cache import CacheSizes
@@ -140,6 +142,30 @@ def run_job(
     acks = context.executor.run(task, rows, context.inputs[stage.uid], lambda: epoch.deadline)
     record_ms(ms, f"stage:{stage.uid}", started)
     return StageResult(tuple(acks), ms=ms, shapes=fixed, joined=pinned.version if pinned and rows else None)
+
+
+def applied_alone(
+    context: RunContext, epoch: InFlightEpoch, stage: Stage, before: StageProgress, here: Path | None = None
+) -> StageProgress:
+    """Let a stage apply its part of an epoch that nobody commits; those before it have. Returns where it stands then.
+
+    Args:
+        before: What the epoch builds on.
+        here: As in `KeyedTask`.
+
+    Raises:
+        WeirError: The typed error of a subtask that declines.
+    """
+    epoch.work[stage.uid] = plan(context, epoch, stage, before)
+    result = run_job(context, epoch, stage, before, here=here)
+    for ack in result.acks:
+        if ack.error is not None:
+            raise from_report(ack.error)
+        epoch.pending.record(ack)
+    epoch.acks[stage.uid] = epoch.pending.acks_of(stage.uid)
+    if result.shapes is not None:
+        epoch.shapes[stage.uid] = result.shapes
+    return note_progress(epoch, stage, before, context.inputs.get(stage.uid))
 
 
 def _pinned(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Pinned | None:

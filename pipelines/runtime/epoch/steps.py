@@ -346,7 +346,8 @@ def _row(
         slice={name: planned.to_dict() for name, planned in epoch.plan.slices.items()},
         watermarks={**(parent.watermarks if parent else {}), **epoch.watermarks},
         operators={
-            stage.uid: _stats(context, epoch, stage, stats_of(parent, stage.uid)) for stage in context.pipeline.stages
+            stage.uid: figures_of(context, epoch, stage, stats_of(parent, stage.uid))
+            for stage in context.pipeline.stages
         },
         sinks=sinks,
         inputs=epoch.recorded_inputs(),
@@ -463,7 +464,7 @@ def _archived(context: RunContext, epoch: InFlightEpoch, channels: Mapping[str, 
     return (*now, *(replace(file, new=False) for file in before if file.path not in again))
 
 
-def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: OperatorStats) -> OperatorStats:
+def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: OperatorStats) -> OperatorStats:
     """What the checkpoint records of a stage. before: what its parent does."""
     acks = epoch.pending.acks_of(stage.uid)
     state = [file for ack in acks for file in ack.files if file.kind == STATE]

@@ -1,0 +1,1 @@
+"""The commands that play epochs again: `debug` and `explain`."""

@@ -1,0 +1,52 @@
+"""How rows and slices of an epoch that was played again are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+from rich.markup import escape
+
+from pipelines.cli.console import out, print_table
+from pipelines.cli.rendering import short
+from pipelines.runtime.debugging.comparison import Difference
+from state_ops.counts import counted
+
+_FILES = 5
+
+
+def show_rows(title: str, rows: pl.DataFrame, most: int) -> None:
+    """Print rows below a title that says how many there are."""
+    out.print(f"[bold]{escape(title)}[/]: {counted(rows.height, 'row')}")
+    if rows.height:
+        numbers = [escape(name) for name, kind in rows.schema.items() if kind.is_numeric()]
+        cells = ([short(value) for value in row] for row in rows.head(most).iter_rows())
+        print_table(cells, [escape(name) for name in rows.columns], right=numbers)
+    if rows.height > most:
+        out.print(f"... and {rows.height - most:,} more; --limit N shows as many as you say, --json all.")
+
+
+def show_difference(difference: Difference, most: int) -> None:
+    """Print the rows that only the epoch made, and those that only the replay makes."""
+    name = "state" if difference.of == "state" else f"rows of {difference.of}"
+    for which, rows in (("then", difference.recorded), ("now", difference.replayed)):
+        for row in rows[:most]:
+            values = ", ".join(f"{escape(column)}={short(value)}" for column, value in row.items())
+            out.print(f"[bold red]differs[/]  {escape(name)}, {which}: {values}")
+        if len(rows) > most:
+            out.print(f"[bold red]differs[/]  {escape(name)}, {which}: {len(rows) - most:,} more; --json has all.")
+
+
+def slice_in_words(recorded: Mapping[str, Any]) -> str:
+    """A slice of a source, as a checkpoint records it."""
+    files = [file["name"] for file in recorded["files"]]
+    named = ", ".join(files[:_FILES]) + (f" and {len(files) - _FILES:,} more" if len(files) > _FILES else "")
+    return f"{counted(recorded['rows'], 'row')}" + (f" of {named}" if named else "")
+
+
+def code_in_words(then: str | None, now: str) -> str:
+    """Whether the code is what it was."""
+    if then is None:
+        return f"code {now} now; which it was then is not recorded, by a release before this one"
+    return f"code {now}, as it was then" if then == now else f"code {now}, changed since: it was {then} then"

@@ -1,0 +1,29 @@
+"""A pipeline's storage for who only looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from state_ops.errors import PipelineError
+from state_ops.storage.instrumented_store import InstrumentedStore
+from state_ops.storage.storage import Storage
+
+
+class ReadOnlyStorage(Storage):
+    """The same files; whatever would write or delete one raises PipelineError."""
+
+    @classmethod
+    def of(cls, storage: Storage) -> ReadOnlyStorage:
+        """The same storage as another object has it."""
+        _, arguments = storage.__reduce__()
+        return cls(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ReadOnlyStorage, *super().__reduce__()[1:])
+
+    def _writable(self, path: str) -> tuple[InstrumentedStore, str]:
+        raise PipelineError(
+            f"An epoch that is played again would have written {path!r}.",
+            where=self.uri,
+            next="Nothing was written. Report it: it must not.",
+        )

@@ -1,0 +1,390 @@
+"""One epoch of a pipeline, played again from the checkpoint before it, below a temporary directory.
+
+    slices as recorded -> the stages before the one in question -> that stage's subtasks, on their state of then
+
+The steps are those of `weir run` (`epoch.stage_job`), and so are the keyed tasks, on the backend that wrote the state.
+Of the state only snapshots of subtasks that are played are fetched. Nothing is committed or published.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.debugging.read_only import ReadOnlyStorage
+from pipelines.runtime.debugging.recording import Recording
+from pipelines.runtime.definition import FileSource, Pipeline, Stage, sources_of
+from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
+from pipelines.runtime.epoch.stage_job import applied_alone, bases
+from pipelines.runtime.epoch.steps import figures_of
+from pipelines.runtime.inspection.state_reader import held
+from pipelines.runtime.inspection.view import View, view_of
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
+from pipelines.runtime.ownership.lookups import Lookups, recorded
+from pipelines.runtime.ownership.pipeline_storage import readers
+from pipelines.runtime.sinks.opening import Sinks
+from pipelines.runtime.sources.slices import EpochPlan
+from state_ops.backends import composite
+from state_ops.backends.base import Backend
+from state_ops.backends.loader import named
+from state_ops.checkpoints.checkpoint import EPOCH, Ack, Checkpoint, Snapshot, StateFile, snapshots_of, stats_of
+from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import InputError, WeirError
+from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.sweep import attempts, owner
+from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import scratch
+
+_SECONDS = 24 * 3600.0  # somebody may stand in a debugger
+_DIRECTORY = "debug"
+_INSTEAD = (
+    "`weir state get PIPELINE STAGE --key K --history` shows without input when the key changed and what it was; a "
+    "source with archive=True keeps what it gives for as long as a checkpoint before it is retained."
+)
+
+
+@contextmanager
+def replaying(pipeline: Pipeline, settings: Settings, epoch: int, purpose: str) -> Iterator[EpochReplay]:
+    """An epoch that can be played again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
+
+    Args:
+        purpose: For who asks why they stay.
+
+    Raises:
+        WeirError: It is not retained, or cannot be played again, and why.
+    """
+    with ExitStack() as stack:
+        storage, registry, checkpoint = stack.enter_context(held(pipeline, settings, epoch, purpose))
+        parent = None
+        if checkpoint.parent_id is not None:
+            retained = {row.id for row in registry.checkpoints()}
+            if checkpoint.parent_id in retained:
+                *_, parent = stack.enter_context(held(pipeline, settings, checkpoint.parent_id, purpose))
+        if (why := not_playable(checkpoint, parent)) is not None:
+            playable = [str(row.id) for row in played_from(registry.checkpoints())]
+            raise WeirError(
+                f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: {why}.",
+                where=f"checkpoint {checkpoint.id}",
+                next=f"These epochs can be: {', '.join(playable) or 'none'}. More stay with checkpoints.num_retained; "
+                + _INSTEAD,
+            )
+        root = stack.enter_context(scratch(settings.work_dir / _DIRECTORY, f"{socket.gethostname()}-"))
+        own = ReadOnlyStorage.of(storage)
+        registry = Registry(own, pipeline.app_id)
+        replay = EpochReplay(pipeline, settings, own, registry, checkpoint, parent, root)
+        try:
+            yield replay
+        finally:
+            replay.close()
+
+
+def not_playable(checkpoint: Checkpoint, parent: Checkpoint | None) -> str | None:
+    """Why an epoch cannot be played again, in words; None: it can, if its input is still there.
+
+    Args:
+        parent: The checkpoint that it was begun on, if that is retained.
+    """
+    if checkpoint.kind != EPOCH:
+        return f"checkpoint {checkpoint.id} is no epoch but a {checkpoint.kind}"
+    if parent is None and checkpoint.parent_id is not None:
+        return f"checkpoint {checkpoint.parent_id}, which it was begun on, is not retained"
+    for row in (checkpoint, parent):
+        if row is not None and any(stats.waiting for stats in row.operators.values()):
+            return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
+    return None
+
+
+def played_from(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those checkpoints whose epochs can be played again, oldest first."""
+    rows = {row.id: row for row in checkpoints}
+    return [row for row in checkpoints if not_playable(row, rows.get(row.parent_id or CheckpointId(0))) is None]
+
+
+@dataclass
+class EpochReplay:
+    """An epoch that can be played again, stage by stage.
+
+    Args:
+        storage: The pipeline's, for reading.
+        parent: The checkpoint that it was begun on; None: it was the first.
+        root: A directory of its own.
+
+    Attributes:
+        seconds: What took how long.
+        fetched: Bytes of state that were fetched.
+    """
+
+    pipeline: Pipeline
+    settings: Settings
+    storage: ReadOnlyStorage
+    registry: Registry
+    checkpoint: Checkpoint
+    parent: Checkpoint | None
+    root: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    fetched: int = 0
+    _plays: dict[str, Collection[int]] = field(default_factory=dict)
+    _progress: dict[str, StageProgress] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        epoch = self.checkpoint
+        parallelism = max((stats.parallelism for stats in epoch.operators.values()), default=1)
+        backend = next((epoch.operators[uid].backend for uid in epoch.stages_with_state), self.settings.state.backend)
+        there = _at(self.settings, self.root, parallelism, backend)
+        scratch_storage = Storage(str(self.root / "storage"))
+        self.readers = readers(self.pipeline, there, archived=self.settings)
+        self.executor = Recording(self._plays)
+        registry = Registry(scratch_storage, self.pipeline.app_id)
+        self.context = RunContext(
+            self.pipeline, there, scratch_storage, registry, epoch.generation, self.executor, self.readers,
+            head=self.parent,
+        )  # fmt: skip
+        self.context.sinks = _NoSinks(self.pipeline, there, scratch_storage)
+        self.parallelism = parallelism
+        self._here = self.root / "here"
+        self._here.touch()
+
+    @cached_property
+    def epoch(self) -> InFlightEpoch:
+        """The epoch in flight, with the slices that it read.
+
+        Raises:
+            InputError: A slice cannot be read again.
+        """
+        at, offsets = self.checkpoint, SourceOffsets.at(self.parent)
+        slices = {}
+        for name, reader in self.readers.items():
+            if name not in at.slice:
+                continue
+            with self.timed("slices"), _read_again(self.pipeline, at, name):
+                slices[name] = reader.plan_again(at.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
+        if (gone := Lookups(self.pipeline, self.settings).gone(recorded(at))) is not None:
+            raise InputError(f"Epoch {at.id} cannot be played again: {gone}.", next=_INSTEAD)
+        trigger = Trigger(at.trigger)
+        plan = EpochPlan(trigger, at.reason, slices, trigger is Trigger.DRAIN, lookups=recorded(at))
+        expected = {stage.uid: self.parallelism for stage in self.pipeline.stages}
+        deadline = time.monotonic() + _SECONDS
+        pending = PendingCheckpoint(at.id, at.parent_id, self.parent, at.generation, trigger, expected, deadline)
+        after = offsets.after(slices, self.readers, at.epoch_now)
+        return InFlightEpoch(pending, plan, after, at.triggered_at, time.perf_counter(), deadline)
+
+    # -- playing
+
+    def read(self, stage: Stage, subtasks: Collection[int]) -> dict[int, pa.Table]:
+        """By subtask, the rows that a stage had in the epoch; the stages before it are played, it is not."""
+        self.executor.reads = {stage.uid}
+        self._played(stage, subtasks)
+        rows = {subtask: self.rows(stage, subtask) for subtask in subtasks}
+        return {subtask: table for subtask, table in rows.items() if table is not None}
+
+    def play(self, stage: Stage, subtasks: Collection[int]) -> dict[int, Ack]:
+        """Play subtasks of a stage, and before that what they read.
+
+        Raises:
+            WeirError: The typed error of a subtask that declines, or of what cannot be played again.
+        """
+        self.executor.reads = set()
+        self._played(stage, subtasks)
+        return {ack.subtask: ack for ack in self.epoch.acks[stage.uid] if ack.subtask in subtasks}
+
+    def rows(self, stage: Stage, subtask: int) -> pa.Table | None:
+        """What a subtask got; None: nothing has ever come."""
+        return self.executor.rows.get((stage.uid, subtask))
+
+    def _played(self, stage: Stage, subtasks: Collection[int]) -> None:
+        for upstream in stage.stages_before:
+            if upstream.uid in self._progress:
+                continue
+            may_feed = subtasks if self._keeps_keys(upstream, stage) else range(self.parallelism)
+            self._played(upstream, may_feed)
+        self._plays[stage.uid] = subtasks
+        before = self._stands(stage, () if stage.uid in self.executor.reads else subtasks)
+        with self.timed("play"):
+            self._progress[stage.uid] = applied_alone(self.context, self.epoch, stage, before, self._here)
+
+    def _keeps_keys(self, upstream: Stage, stage: Stage) -> bool:
+        """Whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can be
+        known without playing all: both have the same key, which no function of an author can have changed."""
+        lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
+        if not upstream.key or upstream.function is not None or any(lane.key != upstream.key for lane in lanes):
+            return False
+        timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]
+        slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time
+        return all(planned is None or not planned.rows or planned.newest is not None for planned in slices)
+
+    # -- state
+
+    def _stands(self, stage: Stage, subtasks: Collection[int]) -> StageProgress:
+        """Where a stage stood before the epoch, with the state of some subtasks on this disk."""
+        parent, stored = self.parent, self._bases(stage)
+        channels = {file.path: file for file in self.files(parent)} if parent is not None else {}
+        for subtask in subtasks:
+            if subtask in stored:
+                with self.timed("fetch"):
+                    self._bring(stage, stored[subtask])
+        return StageProgress.at(parent, stage, {of: stored[of] for of in subtasks if of in stored}, channels)
+
+    def _bases(self, stage: Stage) -> dict[int, Snapshot]:
+        parent = self.parent
+        return bases(self.context, parent, self.files(parent), stage.uid) if parent is not None else {}
+
+    def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
+        """What a checkpoint lists."""
+        return self.registry.files(checkpoint)
+
+    def _bring(self, stage: Stage, base: Snapshot) -> None:
+        kind, home = named(self.context.settings.state.backend), self._home(stage, base.subtask)
+        if any(owner(directory) == base.attempt for directory in attempts(home)):
+            return
+        epoch = epoch_dir(self.checkpoint.generation, self.checkpoint.id)
+        cache, check = objects(self.context.settings), _unchecked
+        brought = snapshot.bring_home(self.storage, home, base, epoch, check, composite.is_immutable(kind), cache)
+        self.fetched += brought.stored
+
+    def _home(self, stage: Stage, subtask: int) -> Path:
+        return work_dir(self.context) / stage.uid / str(subtask)
+
+    @contextmanager
+    def before(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+        """A subtask's state before the epoch, open; None: it had none."""
+        base = self._bases(stage).get(subtask)
+        if base is None:
+            yield None
+            return
+        home = self._home(stage, subtask)
+        directory = next(directory for directory in attempts(home) if owner(directory) == base.attempt)
+        with self._opened(directory / "snapshot") as backend:
+            yield backend
+
+    @contextmanager
+    def after(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+        """The state of a subtask that was played, open; None: it has none."""
+        ack = next(ack for ack in self.epoch.acks[stage.uid] if ack.subtask == subtask)
+        if ack.handover is not None and ack.handover.snapshot is not None:
+            with self._opened(Path(ack.handover.directory) / "snapshot") as backend:
+                yield backend
+            return
+        with self.before(stage, subtask) as backend:
+            yield backend
+
+    @contextmanager
+    def recorded(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+        """A subtask's state as the epoch's checkpoint has it, open; None: it has none there."""
+        taken = snapshots_of(self.files(self.checkpoint), stage.uid).get(subtask)
+        if taken is None:
+            yield None
+            return
+        with scratch(self.root / "recorded", "") as directory, self.timed("fetch"):
+            kind = named(stats_of(self.checkpoint, stage.uid).backend)
+            operator, immutable = work_dir(self.context) / stage.uid, composite.is_immutable(kind)
+            brought = snapshot.fetch(self.storage, taken, directory, None, immutable, None, operator)
+            self.fetched += brought.stored
+            backend = composite.opened(kind, directory, backend_options(self.context.settings))
+            try:
+                yield backend
+            finally:
+                backend.close()
+
+    @contextmanager
+    def _opened(self, source: Path) -> Iterator[Backend]:
+        """A copy of local files, open: a backend may change what it has opened."""
+        kind = named(self.context.settings.state.backend)
+        immutable = composite.is_immutable(kind)
+        with scratch(self.root / "opened", "") as directory:
+            for file in source.iterdir():
+                if immutable(file.name):
+                    (directory / file.name).hardlink_to(file)
+                else:
+                    (directory / file.name).write_bytes(file.read_bytes())
+            backend = composite.opened(kind, directory, backend_options(self.context.settings))
+            try:
+                yield backend
+            finally:
+                backend.close()
+
+    def groups(self, subtask: int) -> range:
+        """The key groups of a subtask."""
+        return group_range(subtask, self.parallelism, self.pipeline.max_parallelism)
+
+    def view_before(self, stage: Stage) -> View | None:
+        """How the state before the epoch is read."""
+        return self._view(self.parent, stage) if self.parent is not None else None
+
+    def view_recorded(self, stage: Stage) -> View | None:
+        """How the state in the epoch's checkpoint is read."""
+        return self._view(self.checkpoint, stage)
+
+    def view_after(self, stage: Stage) -> View | None:
+        """How the state of the stage that was played is read, by today's definition."""
+        figures = figures_of(self.context, self.epoch, stage, stats_of(self.parent, stage.uid))
+        return self._view(replace(self.checkpoint, operators={stage.uid: figures}), stage)
+
+    def _view(self, checkpoint: Checkpoint, stage: Stage) -> View | None:
+        if not stats_of(checkpoint, stage.uid).has_state:
+            return None
+        return view_of(self.pipeline, self.settings, self.storage, checkpoint, stage.uid, {})
+
+    def close(self) -> None:
+        """Give back connections."""
+        for reader in self.readers.values():
+            reader.close()
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the time of a phase."""
+        clock = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - clock
+
+
+class _NoSinks(Sinks):
+    """Nothing goes out, so no sink is asked whether it takes it."""
+
+    def check(self, sink: Sink, schema: pa.Schema) -> None:
+        """Any rows do."""
+
+
+def _unchecked(_: Path) -> None:
+    """Digests alone say whether files are whole."""
+
+
+def _at(settings: Settings, root: Path, parallelism: int, backend: str) -> Settings:
+    """The same settings with directories below `root`, for an epoch as it was."""
+    changed: dict[str, Any] = {
+        "local": settings.local.model_copy(update={"work_dir": str(root / "work"), "objects_mb": 0}),
+        "storage": settings.storage.model_copy(update={"root": str(root / "storage")}),
+        "checkpoints": settings.checkpoints.model_copy(update={"alignment_timeout_seconds": None}),
+        "spark": settings.spark.model_copy(update={"parallelism": parallelism}),
+        "state": settings.state.model_copy(update={"backend": backend, "asynchronous_snapshots": False}),
+    }
+    return settings.model_copy(update=changed)
+
+
+@contextmanager
+def _read_again(pipeline: Pipeline, checkpoint: Checkpoint, source: str) -> Iterator[None]:
+    """Say of a slice that cannot be read again what is left to do."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: what it read of the source {source} "
+            f"cannot be read as it was. {error.what}",
+            where=error.where,
+            next=f"Bring it back if you can. {_INSTEAD}",
+        ) from error

@@ -1,0 +1,259 @@
+"""An epoch that is played again does what it did, and whatever is otherwise is named; nothing is written meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pdb
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipelines import debugging
+from pipelines.api import Epoch, KeyState, Pipeline, ValueState, agg, delta
+from pipelines.runtime.debugging.read_only import ReadOnlyStorage
+from pipelines.runtime.operations import forks
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.checkpoints.checkpoint import snapshots_of
+from state_ops.errors import ConfigurationError, InputError, PipelineError, StageError, WeirError
+from tests.recovery import small, test_joins, test_upserts
+from tests.recovery.small import Bank
+from tests.recovery.test_joins import Shop
+from tests.tools.sampling import sampled
+
+RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "20", "WEIR_SPARK__PARALLELISM": "2"}
+WRONG: list[str] = []
+SUMS = (("main", pa.schema([("id", pa.string()), ("total", pa.int64())])),)
+
+
+def booked(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Counts and sums, but of planted keys the sum is wrong."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    planted = rows.filter(pl.col("id").is_in(WRONG)).with_columns(amount=pl.col("amount") * 100)
+    state.fold(planted, total=agg.sum("amount"))
+    return rows.select("id", "at", "amount")
+
+
+def each(key: str, rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> list[dict]:
+    """A row for each key."""
+    account = state.get()
+    account.rows += rows.height
+    account.total += int(rows["amount"].sum())
+    state.update(account)
+    return [{"id": key, "total": account.total}]
+
+
+def sevens(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Books another amount than it counts."""
+    return small.accounts(rows, state, epoch).with_columns(amount=pl.lit(7, pl.Int64))
+
+
+def fails(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Looks for a column that is not there."""
+    wanted = "nowhere"
+    return rows.select(wanted) if rows.height else rows
+
+
+planting = Pipeline("small", (replace(small.accounts, function=booked),), max_parallelism=8)
+per_key = Pipeline(
+    "small", (replace(small.accounts, function=each, per_key=True, declared=SUMS, sink=delta.append("sums")),),
+    max_parallelism=8,
+)  # fmt: skip
+
+
+def bank_of(root: Path, pipeline: Pipeline, *numbers: int) -> Bank:
+    bank = Bank(replace(Bank.at(root, **RETAINED).site, pipeline=pipeline))
+    bank.epochs(*numbers)
+    return bank
+
+
+def debug(of, epoch: int, **asked) -> debugging.Played:
+    return debugging.debug(of.site.pipeline, epoch, settings=of.site.settings, **asked)
+
+
+def digests(root: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in root.rglob("*")
+        if file.is_file()
+    }
+
+
+@pytest.fixture
+def small_bank(tmp_path) -> Bank:
+    return bank_of(tmp_path, small.pipeline, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("uid", "epoch"), sampled([(uid, epoch) for epoch in (7, 8, 1, 6, 5) for uid in ("riders", "hourly", "trips", "unique")], 4)
+)  # fmt: skip
+def test_an_epoch_that_is_played_again_makes_what_it_made(rides_run, uid, epoch):
+    seen = debug(rides_run, epoch, stage=uid)
+    assert seen.is_same and seen.code_changed is False
+    assert seen.rows.height == 40 and set(seen.rows["_file"]) == {f"{epoch:03}.parquet"}
+    assert set(seen.published) >= {"main"}
+
+
+def test_rows_of_a_key_say_their_file_and_their_number_in_it(rides_run):
+    seen = debug(rides_run, 8, stage="riders", key="r0")
+    file = rides_run.site.landing / "008.parquet"
+    expected = duckdb.sql(
+        f"SELECT ride, file_row_number FROM read_parquet('{file}', file_row_number=true) WHERE rider = 'r0'"
+    ).fetchall()
+    assert sorted(seen.rows.select("ride", "_row").rows()) == sorted(expected)
+    riders = "SELECT count(*), sum(fare)::BIGINT FROM rides WHERE rider = 'r0'"
+    for state, upto in ((seen.before, 7), (seen.after, 8), (seen.recorded, 8)):
+        assert state.select("rides", "paid").rows() == rides_run.replay(riders, upto)
+    assert sorted(seen.out["ride"]) == sorted(seen.rows["ride"])
+    assert len(seen.subtasks) == 1
+
+
+def test_nothing_below_the_root_of_the_pipeline_is_changed(small_bank):
+    before = digests(small_bank.site.root)
+    assert debug(small_bank, 3).is_same and debug(small_bank, 1, key="k3").is_same
+    assert digests(small_bank.site.root) == before
+    assert not list((small_bank.site.root / "work" / "debug").iterdir())
+
+
+def test_storage_of_a_replay_refuses_to_be_written(small_bank):
+    storage, _ = open_storage(small_bank.site.pipeline, small_bank.site.settings)
+    own = ReadOnlyStorage.of(storage)
+    assert own.read_bytes(next(iter(storage.list("state"))).path)
+    for write in (partial(own.put_bytes, "a", b""), partial(own.delete, "a"), partial(own.create, "a", b"")):
+        with pytest.raises(PipelineError, match="would have written"):
+            write()
+
+
+def test_a_planted_wrong_key_is_found(tmp_path, monkeypatch):
+    bank = bank_of(tmp_path, planting, 1, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{__name__}.WRONG", ["k3"])
+        bank.epochs(3)
+    bank.epochs(4)
+    seen = debug(bank, 3)
+    (difference,) = seen.differences
+    assert difference.of == "state" and seen.code_changed
+    assert [(row["id"], row["total"]) for row in difference.recorded] == [("k3", 306)]
+    assert [(row["id"], row["total"]) for row in difference.replayed] == [("k3", 6)]
+    assert seen.before.to_dicts() == [{"id": "k3", "rows": 2, "total": 3}]
+    assert debug(bank, 3, key="k2").is_same and not debug(bank, 3, key="k3").is_same
+    assert debug(bank, 4).is_same, "it goes on from what was wrong"
+
+
+def test_a_planted_wrong_row_is_found(small_bank):
+    other = replace(small.accounts, function=sevens)
+    bank = Bank(replace(small_bank.site, pipeline=Pipeline("small", (other,), max_parallelism=8)))
+    seen = debug(bank, 3, key="k3")
+    (difference,) = seen.differences
+    assert (difference.of, difference.recorded, difference.replayed) == (
+        "main", ({"id": "k3", "at": 3, "amount": 3},), ({"id": "k3", "at": 3, "amount": 7},),
+    )  # fmt: skip
+
+
+def test_only_state_of_the_subtask_that_is_played_is_fetched(small_bank):
+    _, registry = open_storage(small_bank.site.pipeline, small_bank.site.settings)
+    rows = {row.id: row for row in registry.checkpoints()}
+    (subtask,) = (seen := debug(small_bank, 3, key="k3")).subtasks
+    then, now = (snapshots_of(registry.files(rows[at]), "accounts")[subtask].files for at in (2, 3))
+    base = {file.path: file.bytes for file in then}
+    new = {file.path: file.bytes for file in now if file.path not in base or not file.name.endswith(".sst")}
+    assert seen.fetched == sum(base.values()) + sum(new.values())
+
+
+@pytest.mark.parametrize("how", sampled(test_joins.HOWS))
+def test_a_chain_is_played_from_its_sources(tmp_path, how):
+    shop = Shop.at(tmp_path, test_joins.pipeline_of(how))
+    for day in (1, 2, 3):
+        shop.run(day)
+    for uid in ("unique", "paid", "sums"):
+        assert debug(shop, 3, stage=uid).is_same
+    orders, payments = (
+        pl.read_parquet(shop.site.landing / source / "00003.parquet") for source in ("orders", "payments")
+    )
+    key = next(iter(set(orders["id"]) & set(payments["order"])))
+    seen = debug(shop, 3, stage="paid", key=key)
+    assert seen.inputs["unique"].height == orders.filter(id=key).height
+    assert sorted(seen.inputs["payments"]["price"]) == sorted(payments.filter(order=key)["price"])
+    assert set(seen.inputs["payments"]["_file"]) == {"00003.parquet"}
+    assert len(debug(shop, 3, stage="sums", key=key).subtasks) == 1
+
+
+def test_rows_for_an_upsert_are_compared_as_they_were_staged(tmp_path):
+    bank = bank_of(tmp_path, test_upserts.pipeline, 1, 2, 3)
+    seen = debug(bank, 3, key="k3")
+    assert seen.is_same and seen.published["main"].to_dicts() == seen.out.to_dicts()
+    assert seen.out["_change_type"].to_list() == ["delete"]
+
+
+def test_a_branch_is_played_by_its_name(small_bank):
+    forks.fork(small_bank.site.pipeline, small_bank.site.settings, "fix", 2)
+    branch = Bank(replace(small_bank.site, pipeline=forks.branched(small.pipeline, small_bank.site.settings, "fix")))
+    branch.epochs()
+    newest = branch.ids()[-1]
+    seen = debug(branch, newest, key="k3")
+    assert seen.pipeline == "small@fix" and seen.is_same and seen.rows["_file"].to_list() == ["00003.parquet"]
+
+
+def test_a_source_that_cannot_be_read_again_says_what_is_left_to_do(small_bank):
+    (small_bank.site.landing / "00003.parquet").unlink()
+    with pytest.raises(InputError, match="cannot be played again") as refused:
+        debug(small_bank, 3)
+    assert "weir state get" in str(refused.value) and "archive=True" in str(refused.value)
+    assert debug(small_bank, 2).is_same
+
+
+def test_what_cannot_be_played_again_says_why_and_what_can(tmp_path):
+    bank = bank_of(tmp_path, small.pipeline, 1, 2, 3)
+    keeps_two = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "2"})
+    Bank(keeps_two).epochs(4)
+    with pytest.raises(WeirError, match="checkpoint 2, which it was begun on, is not retained") as refused:
+        debug(bank, 3)
+    assert "These epochs can be: 4." in str(refused.value)
+    with pytest.raises(WeirError, match="no checkpoint 9"):
+        debug(bank, 9)
+    with pytest.raises(ConfigurationError, match="key and a subtask"):
+        debug(bank, 4, key="k1", subtask=0)
+    with pytest.raises(ConfigurationError, match="no subtask 2"):
+        debug(bank, 4, subtask=2)
+    with pytest.raises(PipelineError, match="no stage 'other'"):
+        debug(bank, 4, stage="other")
+
+
+def told(commands: str) -> tuple[partial, io.StringIO]:
+    written = io.StringIO()
+    return partial(pdb.Pdb, stdin=io.StringIO(commands), stdout=written, nosigint=True, readrc=False), written
+
+
+@pytest.mark.parametrize("pipeline", [small.pipeline, per_key])
+def test_a_debugger_stops_where_the_function_gets_the_key(tmp_path, pipeline):
+    bank = bank_of(tmp_path, pipeline, 1, 2)
+    debugger, written = told("p rows.height, epoch.id, state\nc\n")
+    assert debug(bank, 2, key="k3", stop=debugger).is_same
+    rows = 1 if pipeline is per_key else debug(bank, 2, subtask=debug(bank, 2, key="k3").subtasks[0]).rows.height
+    assert re.search(rf"\({rows}, 2, <.*State", written.getvalue())
+    assert written.getvalue().count("(Pdb)") == 2, "once, for no other key and not where columns are learned"
+
+
+def test_a_debugger_stops_where_the_function_raises(small_bank):
+    other = Pipeline("small", (replace(small.accounts, function=fails, sink=None),), max_parallelism=8)
+    debugger, written = told("c\np wanted\nq\n")
+    with pytest.raises(StageError, match="nowhere"):
+        debug(Bank(replace(small_bank.site, pipeline=other)), 3, key="k3", stop=debugger)
+    assert "'nowhere'" in written.getvalue()
+
+
+def test_the_command_says_what_was_and_ends_with_1_where_it_differs(small_bank, weir):
+    shown = weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3")
+    assert shown.code == 0 and "It is what the epoch made" in shown.out and "00003.parquet" in shown.out
+    told = json.loads(weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3", "--json").out)
+    assert told["after"] == [{"id": "k3", "rows": 3, "total": 6}] and told["differences"] == []
+    other = replace(small_bank.site, module="tests.runtime.debugging.planted")
+    shown = weir(other, "debug", "small", "--epoch", "3", "--subtask", "0")
+    assert shown.code == 1 and "differs" in shown.out and "changed since" in shown.out
