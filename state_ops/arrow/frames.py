@@ -9,6 +9,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,10 +74,15 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
         return canonical_type(type.value_type)
     if pa.types.is_decimal(type) and type.precision <= 38:
         return pa.decimal128(type.precision, type.scale)
+    if not pa.types.is_nested(type):
+        return _canonical_leaf(type)
     if _is_sequence(type):
         return pa.list_(canonical_type(type.value_type))
-    if pa.types.is_nested(type):
-        return mapped(type, canonical_type, loose=True)
+    return mapped(type, canonical_type, loose=True)
+
+
+@cache
+def _canonical_leaf(type: pa.DataType) -> pa.DataType:
     return _SIGNED.get(type) or next((stored for is_kind, stored in _CANONICAL if is_kind(type)), type)
 
 

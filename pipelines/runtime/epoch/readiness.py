@@ -32,7 +32,7 @@ def may_begin(epochs: EpochsInFlight, epoch: InFlightEpoch, step: Step, stage: S
     Args:
         stage: For a step that each stage takes (`Rules.stage` in `MAY_BEGIN`); None for a step of the whole epoch.
     """
-    if step.slot(stage) in epochs.running or (step, stage.uid if stage else None) in epoch.begun:
+    if (step, stage.uid if stage else None) in epoch.begun or step.slot(stage) in epochs.running:
         return False
     rules = MAY_BEGIN[step]
     return all(rule(epochs, epoch) for rule in rules.epoch) and (
@@ -68,11 +68,6 @@ def epoch_before_is_stored(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool
     """An upload refers to objects of the epoch before, so they are in storage, and that epoch is the next to commit."""
     before = epochs.before(epoch)
     return before is None or (before.pending.complete and epoch_before_is_confirmed(epochs, before))
-
-
-def disk_has_room(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """The oldest epoch may always go on: only its end frees space."""
-    return epoch_before_is_confirmed(epochs, epoch) or below_max_pending(epochs)
 
 
 def rows_left_are_known(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
@@ -145,6 +140,11 @@ def base_is_at_hand(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) 
     return at_hand or epoch_before_is_confirmed(epochs, epoch)
 
 
+def disk_has_room(epochs: EpochsInFlight, epoch: InFlightEpoch, _: Stage) -> bool:
+    """The oldest epoch may always go on: only its end frees space. It comes last, for all bytes that wait are added up."""
+    return epoch_before_is_confirmed(epochs, epoch) or below_max_pending(epochs)
+
+
 def stage_is_delivered(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
     """At least once: rows are uploaded before state, so that they can be seen sooner."""
     return not epochs.early or stage.uid in epoch.delivered
@@ -187,8 +187,8 @@ MAY_BEGIN: Mapping[Step, Rules] = {
     Step.NOTE_ID: Rules(),
     Step.POSITIONS: Rules((id_is_noted, positions_come_first)),
     Step.RUN_STAGE: Rules(
-        (id_is_noted, is_behind_positions, disk_has_room),
-        (stage_has_done_epoch_before, gates_have_passed_upstream, base_is_at_hand),
+        (id_is_noted, is_behind_positions),
+        (stage_has_done_epoch_before, gates_have_passed_upstream, base_is_at_hand, disk_has_room),
     ),
     Step.DELIVER: Rules((rows_come_before_commit,), (stage_has_acked, stage_has_delivered_epoch_before)),
     Step.JUDGE: Rules((), (stage_has_acked, gates_have_not_spoken)),
