@@ -16,7 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 ROOT = Path(__file__).parents[2]
 _SERVERS = ("kafka", "spark")  # fixtures that start a JVM; of a file that asks for both, the first counts
 _NAMES = "|".join(_SERVERS)
-_ASKS = re.compile(rf"def \w+\([^)]*\b({_NAMES})\b|usefixtures\(\"({_NAMES})\"\)")
+_ASKS = re.compile(rf"def \w+\([^)]*\b({_NAMES})\b|usefixtures\(\"({_NAMES})\"\)|getfixturevalue\(\"({_NAMES})\"\)")
 
 
 @cache
