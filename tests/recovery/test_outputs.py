@@ -28,7 +28,6 @@ from pipelines.api import (
     aggregate,
     delta,
     expect,
-    files,
     select,
     stage,
     window,
@@ -41,11 +40,10 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import GateError, PipelineError, WeirError
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart
+from tests.recovery.unordered import MINUTE, SOURCE, epochs, first_epoch, land_rows, site_of
 from tests.tools.sampling import sampled
 
 RARE = 97
-MINUTE = 60_000_000
-SOURCE = files("{landing}/*.parquet", name="landing", event_time="at")
 
 
 class Seen(State):
@@ -124,44 +122,12 @@ pipeline = Pipeline(
 
 
 def site_at(root: Path, alignment: float | None = None, pipeline: Pipeline = pipeline, **options: str) -> Site:
-    return Site(
-        root,
-        {
-            "WEIR_EPOCH__MAX_FILES": "1",
-            "WEIR_STATE__BACKEND": "memory",
-            "WEIR_SPARK__PARALLELISM": "2",
-            **({} if alignment is None else {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": str(alignment)}),
-            **options,
-        },
-        pipeline,
-        "tests.recovery.test_outputs",
-    )
+    return site_of(root, alignment, pipeline, "tests.recovery.test_outputs", **options)
 
 
 def land(site: Site, seed: int, *numbers: int) -> None:
-    """Files whose rows come out of order, some of them late. Rare ones are in the fourth file alone."""
-    site.landing.mkdir(parents=True, exist_ok=True)
-    for number in numbers:
-        rng = np.random.default_rng((seed, number))
-        size = int(rng.integers(8, 24))
-        minutes = number * 12 + rng.integers(-25, 12, size)
-        v = rng.integers(0, 9, size)
-        if number == 3:
-            v[:2] = RARE
-        rows = pa.table(
-            {
-                "k": [f"k{key}" for key in rng.integers(0, 5, size)],
-                "v": v,
-                "at": pa.array(minutes * MINUTE, pa.timestamp("us", "UTC")),
-            }
-        )
-        pq.write_table(rows, site.landing / f"{number:03}.parquet")
-
-
-def epochs(site: Site, executor: Any = None, **options: Any) -> list[Checkpoint]:
-    asked = RunOptions(**{"until_caught_up": True, **options})
-    reports = run.run(site.pipeline, site.settings, asked, executor or InMemoryExecutor(4))
-    return [report.checkpoint for report in reports]
+    """Rare rows are in the fourth file alone."""
+    land_rows(site, numbers, lambda number: np.random.default_rng((seed, number)), 9, {3: [RARE, RARE]})
 
 
 # -- what plain Python makes of the files, one an epoch
@@ -278,9 +244,7 @@ def test_other_numbers_of_subtasks_from_run_to_run(alignment, executor, tmp_path
     for number, parallelism in enumerate((2, 4, 1, 3, 2)):
         land(site, 5, number)
         running = replace(site, options={**site.options, "WEIR_SPARK__PARALLELISM": str(parallelism)})
-        reports = run.run(site.pipeline, running.settings, RunOptions(until_caught_up=True), executor(4))
-        next(reports)  # its rest is what the next run begins with
-        reports.close()
+        first_epoch(running, executor(4))
     epochs(site, drain=True)
     assert_exact(site)
 
@@ -433,9 +397,7 @@ def test_rows_that_wait_are_never_taken_for_those_of_another_output(tmp_path):
     reading = replace(followed, input=first.output("odd"))
     site = site_at(tmp_path, 0.0, Pipeline("split", (first, reading), max_parallelism=4))
     land(site, 6, 0, 1, 2)
-    reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(1))
-    assert ("followed", "odd") in waiting(next(reports).checkpoint)
-    reports.close()
+    assert ("followed", "odd") in waiting(first_epoch(site, InMemoryExecutor(1)))
     turned = replace(
         site, pipeline=replace(site.pipeline, stages=(first, replace(reading, input=first.output("even"))))
     )

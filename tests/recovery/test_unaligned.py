@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import (
@@ -27,7 +25,6 @@ from pipelines.api import (
     aggregate,
     deduplicate,
     delta,
-    files,
     stage,
     window,
 )
@@ -43,9 +40,8 @@ from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, PipelineError
 from tests.recovery.harness import Site
+from tests.recovery.unordered import SOURCE, epochs, first_epoch, land_rows, site_of
 from tests.tools.sampling import sampled
-
-KEYS = 5
 
 
 class Seen(State):
@@ -53,9 +49,6 @@ class Seen(State):
 
     rows: int = 0
     fired: int = 0
-
-
-SOURCE = files("{landing}/*.parquet", name="landing", event_time="at")
 
 
 @stage("passed", source=SOURCE, key="k", state=Seen)
@@ -123,41 +116,13 @@ TABLES = {
 
 
 def site_at(root: Path, alignment: float | None = 0.0, pipeline: Pipeline = pipeline, **options: str) -> Site:
-    return Site(
-        root,
-        {
-            "WEIR_EPOCH__MAX_FILES": "1",
-            "WEIR_STATE__BACKEND": "memory",
-            "WEIR_SPARK__PARALLELISM": "2",
-            **({} if alignment is None else {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": str(alignment)}),
-            **options,
-        },
-        pipeline,
-        "tests.recovery.test_unaligned",
-    )
+    return site_of(root, alignment, pipeline, "tests.recovery.test_unaligned", **options)
 
 
 def land(site: Site, seed: int, count: int = 4) -> None:
-    """Files whose rows come out of order, some of them late, some twice."""
-    site.landing.mkdir(parents=True, exist_ok=True)
+    """Some rows come twice."""
     rng = np.random.default_rng(seed)
-    for number in range(count):
-        size = int(rng.integers(8, 24))
-        minutes = number * 12 + rng.integers(-25, 12, size)
-        rows = pa.table(
-            {
-                "k": [f"k{key}" for key in rng.integers(0, KEYS, size)],
-                "v": rng.integers(0, 6, size),
-                "at": pa.array(minutes * 60_000_000, pa.timestamp("us", "UTC")),
-            }
-        )
-        pq.write_table(rows, site.landing / f"{number:03}.parquet")
-
-
-def epochs(site: Site, *, batch_rows: int = 4, **options) -> list[Checkpoint]:
-    asked = RunOptions(**{"until_caught_up": True, **options})
-    reports = run.run(site.pipeline, site.settings, asked, InMemoryExecutor(batch_rows))
-    return [report.checkpoint for report in reports]
+    land_rows(site, range(count), lambda _: rng, 6)
 
 
 ONE_BY_ONE = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "1"}  # when a report comes, nothing newer is under way
@@ -198,14 +163,10 @@ def test_what_comes_out_is_what_an_aligned_run_makes_of_the_same_epochs(seed, tm
 def in_parts(site: Site) -> list[Checkpoint]:
     """Epochs of one run each: every one is restored from the checkpoint before."""
     history: list[Checkpoint] = []
-    while True:
-        reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
-        first = next(reports, None)
-        reports.close()
-        if first is None:
-            return history
-        history.append(first.checkpoint)
+    while checkpoint := first_epoch(site):
+        history.append(checkpoint)
         assert len(history) < 200, "it never catches up"
+    return history
 
 
 @pytest.mark.long
@@ -314,9 +275,7 @@ def test_damaged_rows_are_never_applied(damage, begun, tmp_path):
 def test_rows_that_wait_under_another_definition_are_refused(tmp_path):
     site = site_at(tmp_path / "site", pipeline=short)
     land(site, 6, count=2)
-    reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
-    next(reports)
-    reports.close()
+    first_epoch(site)
 
     @stage("passed", source=SOURCE, key="k", state=Seen)
     def wider(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
@@ -364,19 +323,13 @@ def test_rows_that_wait_go_along_to_a_pipeline_that_starts_from_a_savepoint(tmp_
         site_at(tmp_path / "aligned", None, short, **read_there),
     )
     land(site, 9, count=2)
-    reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
-    next(reports)
-    reports.close()
+    first_epoch(site)
     with owning(site.pipeline, site.settings, InMemoryExecutor()) as owner:
         savepoints.save(owner.context, owner.head, "moved", "a test")
     assert waiting(owner.head)
     origin = f"{site.storage}:moved"
-    reports = run.run(
-        after.pipeline, after.settings, RunOptions(until_caught_up=True, start_from=origin), InMemoryExecutor(4)
-    )
-    started = [next(reports).checkpoint]
-    reports.close()
-    assert waiting(started[0]) and started[-1].watermarks
+    started = first_epoch(after, start_from=origin)
+    assert waiting(started) and started.watermarks
     shutil.rmtree(site.storage)  # whatever is still to be read has been copied
     epochs(after, drain=True)
     epochs(aligned, drain=True)
@@ -387,9 +340,7 @@ def test_rows_that_wait_go_along_to_a_pipeline_that_starts_from_a_savepoint(tmp_
 def test_status_and_sensor_know_of_rows_that_wait(tmp_path):
     site = site_at(tmp_path / "site", 0.0, short)
     land(site, 9, count=1)
-    reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
-    first = next(reports).checkpoint
-    reports.close()
+    first = first_epoch(site)
     assert status.status_of(site.pipeline, site.settings)["unapplied"] == {"timed": waiting(first)}
     seen = sensor.observe(site.pipeline, site.settings)
     assert seen.unapplied and not seen.waiting
@@ -403,9 +354,7 @@ def left_waiting(root: Path, pipeline: Pipeline = short, seed: int = 6) -> Site:
     """A site whose last run has ended with rows in front of its second stage."""
     site = site_at(root, 0.0, pipeline, **ONE_BY_ONE)
     land(site, seed, count=2)
-    reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
-    assert waiting(next(reports).checkpoint)
-    reports.close()
+    assert waiting(first_epoch(site))
     return site
 
 
