@@ -17,6 +17,7 @@ from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.operators.joins import as_of as operator
 from state_ops.errors import PipelineError
 from tests.runtime.operators.test_join import comparable, cut, ran, site_of, table
+from tests.tools.sampling import sampled
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -78,7 +79,7 @@ def truth(how: str, given: dict[str, pl.DataFrame], tolerance: timedelta | None 
         return comparable(db.sql(f"SELECT p.id, p.at, p.amount, r.since, r.rate {sql}").pl())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sampled(range(8), 3))
 def test_it_is_duckdbs_and_polars_whatever_the_slices_are(seed, monkeypatch):
     chance = random.Random(seed)
     monkeypatch.setattr(operator, "EVICTED", chance.choice([1, 3, 17, 50_000]))
@@ -97,7 +98,7 @@ def test_it_is_duckdbs_and_polars_whatever_the_slices_are(seed, monkeypatch):
     assert sum(ack.rows_late for ack in run.stages["rated"].acks) == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled([1, 0, 2, 3]))
 def test_what_is_forgotten_is_missed_by_nobody(seed, monkeypatch):
     """Rows in order of time, epoch by epoch: the watermark follows, and state keeps what facts to come may need."""
     chance = random.Random(seed)
@@ -128,7 +129,7 @@ def test_slicing_does_not_matter_also_where_versions_have_one_time():
         "rates": [rate(chance.randrange(3), chance.randrange(20), number % 11) for number in range(60)],
     }
     asked = pipeline(lateness="1m", tolerance="5s")
-    testing.assert_slicing_does_not_matter(asked, given, schema=SCHEMAS, trials=8)
+    testing.assert_slicing_does_not_matter(asked, given, schema=SCHEMAS, trials=4)
     with pytest.raises(PipelineError, match="wait for no version"):
         testing.assert_slicing_does_not_matter(pipeline(wait=False), given, schema=SCHEMAS)
 

@@ -381,7 +381,7 @@ class Failing(InMemoryExecutor):
     """Loses a job now and then, with all that it has done."""
 
     def __init__(self, chance: random.Random) -> None:
-        super().__init__(batch_rows=5)
+        super().__init__(batch_rows=10)
         self._chance = chance
 
     def run(self, task, rows, columns, deadline):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -19,6 +20,7 @@ from state_ops.keyed.keyed_state import GROUP
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows
+from tests.tools.sampling import sampled
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -90,12 +92,21 @@ def test_what_has_gathered_goes_to_state_in_parts(monkeypatch, size):
     assert len(out) == 50 * hours and set(out["n"]) == {2}
 
 
-@pytest.mark.parametrize("resident", [False, True], ids=["stored", "resident"])
-@pytest.mark.parametrize(("every", "size"), [("10m", "10m"), ("10m", "25m")], ids=["tumbling", "hopping"])
-@pytest.mark.parametrize("limit", [1, 20, 500_000], ids=["through state", "mixed", "in memory"])
-def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_it(
-    monkeypatch, every, size, limit, resident
-):
+LIMITS = {"through state": 1, "mixed": 20, "in memory": 500_000}
+SIZES = {"tumbling": "10m", "hopping": "25m"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "resident"),
+    sampled(
+        [
+            pytest.param(LIMITS[limit], SIZES[size], kept == "resident", id=f"{limit}-{size}-{kept}")
+            for kept, size, limit in itertools.product(("stored", "resident"), SIZES, LIMITS)
+        ],
+        lambda case: case.id in ("through state-hopping-stored", "mixed-tumbling-stored", "in memory-hopping-resident"),
+    ),
+)
+def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_it(monkeypatch, size, limit, resident):
     """Compared with a group_by over all rows. Barriers close some of a key's windows and leave others open."""
     if not resident:
         nothing_is_resident(monkeypatch)
@@ -110,15 +121,16 @@ def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_i
         "about": agg.approx_distinct("w"),
         "top": agg.approx_quantile("v", 1.0),
     }
-    run = testing.run(counted(every=every, size=size, lateness="7m", **sums), parallelism=2, batch_rows=30)
+    run = testing.run(counted(every="10m", size=size, lateness="7m", **sums), parallelism=2, batch_rows=30)
+    count = 60 if limit == 1 else 120  # each row goes to state by itself, or many at once
     rows: list[dict] = []
     out: list[pl.DataFrame] = []
     for epoch in range(8):
-        minutes = epoch * 7 + rng.integers(0, 14, 120)
+        minutes = epoch * 7 + rng.integers(0, 14, count)
         fresh = [
             at(int(m), f"k{key}", v=int(v), w=int(v) % 7, seq=len(rows) + i)
             for i, (m, key, v) in enumerate(
-                zip(minutes, rng.integers(0, 30, 120), rng.integers(0, 99, 120), strict=True)
+                zip(minutes, rng.integers(0, 30, count), rng.integers(0, 99, count), strict=True)
             )
         ]
         fresh = [{**row, "at": row["at"] + timedelta(microseconds=row["seq"])} for row in fresh]
@@ -128,7 +140,7 @@ def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_i
     out.append(run.epoch([], drain=True))
     assert early and len(out[-1])
     result = pl.concat(out).sort("k", "window_start")
-    assert result.equals(replayed(rows, every, size).select(result.columns))
+    assert result.equals(replayed(rows, "10m", size).select(result.columns))
 
 
 def replayed(rows: list[dict], every: str, size: str) -> pl.DataFrame:
