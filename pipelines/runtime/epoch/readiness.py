@@ -141,7 +141,7 @@ def base_is_at_hand(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) 
 
 
 def disk_has_room(epochs: EpochsInFlight, epoch: InFlightEpoch, _: Stage) -> bool:
-    """The oldest epoch may always go on: only its end frees space. This rule is asked last, for it adds up all bytes."""
+    """The oldest epoch may always go on: only its end frees space. It is asked last, for it adds all bytes up."""
     return epoch_before_is_confirmed(epochs, epoch) or below_max_pending(epochs)
 
 

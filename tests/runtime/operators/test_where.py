@@ -258,14 +258,16 @@ unix_micros(ts) AS p | timestamp_micros(unix_micros(ts) DIV 10000000 * 10000000)
 
 
 def test_columns_that_are_made_have_sparks_types_and_values(frame, rows):
-    for sql in listed(PROJECTED):
-        made = projected((sql,), rows.schema).of(rows)
-        of_spark = frame.sort("at").selectExpr(sql)
-        assert frames.canonical_schema(to_arrow_schema(of_spark.schema, timezone="UTC")).equals(
-            frames.canonical_schema(made.schema)
-        ), sql
-        values = frames.canonical(of_spark.toArrow()).column(0)
-        assert pl.Series(values).equals(pl.Series(frames.canonical(made).column(0)), null_equal=True), sql
+    columns = listed(PROJECTED)
+    names = [f"c{number}" for number in range(len(columns))]
+    of_spark = frame.sort("at").selectExpr(*columns).toDF(*names)  # all in one job
+    types = frames.canonical_schema(to_arrow_schema(of_spark.schema, timezone="UTC"))
+    values = frames.canonical(of_spark.toArrow())
+    for name, sql in zip(names, columns, strict=True):
+        made = frames.canonical(projected((sql,), rows.schema).of(rows))
+        field, expected = made.schema.field(0), types.field(name)
+        assert (field.type, field.nullable) == (expected.type, expected.nullable), sql
+        assert pl.Series(values[name]).equals(pl.Series(made.column(0)), null_equal=True), sql
 
 
 @pytest.mark.parametrize(
