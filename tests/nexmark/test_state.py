@@ -31,8 +31,8 @@ def events(tmp_path_factory):
 
 @pytest.mark.parametrize("query", BOUNDED)
 def test_state_is_bounded(request, monkeypatch, events, tmp_path, query):
-    ticks = count()  # a second of processing time at each look, however fast the machine is
-    now = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone) + timedelta(seconds=next(ticks)))
+    ticks = count()  # five seconds of processing time at each look, however slow the machine is
+    now = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone) + timedelta(seconds=5 * next(ticks)))
     monkeypatch.setattr(scheduler, "datetime", now)
     if needs_spark(query):
         request.getfixturevalue("spark")
