@@ -51,9 +51,10 @@ def test_links_lead_somewhere():
 
 def test_every_page_of_the_documentation_is_listed():
     listed = (DOCS / "README.md").read_text()
-    for folder in ("how-to", "reference"):
-        for page in sorted((DOCS / folder).glob("*.md")):
-            assert f"({folder}/{page.name})" in listed, page
+    for page in sorted(
+        page for folder in (".", "coming-from", "how-to", "reference") for page in DOCS.glob(f"{folder}/*.md")
+    ):
+        assert page == DOCS / "README.md" or f"({page.relative_to(DOCS)})" in listed, page
 
 
 def test_the_figures_beside_spark_and_flink_are_those_that_were_measured():

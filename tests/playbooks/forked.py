@@ -1,6 +1,6 @@
 """`weir` in a fork of a process that has loaded the libraries already: a command of a page takes a third of the time.
 
-    python forked.py serve SOCKET           loads what Weir imports of others, nothing of Weir's, and forks for each command
+    python forked.py serve SOCKET MODULES... loads what Weir imports of others, nothing of Weir's, and forks for each command
     python forked.py ask SOCKET WORDS...    what `bin/weir` of a project becomes: has it run here and now, ends as it ends
 
 Weir's own modules are imported after the fork, from the project that the command runs in. A coordinator that a test
@@ -10,9 +10,11 @@ kills is never one of these: it is a process of its own from the start.
 from __future__ import annotations
 
 import array
+import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -24,9 +26,9 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-def serve(where: str) -> None:
-    """Until it is killed."""
-    for name in _LIBRARIES:
+def serve(where: str, *more: str) -> None:
+    """Until it is killed. more: other modules that are loaded."""
+    for name in (*_LIBRARIES, *more):
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has a command's end to tell is not waited for
     with socket.socket(socket.AF_UNIX) as door:
@@ -59,9 +61,22 @@ def _handle(guest: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for target in range(3):
         os.dup2(null, target)
+    _kill_with(guest, child)
     _, status = os.waitpid(child, 0)
-    guest.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        guest.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
+
+
+def _kill_with(guest: socket.socket, child: int) -> None:
+    """Wait until the command ends. If the process that asked for it is killed, it is killed too."""
+    waiting = select.poll()
+    ended = os.pidfd_open(child)
+    waiting.register(ended, select.POLLIN)
+    waiting.register(guest, select.POLLIN)
+    if guest.fileno() in dict(waiting.poll()):
+        os.kill(child, signal.SIGKILL)
+    os.close(ended)
 
 
 def _run(order: dict) -> None:
@@ -87,6 +102,6 @@ def ask(where: str, command: str, words: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(*sys.argv[2:])
     else:
         sys.exit(ask(sys.argv[2], sys.argv[3], sys.argv[4:]))

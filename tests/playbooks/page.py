@@ -4,6 +4,7 @@
 ```text           is what the command, or the action, before it shows: line by line in this order, other lines may come between;
                   `…` stands for anything
 ```yaml           after `<!-- test: configure -->` is merged into the site's configuration
+```python, yaml   that begins with `# path/to/file` becomes that file of the project
 <!-- test: WORDS -->   what happens to the site meanwhile; nobody who reads the page sees it
 """
 
@@ -22,11 +23,13 @@ ANY = "…"
 
 _STEP = re.compile(r"^<!-- (test|exit): (.*?) -->$|^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
+_FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\b.*\n")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a page has done or says. kind: "act", "bash", "text", "yaml"; code: how a bash step has to end;
-    line: in the page."""
+    """One thing that a page has done or says. kind: "act", "bash", "text", "yaml", "file"; code: how a bash step has to
+    end; line: in the page."""
 
     kind: str
     text: str
@@ -49,14 +52,25 @@ def steps(page: Path) -> list[Step]:
             continue
         if word == "test":
             steps.append(Step("act", text_of, line))
+        elif kind in ("python", "yaml") and _FILE.match(body):
+            steps.append(Step("file", body, line))
         elif kind in ("bash", "text", "yaml"):
             steps.append(Step(kind, body, line, code))
         else:
-            raise ValueError(f"{page.name}:{line}: a fence of kind {kind!r}; there are bash, text and yaml")
+            raise ValueError(
+                f"{page.name}:{line}: a fence of kind {kind!r}; there are bash, text, yaml, and python for a file"
+            )
         if code and kind != "bash":
             raise ValueError(f"{page.name}:{line}: an exit code has to stand before a command")
         code = 0
     return steps
+
+
+def file_of(text: str) -> str:
+    """The path in the first line of a step that becomes a file."""
+    match = _FILE.match(text)
+    assert match is not None
+    return match[1]
 
 
 def missing(expected: str, shown: str) -> str | None:

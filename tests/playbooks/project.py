@@ -110,6 +110,11 @@ class Project:
         gate = next(line for line in (PROJECT / "pipelines" / "flights.py").read_text().splitlines() if "gate=" in line)
         self.edit("pipelines/flights.py", gate + "\n", "")  # Great Expectations takes 4 s to load, in each command
         self.configure(_QUICK)
+        self.make_command(folder)
+        return self
+
+    def make_command(self, folder: Path) -> None:
+        """`weir` for the project in that folder: in a fork of `door`, and as a process of its own."""
         command, forked = self.root / "weir", self.root / "bin" / "weir"
         forked.parent.mkdir()
         command.write_text(_COMMAND.format(python=sys.executable))
@@ -124,7 +129,6 @@ class Project:
         inherited.pop("PYTHONDONTWRITEBYTECODE", None)
         path = [str(self.root / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
         self.env = inherited | {"PATH": os.pathsep.join(path), "PYTHONPATH": str(folder)}
-        return self
 
     def configure(self, more: Mapping[str, Any]) -> None:
         """Merge settings into the configuration file."""
