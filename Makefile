@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
+.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ lint: $(STAMP) ## Check style, format, types and the direction of imports
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
+
+docs: $(STAMP) ## Build the documentation's site into .weir/docs, and check all links within it
+	@$(PY) -m sphinx -c docs/site -b html --quiet --fail-on-warning --keep-going --fresh-env --write-all . .weir/docs
+	@echo "The site begins at .weir/docs/index.html"
 
 ui: $(READY) ## Open Dagster on the demo's pipeline
 	@$(PY) -m infra.ui

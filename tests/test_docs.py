@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 from configs import reference
 from configs.settings import PROJECT
+from pipelines import api
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
 
 
@@ -55,3 +57,16 @@ def test_every_decision_is_in_the_index_once():
     index = (PROJECT / "docs" / "adr" / "README.md").read_text()
     for decision in (PROJECT / "docs" / "adr").glob("0*.md"):
         assert index.count(f"({decision.name})") == 1, decision.name
+
+
+def test_every_name_that_authors_import_is_in_the_reference_once():
+    pages = "".join(page.read_text() for page in (PROJECT / "docs" / "site" / "api").glob("*.md"))
+    headings = re.findall(r"^### `?(\w+)`?$|^## `?(\w+)`?$", pages, flags=re.MULTILINE)
+    described = sorted(name for pair in headings for name in pair if name and name != "API")
+    assert described == sorted(set(api.__all__) - {"Position"})
+
+
+def test_every_diagram_is_drawn():
+    diagrams = runpy.run_path(str(PROJECT / "docs" / "site" / "diagrams.py"))
+    drawn = {picture.name for picture in diagrams["PICTURES"].glob("*.svg")}
+    assert drawn == set(diagrams["of_pages"]()), "run `python docs/site/diagrams.py`"
