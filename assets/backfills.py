@@ -18,6 +18,7 @@ from pydantic import Field
 from assets.coordination import failure, show
 from assets.jobs import job_of, to_accept
 from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
+from assets.tables.partitions import KEYS, definition
 from configs.settings import BackfillSettings, Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.model import EpochReport
@@ -29,7 +30,6 @@ from state_ops.errors import WeirError
 
 SAME = "production_is_the_same"
 _FIRST, _LAST = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
-_KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
 
 
 class Promote(Enum):
@@ -76,14 +76,6 @@ class PromoteConfig(dg.Config):
     reason: str = Field("promote job", description="Why, for who reads the list of checkpoints.")
 
 
-def partitions(configured: BackfillSettings) -> dg.PartitionsDefinition:
-    """Days or hours of event time in UTC, up to now."""
-    start = f"{configured.start:%Y-%m-%d}"
-    if configured.every == "hour":
-        return dg.HourlyPartitionsDefinition(start_date=f"{start}-00:00", end_offset=1)
-    return dg.DailyPartitionsDefinition(start_date=start, end_offset=1)
-
-
 def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:
     """The asset `flights/backfill`. A single run replays the whole range that was chosen."""
     asset = key(pipeline, BACKFILL)
@@ -103,7 +95,7 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
                 owners=pipeline.owners or None,
             )
         ],
-        partitions_def=partitions(configured),
+        partitions_def=definition(configured, begun=True),
         backfill_policy=BackfillPolicy.single_run(),
         check_specs=[
             dg.AssetCheckSpec(SAME, asset=asset, description="Production has what a replay of the range gives."),
@@ -248,7 +240,7 @@ def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple
 def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest:
     """A run request for the newest whole days, or hours, at a moment."""
     start, end = backfills.newest(configured, now)
-    step, form = backfills.step(configured), _KEYS[configured.every]
+    step, form = backfills.step(configured), KEYS[configured.every]
     first, last = f"{start:{form}}", f"{end - step:{form}}"
     return dg.RunRequest(run_key=f"{first}-{last}-{now:%Y%m%dT%H%M}", tags={_FIRST: first, _LAST: last})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -13,9 +13,10 @@ import dagster as dg
 
 from assets import checks, history, metadata
 from assets.metadata import Tally
-from assets.names import CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
+from assets.names import CHECKPOINT, COORDINATES, DATA_VERSION, PROCESS, REASON, TICK, TRIGGER, key, table_key
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.ownership import backlog
@@ -26,6 +27,7 @@ from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import processes
 from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.storage.storage import Storage
 
 log = Logger("weir.dagster")
 
@@ -45,8 +47,8 @@ _REPEATS, _RETRIES = "dagster/parent_run_id", "dagster/retry_number"
 
 
 def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iterator[dg.AssetMaterialization]:
-    """Run epochs until caught up, and yield an observation for each. Then yield a materialization of each asset of the
-    pipeline.
+    """Run epochs until caught up, and show each as an observation and as a materialization of the tables that it has
+    written to. Then yield a materialization of each asset of the pipeline.
 
     Yields nothing if a person has ended the pipeline and no person asked for this run.
 
@@ -128,7 +130,8 @@ def told_of(context: Context, pipeline: Pipeline, error: WeirError) -> None:
 class Watcher:
     """Shows epochs in Dagster.
 
-    Epochs that come fast share an observation, and so do the stages' epochs of a minute. Gates become checks.
+    Epochs that come fast share an observation, and a materialization of each sink that they have written to; so do the
+    stages' epochs of a minute. Gates become checks.
     """
 
     def __init__(self, context: Context, pipeline: Pipeline, settings: Settings) -> None:
@@ -136,7 +139,8 @@ class Watcher:
         self.run = Tally()
         self._epochs, self._stages = Tally(), Tally()
         self._epochs_at = self._stages_at = float("-inf")
-        self._history_at = time.monotonic()
+        self._begun = self._history_at = time.monotonic()
+        self._sinks_at: dict[str, float] = {}
         self._verdicts: list[Verdict] = []
 
     def see(self, report: EpochReport) -> None:
@@ -177,7 +181,9 @@ class Watcher:
                 show(self._context, checks.recorded(self._pipeline, self._settings, stage))
 
     def materializations(self) -> Iterator[dg.AssetMaterialization]:
-        """One materialization of each asset, for the whole run."""
+        """One materialization of each asset, for the whole run; of tables too, which have had theirs: the assets
+        downstream in the same run wait for it.
+        """
         pipeline, run = self._pipeline, self.run
         storage, _ = runtime.open_storage(pipeline, self._settings)
         for stage in pipeline.stages:
@@ -186,17 +192,15 @@ class Watcher:
                 shown = metadata.of_stage_run(pipeline, run, stage, storage)
             yield dg.AssetMaterialization(key(pipeline, stage.uid), metadata=shown)
             for sink in stage.sinks:
-                shown = {}
-                with showing(f"the sink {sink.name}"):
-                    shown = metadata.of_sink_run(pipeline, run, stage, sink, storage)
-                yield dg.AssetMaterialization(table_key(pipeline, sink.name), metadata=shown)
+                yield self._of_sink(run, stage, sink, storage, time.monotonic() - self._begun)
         shown = metadata.of_run(run)
         with showing("the last epochs"):
             shown |= self._history() if run.newest is not None else {}
         yield dg.AssetMaterialization(key(pipeline, CHECKPOINT), metadata=shown)
 
     def _observe_epochs(self, row: Checkpoint) -> None:
-        shown = metadata.of_epochs(self._epochs, backlog.lag(self._pipeline, self._settings, row))
+        lag = backlog.lag(self._pipeline, self._settings, row)
+        shown = metadata.of_epochs(self._epochs, lag)
         if time.monotonic() - self._history_at >= _HISTORY_SECONDS:
             shown |= self._history()
         several = f"{self._epochs.epochs} epochs up to " if self._epochs.epochs > 1 else ""
@@ -204,7 +208,36 @@ class Watcher:
         self._context.log_event(
             dg.AssetObservation(key(self._pipeline, CHECKPOINT), description=description, metadata=shown)
         )
+        self._materialize_sinks(lag)
         self._epochs, self._epochs_at = Tally(), time.monotonic()
+
+    def _materialize_sinks(self, lag: Mapping[str, int]) -> None:
+        """Materialize each sink with new rows; at the run's first epochs all of them, since Dagster takes an asset for
+        in progress until its run has materialized it, and starts nothing downstream meanwhile.
+        """
+        pipeline = self._pipeline
+        storage, _ = runtime.open_storage(pipeline, self._settings)
+        for stage in pipeline.stages:
+            for sink in stage.sinks:
+                if self._epochs.tables[sink.name] or sink.name not in self._sinks_at:
+                    seconds = time.monotonic() - self._sinks_at.get(sink.name, self._begun)
+                    shown = self._of_sink(self._epochs, stage, sink, storage, seconds)
+                    waiting = {f"waiting in {name}": count for name, count in lag.items()}
+                    self._context.log_event(shown.with_metadata({**shown.metadata, **waiting}))
+                    self._sinks_at[sink.name] = time.monotonic()
+
+    def _of_sink(
+        self, tally: Tally, stage: Stage, sink: Sink, storage: Storage, seconds: float
+    ) -> dg.AssetMaterialization:
+        shown: dict[str, Any] = {}
+        tags: dict[str, str] = {}
+        with showing(f"the sink {sink.name}"):
+            head = tally.newest.checkpoint if tally.newest is not None else None
+            written = tally.versions.get(sink.name)
+            now, version = metadata.of_sink_now(self._pipeline, head, stage, sink, storage, written)
+            shown = metadata.of_sink_run(tally, stage, sink, seconds) | now
+            tags = {} if version is None else {DATA_VERSION: version}
+        return dg.AssetMaterialization(table_key(self._pipeline, sink.name), metadata=shown, tags=tags)
 
     def _observe_stages(self) -> None:
         for stage in self._pipeline.stages:

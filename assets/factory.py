@@ -5,7 +5,8 @@
                      +-> tables/...      +-> tables/...
 
 A pipeline is one multi-asset that cannot be subset: its stages advance together, epoch by epoch. One run coordinates
-many epochs in one process. Each epoch is an observation of its assets, each run one materialization.
+many epochs in one process. Each epoch is an observation of its assets and a materialization of its tables, each run
+one materialization of the stages and the checkpoint.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ import dagster as dg
 from assets import backfills, checks, drills, jobs, names, specs
 from assets.coordination import coordinate, introduce
 from assets.sensors import checkpoint_sensor, lease_watchdog, run_failure_sensor
+from assets.tables import partitions
+from assets.tables.sensor import tables_sensor
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.run import run as runtime
@@ -49,7 +52,8 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     def epochs(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         introduce(context, pipeline)
         for done in coordinate(context, pipeline, settings):
-            yield dg.MaterializeResult(asset_key=done.asset_key, metadata=done.metadata)
+            version = dg.DataVersion(done.tags[names.DATA_VERSION]) if done.tags else None
+            yield dg.MaterializeResult(asset_key=done.asset_key, metadata=done.metadata, data_version=version)
 
     keys = [spec.key for spec in asset_specs]
     epochs_job = dg.define_asset_job(
@@ -65,7 +69,13 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     scheduled = jobs.schedules(pipeline, settings, beside)
     drill_job, drill_schedules = drills.job_and_schedules(pipeline, settings)
     definitions = dg.Definitions(
-        assets=[*specs.sources(pipeline, settings), *specs.lookups(pipeline, settings), epochs, drills.spec(pipeline)],
+        assets=[
+            *specs.sources(pipeline, settings),
+            *specs.lookups(pipeline, settings),
+            epochs,
+            *partitions.specs(pipeline, settings),
+            drills.spec(pipeline),
+        ],
         asset_checks=[checks.definition(pipeline, settings), drills.checks(pipeline, settings)],
         jobs=[epochs_job, restore_job, drill_job, *beside],
         schedules=[*scheduled, *drill_schedules],
@@ -73,6 +83,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
             checkpoint_sensor(pipeline, settings, epochs_job, restore_job, keys),
             run_failure_sensor(pipeline, settings, restore_job, keys),
             lease_watchdog(pipeline, settings, keys),
+            tables_sensor(pipeline, settings, keys),
         ],
     )
     return dg.Definitions.merge(definitions, backfills.definitions(pipeline, settings))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +95,8 @@ class Tally:
     outputs: dict[str, Counter[str]] = field(default_factory=dict)
     caches: dict[str, Counter[str]] = field(default_factory=dict)
     tables: Counter[str] = field(default_factory=Counter)
+    publish_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    versions: dict[str, int] = field(default_factory=dict)
 
     def add(self, report: EpochReport) -> None:
         row = report.checkpoint
@@ -110,6 +113,10 @@ class Tally:
             if stats.cache:
                 self.caches.setdefault(uid, Counter()).update(stats.cache)
         self.tables.update({item.sink: item.rows for item in report.publications})
+        for item in report.publications:
+            self.publish_ms[item.sink] = max(self.publish_ms[item.sink], item.ms)
+            if item.delta_version is not None:
+                self.versions[item.sink] = item.delta_version
 
 
 _SUMMED = {
@@ -259,24 +266,69 @@ def of_stage_run(pipeline: Pipeline, tally: Tally, stage: Stage, storage: Storag
     return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest.checkpoint, storage)
 
 
-def of_sink_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: Sink, storage: Storage) -> dict[str, Any]:
-    """A whole run, on a sink's asset."""
-    if tally.newest is None:
-        return dict(NOTHING_TO_DO)
-    shown: dict[str, Any] = {"checkpoint": int(tally.newest.checkpoint.id), "rows added": tally.tables[sink.name]}
+def of_sink_now(
+    pipeline: Pipeline,
+    head: Checkpoint | None,
+    stage: Stage,
+    sink: Sink,
+    storage: Storage,
+    delta_version: int | None = None,
+) -> tuple[dict[str, Any], str | None]:
+    """What a sink has at a checkpoint.
+
+    Args:
+        delta_version: Of its table; None: the newest. A later epoch may have written to it by now.
+
+    Returns:
+        The metadata, and the version of the data: the same for the same rows. Of a table that is the digest of its
+        files' names, so that a rewind gives back the version of before; of other sinks it is the newest checkpoint
+        with rows for them. None: it has none yet.
+    """
     if not pipeline.is_table(sink):
-        return shown
+        published = head.published(sink.name) if head is not None else None
+        return {}, None if published is None else f"checkpoint {published}"
     handle = _open(storage, sink.name)
     if handle is None:
-        return shown | {"outcome": "not made yet: nothing was handed out"}
-    rows, names = _row_count(handle), [column.name for column in handle.schema().fields]
-    origins = _origins(pipeline, tally.newest.checkpoint, stage, sink, names, storage)
-    return shown | {
+        return {"outcome": "not made yet: nothing was handed out"}, None
+    if delta_version is not None and delta_version < handle.version():
+        handle.load_as_version(delta_version)
+    files = pa.table(handle.get_add_actions(flatten=True))
+    rows, names = _row_count(files), [column.name for column in handle.schema().fields]
+    shown: dict[str, Any] = {
         "Delta version": handle.version(),
+        "size (MiB)": round(sum(files.column("size_bytes").to_pylist()) / (1 << 20), 3),
         **({} if rows is None else {"dagster/row_count": rows}),
         "dagster/column_schema": _schema(handle),
-        "dagster/column_lineage": dg.TableColumnLineage(origins),
     }
+    if head is not None:
+        shown["dagster/column_lineage"] = dg.TableColumnLineage(_origins(pipeline, head, stage, sink, names, storage))
+    return shown, hashlib.sha256("\n".join(sorted(files.column("path").to_pylist())).encode()).hexdigest()[:16]
+
+
+def of_sink_run(tally: Tally, stage: Stage, sink: Sink, seconds: float) -> dict[str, Any]:
+    """What epochs have added to a sink, and how far behind that is. What has a unit says so in its name, since Dagster
+    plots each name by itself.
+
+    Args:
+        seconds: How long the epochs took together.
+    """
+    if tally.newest is None:
+        return dict(NOTHING_TO_DO)
+    row, rows = tally.newest.checkpoint, tally.tables[sink.name]
+    shown: dict[str, Any] = {
+        "checkpoint": int(row.id),
+        "epochs": tally.epochs,
+        "rows added": rows,
+        "rows/s": round(rows / seconds, 1) if seconds > 0 else 0.0,
+        "epoch to commit (ms)": round(tally.slowest_ms, 1),
+    }
+    if tally.publish_ms[sink.name]:
+        shown["publish (ms)"] = round(tally.publish_ms[sink.name], 1)
+    if stage.uid in row.watermarks:
+        watermark = from_micros(row.watermarks[stage.uid])
+        shown["watermark"] = dg.MetadataValue.timestamp(watermark)
+        shown["lag of event time (s)"] = round((row.completed_at - watermark).total_seconds(), 1)
+    return shown
 
 
 def _origins(
@@ -411,9 +463,8 @@ def _schema(handle: DeltaTable) -> dg.TableSchema:
     )
 
 
-def _row_count(handle: DeltaTable) -> int | None:
-    added = pa.table(handle.get_add_actions(flatten=True))
-    counts = added.column("num_records").to_pylist() if "num_records" in added.column_names else [None]
+def _row_count(files: pa.Table) -> int | None:
+    counts = files.column("num_records").to_pylist() if "num_records" in files.column_names else [None]
     return None if None in counts else sum(counts)  # another writer may have left the number out
 
 

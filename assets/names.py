@@ -1,7 +1,7 @@
 """Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
 
 flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
-                  flights/backfill
+                  flights/backfill                                       flights/complete/aircraft_legs
 cards/lookups/customers
 """
 
@@ -18,12 +18,15 @@ from state_ops.errors import PipelineError
 AssetJob = Any  # what dg.define_asset_job returns has no public name
 
 CHECKPOINT, DRILL, TABLES, BACKFILL, LOOKUPS = "checkpoint", "restore_drill", "tables", "backfill", "lookups"
+COMPLETE = "complete"
 
 # Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second.
 PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
 TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
 # Once it has begun, a run that coordinates records its pipeline and process in these tags, whatever its job.
 COORDINATES, PROCESS = "weir/coordinates", "weir/process"
+# Dagster's tag of a materialization that says which data it has.
+DATA_VERSION = "dagster/data_version"
 # Which sensor asked for what follows a run that did not end well, and the id of that run: those that repeat it have its
 # tags.
 ANSWERED_BY = "weir/answered-by"
@@ -72,6 +75,7 @@ def check_names(pipeline: Pipeline) -> None:
         TABLES: "the folder of its tables",
         BACKFILL: "its backfills",
         LOOKUPS: "the folder of tables that it looks up",
+        COMPLETE: "the folder of complete days or hours of its tables",
     }
     for kind, name in [
         *[("source", source.name) for source in pipeline.sources],

@@ -96,10 +96,10 @@ def checkpoint_sensor(
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         memory = Memory.from_json(context.cursor)
         newest = _newest(context.instance, pipeline, set(keys))
-        unfinished = _unfinished(context.instance, pipeline, set(keys))
+        running = unfinished(context.instance, pipeline, set(keys))
         if newest is not None and newest.status is DagsterRunStatus.CANCELED:
-            memory = decisions.note_cancelled(pipeline, settings, memory, newest.run_id, alone=not unfinished)
-        sight = decisions.observe(pipeline, settings, unfinished)
+            memory = decisions.note_cancelled(pipeline, settings, memory, newest.run_id, alone=not running)
+        sight = decisions.observe(pipeline, settings, running)
         decision = decisions.decide(sight, memory, settings.dagster.max_lag_files)
         context.update_cursor(decision.memory.to_json())
         if decision.gone is not None:
@@ -191,7 +191,7 @@ def _answer_to_failure(
         return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
     if run.job_name == restore_job_name(pipeline):
         return dg.SkipReason(f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}")
-    others = [other for other in _unfinished(instance, pipeline, keys) if other != run.run_id]
+    others = [other for other in unfinished(instance, pipeline, keys) if other != run.run_id]
     if others:
         return dg.SkipReason(f"run {others[0][:8]} follows already")
     if holder is None:
@@ -228,7 +228,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         seen = json.loads(context.cursor) if context.cursor else {}
-        sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
+        sight = decisions.observe(pipeline, settings, unfinished(context.instance, pipeline, set(keys)))
         memory, alive = decisions.watched(sight, Memory.from_json(seen.get("memory")))
         holder, reasons = sight.holder, [*_end_dead(context, sight.unfinished)]
         if holder is None:
@@ -328,7 +328,7 @@ def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> l
     ]
 
 
-def _unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> list[str]:
+def unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> list[str]:
     """Runs that coordinate the pipeline and have not ended."""
     runs = [run for where in _filters(pipeline, _UNFINISHED) for run in instance.get_runs(where, limit=100)]
     return list(dict.fromkeys(run.run_id for run in runs if _coordinates(run, pipeline, keys)))

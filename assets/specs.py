@@ -114,7 +114,7 @@ def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.A
 
 
 def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
-    """A freshness policy: stale if no run has ended for so long, a warning at half of that."""
+    """A freshness policy: stale if it was not materialized for so long, a warning at half of that."""
     hours = settings.dagster.freshness_hours
     if hours is None:
         return None

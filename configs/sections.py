@@ -570,11 +570,26 @@ class RestoreGateSettings(BaseModel):
 _CRON = r"^(\S+\s+){4}\S+$"
 
 
-class BackfillSettings(Section):
+class PartitionSettings(Section):
+    """Days or hours of event time, in UTC, as Dagster shows them of each table: which there are."""
+
+    start: date = Field(description="The first day, in event time, e.g. 2026-01-01.")
+    end: date | None = Field(
+        None,
+        description="The first day after the last one, where event times come to an end; null: they go on up to now.",
+    )
+    every: Literal["day", "hour"] = Field("day", description="What a partition is.")
+
+    @model_validator(mode="after")
+    def _end_after_start(self) -> PartitionSettings:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"end ({self.end}) has to be after start ({self.start})")
+        return self
+
+
+class BackfillSettings(PartitionSettings):
     """Backfills of one pipeline by days or hours of event time: which there are, and what becomes of them."""
 
-    start: date = Field(description="The first day that may be backfilled, in event time, e.g. 2026-01-01.")
-    every: Literal["day", "hour"] = Field("day", description="What a partition of Dagster's backfill page is.")
     keep: int = Field(
         4,
         ge=0,
@@ -620,6 +635,10 @@ class PipelineSettings(Section):
     on_restore: list[RestoreGateSettings] = Field(
         default_factory=list, description="What must hold of a restored checkpoint, beside what the code says."
     )
+    partitions: PartitionSettings | None = Field(
+        None,
+        description="Days or hours of each table that Dagster shows once they are complete; null: none.",
+    )
     backfill: BackfillSettings | None = Field(
         None,
         description=(
@@ -653,8 +672,8 @@ class DagsterSettings(Section):
         10,
         ge=0,
         description=(
-            "Epochs that complete within this time of the last observation share the next one; stages are observed once"
-            " a minute."
+            "Epochs that complete within this time of the last observation share the next one, and so do the"
+            " materializations of the tables that they write to; stages are observed once a minute."
         ),
         json_schema_extra=_advice(
             "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to"
@@ -670,8 +689,8 @@ class DagsterSettings(Section):
         24,
         gt=0,
         description=(
-            "The checkpoint and the tables are stale in Dagster when no run has ended for so long; above"
-            " `run.max_run_seconds`. null: no policy."
+            "A table is stale in Dagster when no epoch has written to it for so long, and the checkpoint when no run"
+            " has ended; above `run.max_run_seconds`. null: no policy."
         ),
     )
     drill_cron: str | None = Field(

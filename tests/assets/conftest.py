@@ -14,6 +14,7 @@ import dagster as dg
 import pytest
 
 from infra import flights_input
+from tests.assets.dagster_daemon import served  # noqa: F401
 from tests.assets.dagster_site import options, page, site  # noqa: F401
 from tests.assets.without_spark import RETAINED, House, in_this_process
 from tests.recovery.small import Bank

@@ -35,8 +35,17 @@ class Held(InMemoryExecutor):
         return super().run(task, rows, columns, deadline)
 
 
+@dg.asset(deps=[dg.AssetKey([pipeline.name, "tables", "booked"])], automation_condition=dg.AutomationCondition.eager())
+def report() -> None:
+    """What somebody else makes of the table."""
+
+
 @dg.definitions
 def defs() -> dg.Definitions:
     """Made where the code server and its runs load them, not where the test imports this."""
     ownership.SparkExecutor = lambda settings, **_: Held(settings)  # type: ignore[assignment,misc]
-    return dg.Definitions.merge(weir_definitions([pipeline], load()), dg.Definitions(executor=dg.in_process_executor))
+    automation = dg.AutomationConditionSensorDefinition(
+        "automation", target="report", default_status=dg.DefaultSensorStatus.RUNNING, minimum_interval_seconds=5
+    )
+    theirs = dg.Definitions(assets=[report], sensors=[automation], executor=dg.in_process_executor)
+    return dg.Definitions.merge(weir_definitions([pipeline], load()), theirs)

@@ -123,7 +123,7 @@ def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_pa
     assert {sensor.name for sensor in merged.sensors or ()} == {
         f"{pipeline}_{sensor}"
         for pipeline in ("flights", "other")
-        for sensor in ("checkpoint_sensor", "run_failure_sensor", "lease_watchdog")
+        for sensor in ("checkpoint_sensor", "run_failure_sensor", "lease_watchdog", "tables_sensor")
     }
     assert dg.AssetKey(["other", "counts"]) in merged.resolve_all_asset_keys()
 

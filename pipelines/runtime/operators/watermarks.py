@@ -36,9 +36,13 @@ def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) 
     Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that
     yet: what they hand out in the next epoch must not be late there.
     """
-    holds_back = stage.closes or stage.on_timer is not None or stage.join is not None
-    watermark = before if holds_back and not drain else after
+    watermark = before if holds_back(stage) and not drain else after
     return watermark if watermark is None or stage.join is None else max(watermark - stage.join.behind, _LOWEST)
+
+
+def holds_back(stage: Stage) -> bool:
+    """Whether rows of earlier event times come out of its state only when the watermark has passed them."""
+    return stage.closes or stage.on_timer is not None or stage.join is not None
 
 
 def after_job(stage: Stage, watermark: int | None, acks: Sequence[Ack], drain: bool) -> int | None:

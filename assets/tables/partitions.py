@@ -1,0 +1,173 @@
+"""Days or hours of a table as partitions that are materialized once they are complete, and again when they change.
+
+flights/complete/airport_hourly    a partition is a day (or an hour) of event time; batch assets downstream start by it
+
+An asset beside the table's, since the table itself is written by epochs, and an epoch knows no partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+
+import dagster as dg
+
+from assets.names import COMPLETE, DATA_VERSION, key, table_key
+from configs.settings import PartitionSettings, Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import Pipeline, Stage, is_clocked, is_timed
+from pipelines.runtime.inspection.completeness import Rows, changes, complete_until
+from state_ops.checkpoints.checkpoint import Checkpoint, from_micros, to_micros
+from state_ops.ids import CheckpointId
+
+KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
+_LENGTHS = {"day": timedelta(days=1), "hour": timedelta(hours=1)}
+
+
+def definition(configured: PartitionSettings, *, begun: bool = False) -> dg.TimeWindowPartitionsDefinition:
+    """Days or hours of event time in UTC, up to their end or up to now.
+
+    Args:
+        begun: Whether the one that is not over yet belongs to them.
+    """
+    start = f"{configured.start:%Y-%m-%d}"
+    end, offset = None if configured.end is None else f"{configured.end:%Y-%m-%d}", int(begun)
+    if configured.every == "hour":
+        end = None if end is None else f"{end}-00:00"
+        return dg.HourlyPartitionsDefinition(start_date=f"{start}-00:00", end_date=end, end_offset=offset)
+    return dg.DailyPartitionsDefinition(start_date=start, end_date=end, end_offset=offset)
+
+
+def tables(pipeline: Pipeline) -> list[tuple[Stage, Sink]]:
+    """The tables whose rows have an event time that is over at some time. Rows of an upsert never are."""
+    return [
+        (stage, sink)
+        for stage in pipeline.stages
+        if is_timed(stage) and not is_clocked(stage)
+        for output, sink in stage.sinks_by_output
+        if output in stage.returned and pipeline.is_table(sink) and not isinstance(sink, UpsertSink)
+    ]
+
+
+def specs(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
+    """The assets of complete partitions; none unless `pipelines.<name>.partitions` is set."""
+    configured = of(pipeline, settings)
+    if configured is None:
+        return []
+    return [
+        dg.AssetSpec(
+            key(pipeline, COMPLETE, sink.name),
+            deps=[table_key(pipeline, sink.name)],
+            description=(
+                f"Each {configured.every} of {sink.name} once it is complete: {stage.uid} has handed out all of it. It"
+                " is materialized anew when a backfill, a promotion or a rewind has changed it."
+            ),
+            kinds={"delta"},
+            group_name=pipeline.name,
+            owners=pipeline.owners or None,
+            partitions_def=definition(configured),
+        )
+        for stage, sink in tables(pipeline)
+    ]
+
+
+def of(pipeline: Pipeline, settings: Settings) -> PartitionSettings | None:
+    """What the settings say of a pipeline's partitions."""
+    return settings.pipelines[pipeline.name].partitions if pipeline.name in settings.pipelines else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What Dagster has been shown of a table's partitions.
+
+    Attributes:
+        until: All that end by then are shown as complete: microseconds since 1970 UTC.
+        at: The newest checkpoint that was looked at; 0: none.
+        anew: Bounds of partitions before `until` that a promotion or a rewind has changed, with the id of that.
+    """
+
+    until: int
+    at: int = 0
+    anew: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def from_json(cls, raw: Sequence[Any] | None) -> Shown | None:
+        """What `astuple` gave, after JSON."""
+        return cls(raw[0], raw[1], tuple((start, end, by) for start, end, by in raw[2])) if raw else None
+
+
+def follow(
+    configured: PartitionSettings,
+    stage: Stage,
+    sink: Sink,
+    shown: Shown | None,
+    head: Checkpoint,
+    rows: Rows,
+    now: datetime,
+    most: int,
+) -> tuple[Shown, list[tuple[str, int]], list[str]]:
+    """What is to be shown of a table's partitions.
+
+    Args:
+        shown: None: nothing was shown yet.
+        rows: The retained checkpoints, by id.
+        now: No partition that ends later is one for Dagster, whatever the watermark says.
+        most: How many partitions at most; the rest comes with the next call.
+
+    Returns:
+        What is shown then; the partitions to materialize, each with the checkpoint that made it what it is; and those
+        that were complete and are not any more.
+    """
+    first, length = to_micros(_start(configured)), _LENGTHS[configured.every] // timedelta(microseconds=1)
+    shown = shown or Shown(first, int(head.id))
+    reached, anew = shown.until, list(shown.anew)
+    for change in changes(stage, sink, rows, CheckpointId(shown.at)):
+        start = first if change.start is None else max(change.start - (change.start - first) % length, first)
+        if change.end is None:
+            reached = min(reached, start)
+        anew.append((start, min(reached, change.end or reached), int(change.by.id)))
+    bound = complete_until(stage, head, rows)
+    end = now if configured.end is None else min(now, datetime.combine(configured.end, time(), UTC))
+    bound = reached if bound is None else min(bound, to_micros(end))
+    until = max(reached, bound - (bound - first) % length)
+    due = [(at, by) for start, stop, by in anew for at in range(start, min(stop, reached), length)]
+    due += [(at, int(head.id)) for at in range(reached, until, length)]
+    taken, left = due[:most], due[most:]
+    made = [(_key(configured, at), by) for at, by in taken]
+    gone = [_key(configured, at) for at in range(until, shown.until, length)]
+    waiting = tuple((at, at + length, by) for at, by in left if at < reached)
+    new = sum(at >= reached for at, _ in taken)
+    return replace(shown, until=reached + new * length, at=int(head.id), anew=waiting), made, gone
+
+
+def events(
+    pipeline: Pipeline, sink: Sink, made: list[tuple[str, int]], gone: list[str], head: Checkpoint
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
+    """The events that show it in Dagster."""
+    asset = key(pipeline, COMPLETE, sink.name)
+    for partition, by in made:
+        yield dg.AssetMaterialization(
+            asset,
+            partition=partition,
+            description=f"complete as of checkpoint {by}",
+            metadata={"checkpoint": by},
+            tags={DATA_VERSION: f"checkpoint {by}"},
+        )
+    for partition in gone:
+        yield dg.AssetObservation(
+            asset,
+            partition=partition,
+            description=f"not complete any more, since rows were taken back ({head.kind} {head.id}); it is materialized"
+            " anew once it is",
+        )
+
+
+def _start(configured: PartitionSettings) -> datetime:
+    return datetime.combine(configured.start, time(), UTC)
+
+
+def _key(configured: PartitionSettings, micros: int) -> str:
+    return f"{from_micros(micros):{KEYS[configured.every]}}"

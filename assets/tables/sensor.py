@@ -1,0 +1,109 @@
+"""The sensor that shows in Dagster what no run of Dagster's shows: complete partitions, and tables that were changed by
+`weir run`, a rewind or a promotion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from assets import metadata
+from assets.names import DATA_VERSION, table_key
+from assets.sensors import unfinished
+from assets.tables import partitions
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import Registry
+from state_ops.counts import counted
+from state_ops.storage.storage import Storage
+
+_SECONDS = 30
+_AT_ONCE = 200  # partitions a tick: each event takes Dagster's database some milliseconds
+
+Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+
+
+def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]) -> dg.SensorDefinition:
+    """The sensor.
+
+    Args:
+        keys: The pipeline's assets, by which its runs are recognized: while one goes on it shows the tables itself.
+    """
+
+    @dg.sensor(
+        name=f"{pipeline.name}_tables_sensor",
+        minimum_interval_seconds=_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            f"Materializes days or hours of {pipeline.name}'s tables once they are complete, and tables that something"
+            " else than Dagster's runs has changed: weir run, a rewind, a promotion."
+        ),
+    )
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        storage, registry = open_storage(pipeline, settings)
+        head = registry.head()
+        if head is None:
+            return dg.SkipReason("there is no checkpoint yet")
+        seen = json.loads(context.cursor) if context.cursor else {}
+        events: list[Event] = list(_partitions(pipeline, settings, registry, head, seen))
+        said = [counted(len(events), "partition")] if events else []
+        if seen.get("tables") != int(head.id) and not unfinished(context.instance, pipeline, set(keys)):
+            changed = list(_changed(context.instance, pipeline, head, storage))
+            events += changed
+            said += [counted(len(changed), "table")] if changed else []
+            seen["tables"] = int(head.id)
+        what = f"shown: {', '.join(said)}" if said else "nothing is new"
+        return dg.SensorResult(
+            asset_events=events, cursor=json.dumps(seen), skip_reason=f"{what}, as of checkpoint {head.id}"
+        )
+
+    return look
+
+
+def _partitions(
+    pipeline: Pipeline, settings: Settings, registry: Registry, head: Checkpoint, seen: dict[str, Any]
+) -> Iterator[Event]:
+    """Partitions that are complete, were changed, or are not complete any more since the last look.
+
+    Args:
+        seen: What the sensor remembers; it is brought up to date.
+    """
+    configured = partitions.of(pipeline, settings)
+    if configured is None or seen.get("partitions") == int(head.id):
+        return
+    rows = {row.id: row for row in registry.checkpoints()}
+    marks, most = seen.setdefault("until", {}), _AT_ONCE
+    for stage, sink in partitions.tables(pipeline):
+        before = partitions.Shown.from_json(marks.get(sink.name))
+        shown, made, gone = partitions.follow(configured, stage, sink, before, head, rows, datetime.now(UTC), most)
+        marks[sink.name], most = astuple(shown), most - len(made)
+        yield from partitions.events(pipeline, sink, made, gone, head)
+    if most > 0:  # else some are left for the next tick
+        seen["partitions"] = int(head.id)
+
+
+def _changed(
+    instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint, storage: Storage
+) -> Iterator[dg.AssetMaterialization]:
+    """Materializations of the tables whose data are others than Dagster has seen last."""
+    for stage in pipeline.stages:
+        for sink in stage.sinks:
+            asset = table_key(pipeline, sink.name)
+            now, version = metadata.of_sink_now(pipeline, head, stage, sink, storage)
+            newest = instance.get_latest_materialization_event(asset)
+            materialization = newest.asset_materialization if newest is not None else None
+            if version is not None and (
+                materialization is None or (materialization.tags or {}).get(DATA_VERSION) != version
+            ):
+                yield dg.AssetMaterialization(
+                    asset,
+                    description=f"as of checkpoint {head.id}, {head.reason}",
+                    metadata={"checkpoint": int(head.id), **now},
+                    tags={DATA_VERSION: version},
+                )

@@ -1,0 +1,74 @@
+"""Up to which event time a stage has handed out every row, and which event times have other rows than before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.operators import watermarks
+from state_ops.checkpoints.checkpoint import EPOCH, PROMOTION, REWIND, TAKES_BACK, Checkpoint
+from state_ops.ids import CheckpointId
+
+Rows = Mapping[CheckpointId, Checkpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Event times whose rows a rewind or a promotion has exchanged, in microseconds since 1970 UTC.
+
+    Attributes:
+        by: The rewind or the promotion.
+        start: None: from the first one on.
+        end: Without it. None: all that follow, of which not all may be there again.
+    """
+
+    by: Checkpoint
+    start: int | None
+    end: int | None
+
+
+def complete_until(stage: Stage, row: Checkpoint, rows: Rows) -> int | None:
+    """Up to which event time a checkpoint has every row that a stage hands out, in microseconds since 1970 UTC.
+
+    Rows that come later than that are late. Windows, timers and joins hand out what the watermark has passed one epoch
+    after it: their stage's watermark may rest on rows of the very epoch.
+
+    Args:
+        rows: The retained checkpoints.
+
+    Returns:
+        The time, or None: the stage has no event time, or only the next epoch tells.
+    """
+    if not watermarks.holds_back(stage):
+        return row.watermarks.get(stage.uid)
+    parent = rows.get(row.parent_id) if row.parent_id is not None else None
+    if parent is None:
+        return None
+    if row.kind == REWIND:
+        return complete_until(stage, parent, rows)
+    if row.kind != EPOCH or stage.uid not in parent.watermarks:
+        return None
+    return parent.watermarks[stage.uid] - (stage.join.behind if stage.join is not None else 0)
+
+
+def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[Change]:
+    """What rewinds and promotions after a checkpoint have exchanged of a sink's rows, oldest first."""
+    changed: list[Change] = []
+    for row in sorted(rows.values(), key=lambda row: row.id):
+        if row.id <= since or row.kind not in TAKES_BACK:
+            continue
+        link = row.sinks.get(sink.name)
+        if row.kind == PROMOTION and link is not None and link.column is not None:
+            changed.append(Change(row, link.start, link.end))
+            continue
+        parent = rows.get(row.parent_id) if row.parent_id is not None else None
+        until = complete_until(stage, parent, rows) if parent is not None else None
+        changed.append(Change(row, until, None))
+        for left in rows.values():  # ranges that were promoted, and are not any more
+            link = left.sinks.get(sink.name)
+            is_left = left.kind == PROMOTION and (row.parent_id or 0) < left.id < row.id
+            if is_left and link is not None and link.column is not None:
+                changed.append(Change(row, link.start, link.end))
+    return changed

@@ -1,0 +1,106 @@
+"""Tables are materialized in Dagster while their run goes on, and what is downstream of them follows."""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+import pytest
+
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import ownership
+from state_ops.coordination import lease, requests
+from tests.assets.without_spark import House
+
+BOOKED = dg.AssetKey(["small", "tables", "booked"])
+VERSION = "dagster/data_version"
+
+
+def shown(house: House) -> list[dg.AssetMaterialization]:
+    """The table's materializations, oldest first."""
+    records = house.instance.fetch_materializations(BOOKED, limit=100).records
+    return [record.asset_materialization for record in reversed(records)]
+
+
+def figures(house: House, name: str) -> list:
+    return [event.metadata[name].value for event in shown(house)]
+
+
+@dg.asset(deps=[BOOKED], automation_condition=dg.AutomationCondition.eager())
+def report() -> None:
+    """What somebody else has made of the table."""
+
+
+def test_each_epoch_of_a_run_materializes_the_table_that_it_has_written_to(house):
+    house.bank.land(4, 5)
+    assert house.execute("small_job").success
+    assert figures(house, "checkpoint") == [4, 5, 5], "and at the end of the run"
+    assert figures(house, "dagster/row_count") == [40, 50, 50]
+    assert figures(house, "rows added") == [10, 10, 20]
+    assert [event.metadata["waiting in landing"].value for event in shown(house)[:2]] == [1, 0]
+    assert all(rate > 0 for rate in figures(house, "rows/s"))
+    assert {"Delta version", "size (MiB)", "epoch to commit (ms)", "dagster/column_schema"} <= set(
+        shown(house)[-1].metadata
+    )
+    assert house.execute("small_job").success, "which finds nothing to do"
+    first, second, *others = (event.tags[VERSION] for event in shown(house))
+    assert first != second
+    assert set(others) == {second}, "the same rows are the same data"
+
+
+def test_epochs_that_come_fast_share_a_materialization(house):
+    house.bank.land(4, 5, 6)
+    house.bank.site.options["WEIR_DAGSTER__OBSERVE_SECONDS"] = "3600"
+    assert house.execute("small_job").success
+    assert figures(house, "checkpoint") == [4, 6, 6]
+    assert figures(house, "rows added") == [10, 20, 30]
+
+
+def test_an_eager_asset_is_due_while_the_run_goes_on(house, monkeypatch):
+    """Dagster takes a table for in progress until its run has materialized it, and starts nothing downstream before."""
+    due: list[int] = []
+    defs = dg.Definitions.merge(house.defs, dg.Definitions(assets=[report]))
+    cursor = [None]
+
+    def evaluate() -> int:
+        result = dg.evaluate_automation_conditions(
+            defs=defs, instance=house.instance, cursor=cursor[0], asset_selection=dg.AssetSelection.assets("report")
+        )
+        cursor[0] = result.cursor
+        return result.total_requested
+
+    class Looked(InMemoryExecutor):
+        def run(self, *given, **options):
+            due.append(evaluate())
+            return super().run(*given, **options)
+
+    monkeypatch.setattr(ownership, "SparkExecutor", lambda *_, **__: Looked())
+    house.bank.land(4, 5, 6)
+    assert house.execute("small_job").success
+    assert due[0] == 0 and 1 in due[1:], "before an epoch, what an earlier one of the run has made due"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("served", [False], indirect=True)
+def test_an_eager_asset_follows_an_epoch_within_a_minute_while_the_run_goes_on(served):
+    served.bank.land(1)
+    served.until(lambda: served.head() == 1, "the first epoch")
+    served.until(lambda: reports(served), "the report after the first epoch")
+    time.sleep(15)  # until the tick after the one that has started it
+    served.bank.land(2)
+    served.until(lambda: served.head() == 2, "the second epoch")
+    epoch = time.time()
+    served.until(lambda: reports(served, since=epoch), "the report after the second epoch")
+    (run, *_) = served.instance.get_run_records(dg.RunsFilter(tags={"dagster/from_automation_condition": "true"}))
+    assert run.create_timestamp.timestamp() - epoch < 60, "when it was asked for; how soon it starts is the machine's"
+    assert lease.alive(served.lease)
+    assert served.runs()["job"] == ["STARTED"], "which goes on"
+    requests.send(served.storage, requests.Request("stop"))
+    served.until(lambda: served.runs()["job"] == ["SUCCESS"], "the end of the run")
+
+
+def reports(served, since: float = 0.0) -> int:
+    """How often the report was made since a moment."""
+    records = served.instance.fetch_materializations(dg.AssetKey("report"), limit=10).records
+    return sum(record.timestamp >= since for record in records)
