@@ -27,24 +27,23 @@ hypothesis.settings.load_profile("weir")
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark for all tests, made as runs make it, with Delta's jars; starts only where a test asks for it."""
-    assert not _has_jvm(), "a test before has started a JVM without Delta's jars in this process"
     session = runtime.session(settings.load({}), app="weir-tests", delta=True)
     yield session
     session.stop()
 
 
 @pytest.fixture(autouse=True)
-def spark_where_it_is_asked_for(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that starts Spark says so: a JVM without Delta's jars would stay in this process for all tests after
-    it."""
-    before = _has_jvm()
-    yield
-    assert before or not _has_jvm() or "spark" in request.fixturenames, 'it needs @pytest.mark.usefixtures("spark")'
+def spark_where_it_is_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that needs Spark says so. Otherwise it would start a JVM without Delta's jars, which stays in this process
+    for all tests after it."""
+    start = runtime.session
 
+    def session(*arguments: Any, **options: Any) -> SparkSession:
+        if "spark" not in request.fixturenames:
+            pytest.fail('this test needs Spark and does not say so: @pytest.mark.usefixtures("spark")')
+        return start(*arguments, **options)
 
-def _has_jvm() -> bool:
-    module = sys.modules.get("pyspark.core.context")
-    return module is not None and module.SparkContext._gateway is not None
+    monkeypatch.setattr(runtime, "session", session)
 
 
 @pytest.fixture(scope="session")
