@@ -399,6 +399,16 @@ class SparkSettings(Section):
         ),
         json_schema_extra=_advice("Left at auto, which takes what costs less; `rows` also lets Spark sort."),
     )
+    second_hop: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description=(
+            "On a classic master of several hosts, whether blocks of columns go through storage instead of Spark's"
+            " shuffle, so that a subtask reads its own where its state is. auto: where the state that would move is"
+            " larger than twice the rows' files and 128 KiB for each request; on: whenever rows are not read directly"
+            " and `exchange` is not rows."
+        ),
+        json_schema_extra=_advice("Left at auto. on: for a directory that all hosts share, where requests are free."),
+    )
     driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark properties, as they are.")
 

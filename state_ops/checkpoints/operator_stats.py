@@ -35,7 +35,8 @@ class OperatorStats(Recorded):
         ms: By phase, the milliseconds of the slowest subtask.
         cache: As `CacheFigures` has it; None without a cache. `cache_totals`: of all epochs so far.
         exchange: How its rows reached its subtasks: "direct", "files", "cut" or "rows"
-            (docs/adr/0071-blocks-of-columns.md); None: without Spark, or there were none.
+            (docs/adr/0071-blocks-of-columns.md), "files-staged" or "cut-staged" (docs/adr/0088-blocks-on-storage.md);
+            None: without Spark, or there were none.
         delivery: How often the pipeline's sinks got rows then, as its definition says; None: an earlier release.
         sides: Of a stage with several inputs, where event time stands in each, as `SidesTime` has it.
         lookup: The version of the table that the plan of the epoch has, and where rows of an earlier epoch were joined

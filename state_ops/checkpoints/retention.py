@@ -198,7 +198,7 @@ def apply(
 
 
 def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generation: Generation) -> list[StoredFile]:
-    """State, channel and output objects of older generations that no listing names.
+    """State, channel, output and exchange objects of older generations that no listing names.
 
     Older generations are fenced, so nothing can come to reference these objects any more: no clock and no age is asked.
     Files whose names are not Weir's are left alone.
@@ -208,7 +208,7 @@ def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generat
     """
     named = reference_counts(listings)
     unnamed = []
-    for top in ("state", "channels", "outputs"):
+    for top in ("state", "channels", "outputs", "exchange"):
         for file in storage.list(top, unfinished=True):
             parsed = parse_epoch_dir("/".join(file.path.split("/")[2:3]))
             if parsed is not None and parsed[0] < generation and file.path not in named and is_staged(file.path):

@@ -4,6 +4,7 @@
     channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or
     output>.parquet
     outputs/<sink>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet
+    exchange/<operator>/g<generation>-e<epoch>/<map task>-<attempt>/<number>.blocks   for an epoch in flight
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     landed/<source>/<uuid>.parquet                                              for an epoch in flight
     registry/<table>/...                                                        Delta; data files of Weir's names
@@ -42,6 +43,7 @@ _ATTEMPT = r"\d+-[0-9a-f]{32}"
 _STAGED = re.compile(
     rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
     rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/{NUMBER_OR_OUTPUT})?\.parquet"
+    rf"|exchange/[^/]+/(?P<blocks>g\d+-e\d+)/{_ATTEMPT}/\d+\.blocks"
     rf"|outputs/[^/]+/(?P<output>g\d+-e\d+)/{_ATTEMPT}\.parquet"
     rf"|tables/(?P<table>[^/]+)/data(?:-(?P<whose>[0-9a-f]{{8}}))?/(?P<rows>g\d+-e\d+)/{_ATTEMPT}(?:/\d+)?\.parquet)"
 )
@@ -145,7 +147,9 @@ def superfluous(
             if staged["table"] is not None:
                 if path not in tables[staged["table"]].files:
                     ours.setdefault(staged["table"], []).append(file)
-            elif seen.readable and _is_fenced(seen, staged["state"] or staged["channel"] or staged["output"]):
+            elif seen.readable and _is_fenced(
+                seen, staged["state"] or staged["channel"] or staged["blocks"] or staged["output"]
+            ):
                 yield Finding.of(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
         elif _LANDED.fullmatch(path):
             if not seen.alive:  # else an epoch may be reading it

@@ -97,6 +97,10 @@ class FileSystemStore:
             size = source.size()
             return source.read_at(min(size, length), max(size - length, 0)), size
 
+    def part(self, path: str, start: int, length: int) -> bytes:
+        with self._fs.open_input_file(self._at(path)) as source:
+            return bytes(source.read_at(length, start))
+
     def size(self, path: str) -> int | None:
         info = self._fs.get_file_info(self._at(path))
         return info.size if info.type == pafs.FileType.File else None

@@ -78,6 +78,12 @@ class InstrumentedStore:
         self._traffic.moved(DOWN, len(data))
         return data, size
 
+    def part(self, path: str, start: int, length: int) -> bytes:
+        self._traffic.requested(GET)
+        data = self._store.part(path, start, length)
+        self._traffic.moved(DOWN, len(data))
+        return data
+
     def size(self, path: str) -> int | None:
         self._traffic.requested(HEAD)
         return self._store.size(path)

@@ -89,6 +89,10 @@ class ObjectStore:
                 raise
             return bytes(answer.bytes()), answer.meta["size"]
 
+    def part(self, path: str, start: int, length: int) -> bytes:
+        with self._translated(path):
+            return bytes(obstore.get_range(self._once, path, start=start, length=length))
+
     def size(self, path: str) -> int | None:
         try:
             with self._translated(path):

@@ -19,6 +19,7 @@ _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
 _CHANNEL = re.compile(
     rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}{NUMBER_OR_OUTPUT}|{_UNFINISHED}{_ATTEMPT})\.parquet"
 )
+_BLOCKS = re.compile(rf"exchange/[^/]+/{_EPOCH}/{_ATTEMPT}/{_UNFINISHED}\d+\.blocks")
 _OUTPUT = re.compile(rf"outputs/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
 _ROWS = re.compile(rf"tables/[^/]+/{_DATA}/{_EPOCH}/(?:{_UNFINISHED}{_ATTEMPT}|{_ATTEMPT}/{_UNFINISHED}\d+)\.parquet")
 _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
@@ -36,9 +37,9 @@ def data_directory(table: str, app_id: str, elsewhere: bool) -> str:
 
 
 def is_staged(path: str) -> bool:
-    """Whether an attempt may have staged this object: part of a snapshot, or rows of a channel or for a sink that is no
-    table."""
-    return any(name.fullmatch(path) for name in (_STATE, _CHANNEL, _OUTPUT))
+    """Whether an attempt may have staged this object: part of a snapshot, rows of a channel or for a sink that is no
+    table, or blocks of the exchange."""
+    return any(name.fullmatch(path) for name in (_STATE, _CHANNEL, _OUTPUT, _BLOCKS))
 
 
 def is_staged_rows(path: str) -> bool:

@@ -369,6 +369,11 @@ class Storage:
         except FileNotFoundError:
             return None
 
+    def read_part(self, path: str, start: int, length: int) -> bytes:
+        """`length` bytes of `path` from the byte `start` on, fewer where it ends before; raises FileNotFoundError."""
+        store, place = self._there(path)
+        return self._retried(path, lambda: store.part(place, start, length))
+
     def digest(self, path: str) -> str | None:
         """The sha256 of the content of `path`, read in pieces; None if there is no such file."""
 

@@ -54,6 +54,10 @@ class Store(Protocol):
     def tail(self, path: str, length: int) -> tuple[bytes, int]:
         """The last `length` bytes, all if there are fewer, and the object's size in bytes. Raises FileNotFoundError."""
 
+    def part(self, path: str, start: int, length: int) -> bytes:
+        """`length` bytes from the byte `start` on, fewer where the object ends before. Raises FileNotFoundError, and
+        OSError where it may end before `start`."""
+
     def size(self, path: str) -> int | None:
         """Size in bytes, None if there is no such object."""
 

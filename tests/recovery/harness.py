@@ -121,6 +121,10 @@ class Site:
         tables = list(state_reader.scan(self.pipeline, self.settings, stage))
         return pa.concat_tables(tables).to_pandas(use_threads=False) if tables else pd.DataFrame()
 
+    def left_of_exchange(self) -> list[str]:
+        """Blocks of rows that lie in storage."""
+        return [name for name in self.objects() if name.startswith("exchange/")]
+
     def assert_no_orphans(self) -> None:
         """Every object is named by a retained checkpoint, or is in its table's log; and what is named is there."""
         checkpoints = self.registry("checkpoints")
@@ -130,6 +134,7 @@ class Site:
         assert len(named) == checkpoints["files"].sum()
         kept = named[named["kind"].isin(["state", "channel"])]
         stored = {name: size for name, (size, _) in self.objects().items() if name.startswith(("state/", "channels/"))}
+        assert not self.left_of_exchange(), "blocks of the exchange"
         wanted = dict(zip(kept["path"], kept["bytes"], strict=True))
         assert stored.keys() - wanted.keys() == set(), "objects that no retained checkpoint names"
         assert wanted.items() - stored.items() == set(), "objects that are gone or have another size"

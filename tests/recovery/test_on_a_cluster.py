@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ _SPECULATING = {"spark.speculation": "true", "spark.speculation.multiplier": "1.
 WAYS: dict[str, dict[str, Any]] = {
     "direct": {},
     "files": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "blocks", "WEIR_SPARK__CONF": _SPECULATING},
+    "staged": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__SECOND_HOP": "on", "WEIR_SPARK__CONF": _SPECULATING},
     "rows": {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__EXCHANGE": "rows", "WEIR_SPARK__CONF": _SPECULATING},
 }
 
@@ -90,7 +92,15 @@ def _assert_exact(site: Site, landing: Path) -> None:
     site.assert_no_orphans()
 
 
-@pytest.mark.parametrize("way", ["direct", *(pytest.param(way, marks=pytest.mark.long) for way in ("files", "rows"))])
+def _taken(site: Site) -> set[str | None]:
+    """How rows came to both stages in the epochs of the checkpoints that are retained."""
+    rows = map(json.loads, site.registry("checkpoints")["operators"])
+    return {stats.get("exchange") for row in rows for stats in row.values()}
+
+
+@pytest.mark.parametrize(
+    "way", ["direct", *(pytest.param(way, marks=pytest.mark.long) for way in ("files", "staged", "rows"))]
+)
 def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed(tmp_path, way):
     shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
     with cluster(tmp_path / "cluster", shared, workers=1) as spark:
@@ -112,7 +122,7 @@ def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_hold
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["files", "rows"])
+@pytest.mark.parametrize("way", ["files", "staged", "rows"])
 def test_a_subtask_that_is_slow_is_run_twice_by_speculation_and_counts_once(tmp_path, way):
     shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
     with cluster(tmp_path / "cluster", shared, workers=2) as spark:
@@ -127,5 +137,49 @@ def test_a_subtask_that_is_slow_is_run_twice_by_speculation_and_counts_once(tmp_
                 gate.unlink()
             assert run.process.wait(240) == 0, run.output.read_text()
         with child(site, "in a stage", _LAST_RESORT) as run:  # takes away what the slower twins have uploaded
+            assert run.process.wait(240) == 0, run.output.read_text()
+    _assert_exact(site, landing)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adaptive", ["false", "true"])
+def test_blocks_on_storage_are_proven_and_leave_nothing_although_the_coordinator_is_killed_between_two_jobs(
+    tmp_path, adaptive
+):
+    """A block is damaged in the second epoch, which is declined; of a later one the coordinator is killed once all its
+    blocks are there."""
+    shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
+    with cluster(tmp_path / "cluster", shared, workers=2) as spark:
+        conf = {**WAYS["staged"]["WEIR_SPARK__CONF"], "spark.sql.adaptive.enabled": adaptive}
+        site = _site(tmp_path / "site", spark, "staged", WEIR_CHECKPOINTS__NUM_RETAINED="9")
+        conf = json.loads(site.options["WEIR_SPARK__CONF"]) | conf
+        site = replace(site, options={**site.options, "WEIR_SPARK__CONF": json.dumps(conf)})
+        _land(site, landing, {})
+        later = sorted(landing.iterdir())[3:]
+        for file in later:
+            file.rename(file.with_suffix(".later"))
+        with child(site, "between two jobs", 2) as run:
+            run.wait_until_held()
+            blocks = [site.storage / name for name in site.left_of_exchange()]
+            assert blocks and all("g1-e2" in str(block) for block in blocks)
+            for block in blocks:
+                data = bytearray(block.read_bytes())
+                data[-1] ^= 1
+                block.write_bytes(data)
+            run.release.touch()
+            assert run.process.wait(240) == 0, run.output.read_text()
+            assert "xxh3 is not the recorded one" in run.output.read_text()
+        assert not site.left_of_exchange() and "files-staged" in _taken(site)
+        for file in (run.marker, run.release):
+            file.unlink()
+        for file in later:
+            file.with_suffix(".later").rename(file)
+        with child(site, "between two jobs", (site.head() or 0) + 2) as run:
+            run.wait_until_held()
+            assert site.left_of_exchange()
+            kill_family(run.process.pid)
+            run.process.wait()
+        assert site.left_of_exchange(), "what the next owner has to remove"
+        with child(site, "in a stage", _LAST_RESORT) as run:
             assert run.process.wait(240) == 0, run.output.read_text()
     _assert_exact(site, landing)

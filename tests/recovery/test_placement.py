@@ -44,7 +44,8 @@ def go_on(run: subprocess.Popen[str]) -> list[Any]:
 
 
 @pytest.mark.long
-def test_subtasks_stay_on_their_hosts_and_leave_one_that_is_gone(tmp_path: Path):
+@pytest.mark.parametrize("way", ["direct", "staged"])
+def test_subtasks_stay_on_their_hosts_and_leave_one_that_is_gone(tmp_path: Path, way: str):
     shared = tmp_path / "storage"
     with cluster(tmp_path / "cluster", shared, workers=2) as spark:
         landing = shared / "landing"
@@ -58,6 +59,8 @@ def test_subtasks_stay_on_their_hosts_and_leave_one_that_is_gone(tmp_path: Path)
             "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5",
             **spark.settings,
         }
+        if way == "staged":
+            env |= {"WEIR_SPARK__DIRECT_READ_MB": "0", "WEIR_SPARK__SECOND_HOP": "on"}
         command = [sys.executable, "-m", "tests.recovery.placed", json.dumps(env), str(EPOCHS), str(landing)]
         with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdin is not None and run.stdout is not None

@@ -47,6 +47,16 @@ def test_a_file_comes_back_as_it_was_sent(storage: Storage, tmp_path: Path, size
     assert back.read_bytes() == local.read_bytes() == storage.read_bytes("state/count/g1-e1/0-a/1.sst")
 
 
+def test_a_part_of_a_file_is_read_alone(storage: Storage):
+    storage.put_bytes("exchange/a/1.blocks", bytes(range(100)))
+    before = storage.traffic.counts()["bytes_down"]
+    assert storage.read_part("exchange/a/1.blocks", 10, 5) == bytes(range(10, 15))
+    assert storage.read_part("exchange/a/1.blocks", 98, 5) == bytes([98, 99])
+    assert storage.traffic.counts()["bytes_down"] - before == 7
+    with pytest.raises(FileNotFoundError):
+        storage.read_part("exchange/a/2.blocks", 0, 1)
+
+
 def test_a_file_that_is_written_again_is_the_new_one(storage: Storage):
     storage.put_bytes("coordinator/lease.json", b"first, and longer")
     storage.put_bytes("coordinator/lease.json", b"second")

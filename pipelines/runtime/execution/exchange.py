@@ -29,6 +29,9 @@ DIRECT, FILES, CUT, ROWS = "direct", "files", "cut", "rows"
 """How rows reach their subtasks: each subtask reads all and keeps its own; map tasks read files into blocks; map tasks
 cut what Spark has read into blocks; Spark shuffles rows."""
 
+STAGED = "-staged"
+"""What follows FILES or CUT where the blocks go through storage instead of Spark's shuffle."""
+
 AUTO, BLOCKS = "auto", "blocks"  # of the setting, beside ROWS
 
 # Bytes of a row, about, up to which blocks cost less than Spark's own rows; and where Spark would have to sort these as
@@ -74,7 +77,7 @@ def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema, way: str
         way: FILES or CUT, the latter of rows that leave the JVM for it and come back.
     """
     count = sum(file.rows or 0 for file in rows.files)
-    stored = sum(_bytes(file) for file in rows.files)
+    stored = sum(stored_bytes(file) for file in rows.files)
     varying = [type for type in columns.types if not _is_fixed(type)]
     width = sum(max(type.bit_width // 8, 1) for type in columns.types if _is_fixed(type))
     if varying:
@@ -82,13 +85,14 @@ def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema, way: str
     return bool(width <= _MOST_WIDTH[way][bool(stage.order_by)])
 
 
-def _bytes(file: SourceFile | StagedFile | StateFile) -> int:
+def stored_bytes(file: SourceFile | StagedFile | StateFile) -> int:
+    """How large a file is where it is stored, without columns that nobody reads where that is known."""
     return file.stored_bytes if isinstance(file, SourceFile) else file.bytes
 
 
 def _rows_at_once(file: SourceFile | StagedFile | StateFile) -> int:
     """How many rows of a file are read at once: fewer of wide ones, so that a batch of them fits into memory."""
-    return min(_READ_ROWS, max(1, _CUT_BYTES * (file.rows or 0) // max(1, _bytes(file))))
+    return min(_READ_ROWS, max(1, _CUT_BYTES * (file.rows or 0) // max(1, stored_bytes(file))))
 
 
 def _is_fixed(type: pa.DataType) -> bool:
@@ -98,7 +102,7 @@ def _is_fixed(type: pa.DataType) -> bool:
 def pieces(rows: Landed | Channel, tasks: int) -> list[Pieces]:
     """Return what each map task reads: neighbours in the slice's order, about as many bytes for each; fewer tasks than
     `tasks` where there is not so much."""
-    sizes = [_bytes(file) for file in rows.files]
+    sizes = [stored_bytes(file) for file in rows.files]
     most = min(max(sum(sizes) // (2 * tasks), _LEAST_SHARE), _MOST_SHARE)
     parts = [max(1, -(-size // most)) if isinstance(rows, Landed) else 1 for size in sizes]
     every = [(file, Share(part, count)) for file, count in enumerate(parts) for part in range(count)]
@@ -203,9 +207,19 @@ def opened(blocks: Iterable[pa.RecordBatch], columns: Sequence[pa.Schema]) -> It
     Raises:
         where.Refused: A block is null.
     """
-    schemas = [direct_read.with_group(of) for of in columns]
+    schemas = block_schemas(columns)
     for batch in blocks:
         for side, block in zip(batch.column("side").to_pylist(), batch.column("block"), strict=True):
             if not block.is_valid:
                 raise where.Refused("a map task has met a row that Spark alone can judge")
-            yield side, pa.Table.from_batches([pa.ipc.read_record_batch(block.as_buffer(), schemas[side])])
+            yield side, opened_block(block.as_buffer(), schemas[side])
+
+
+def block_schemas(columns: Sequence[pa.Schema]) -> list[pa.Schema]:
+    """By input, what its blocks have, of which these are the columns without the key group."""
+    return [direct_read.with_group(of) for of in columns]
+
+
+def opened_block(block: pa.Buffer, schema: pa.Schema) -> pa.Table:
+    """The rows of one block, a view of it."""
+    return pa.Table.from_batches([pa.ipc.read_record_batch(block, schema)])

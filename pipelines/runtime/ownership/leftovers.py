@@ -45,6 +45,7 @@ def delete_staged(context: RunContext, name: str) -> None:
     for stage in context.pipeline.stages:
         context.storage.delete_tree(f"state/{stage.uid}/{name}")
         context.storage.delete_tree(f"channels/{stage.uid}/{name}")
+        context.storage.delete_tree(f"exchange/{stage.uid}/{name}")
     for sink in context.pipeline.sinks:
         if context.pipeline.early and context.pipeline.appends(sink):
             continue

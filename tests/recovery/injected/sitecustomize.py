@@ -50,6 +50,19 @@ def _in_an_upload(module, epoch: int) -> None:
     module.Storage.put_file = held
 
 
+def _between_two_jobs(module, epoch: int) -> None:
+    """In the coordinator: all blocks of a stage are in storage, and no subtask has read one."""
+    collected = module.collected
+
+    def held(storage, staged):
+        extents = collected(storage, staged)
+        if any(f"-e{epoch}/" in extent.path for mine in extents.values() for extent in mine):
+            _hold()
+        return extents
+
+    module.collected = held
+
+
 def _before_the_row(module, epoch: int) -> None:
     """All has been staged, the listing is committed, the checkpoint's row is not."""
     commit = module.FencedTable.commit
@@ -107,6 +120,7 @@ def _in_pruning(module, epoch: int) -> None:
 POINTS = {
     "in a stage": ("pipelines.runtime.operators", _in_a_stage),
     "in an upload": ("state_ops.storage.storage", _in_an_upload),
+    "between two jobs": ("pipelines.runtime.execution.staged_blocks", _between_two_jobs),
     "before the row": ("state_ops.delta.fenced_table", _before_the_row),
     "after the row": ("state_ops.checkpoints.registry", _after_the_row),
     "between two sinks": ("pipelines.runtime.sinks.delta", _between_two_sinks),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -23,7 +24,7 @@ from configs import settings
 from configs.settings import EpochSettings, S3Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.runtime.definition import ROW
-from pipelines.runtime.execution import direct_read, exchange, in_process
+from pipelines.runtime.execution import direct_read, exchange, in_process, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.sources.files import FilesReader
@@ -119,13 +120,29 @@ WAYS = {
     exchange.FILES: {"DIRECT_READ_MB": "0", "EXCHANGE": "blocks"},
     exchange.CUT: {"EXCHANGE": "blocks", "CONF": json.dumps({"spark.sql.files.openCostInBytes": "4194304"})},
 }
+WAYS |= {way + exchange.STAGED: WAYS[way] for way in (exchange.FILES, exchange.CUT)}
 
 
-def test_subtasks_see_the_same_rows_in_the_same_order_however_they_come(tmp_path: Path, spark, monkeypatch):
-    """Read by themselves, in blocks, or row by row; the same where they are too many to be sorted in memory."""
+@pytest.fixture
+def through_storage(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets blocks go through storage where a way says so, as if there were several hosts."""
+
+    def chosen(way: str) -> None:
+        monkeypatch.setattr(SparkExecutor, "_is_staged", lambda *_: way.endswith(exchange.STAGED))
+
+    return chosen
+
+
+def test_subtasks_see_the_same_rows_in_the_same_order_however_they_come(
+    tmp_path: Path, spark, monkeypatch, through_storage
+):
+    """Read by themselves, in blocks, or row by row; the same where they are too many to be sorted in memory, and where
+    a map task puts several objects."""
+    monkeypatch.setattr(staged_blocks, "MOST_BYTES", 4_000)
     monkeypatch.setattr(exchange, "_CUT_ROWS", 60)
     tables: dict[str, list[pd.DataFrame]] = {}
     for way, said in WAYS.items():
+        through_storage(way)
         options = {f"WEIR_SPARK__{name}": value for name, value in said.items()}
         options |= {"WEIR_SPARK__PARALLELISM": "3", "WEIR_SPARK__BATCH_ROWS": "25"}
         site = Site(tmp_path / way, options, pipeline, __name__)
@@ -137,6 +154,7 @@ def test_subtasks_see_the_same_rows_in_the_same_order_however_they_come(tmp_path
             spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         operators = reports[-1].checkpoint.operators
         assert {stats.exchange for stats in operators.values()} == {way}
+        assert not site.left_of_exchange()
         tables[way] = [site.table(name).sort_values("unique").reset_index(drop=True) for name in ("first", "second")]
     for way in set(WAYS) - {exchange.ROWS}:
         for through_spark, otherwise in zip(tables[exchange.ROWS], tables[way], strict=True):
@@ -164,10 +182,13 @@ def asked_again(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataF
 asking = Pipeline("asking", (asked_rows, asked_again), max_parallelism=MAX_PARALLELISM)
 
 
-def test_a_where_keeps_the_same_rows_and_counts_them_alike_whoever_evaluates_it(tmp_path: Path, spark, monkeypatch):
+def test_a_where_keeps_the_same_rows_and_counts_them_alike_whoever_evaluates_it(
+    tmp_path: Path, spark, monkeypatch, through_storage
+):
     monkeypatch.setattr(exchange, "_CUT_ROWS", 60)
     results = []
     for way, said in WAYS.items():
+        through_storage(way)
         site = Site(tmp_path / way, {f"WEIR_SPARK__{name}": value for name, value in said.items()}, asking, __name__)
         landed(site)
         (report,) = site.run()
@@ -192,9 +213,10 @@ UNJUDGED = {
 
 
 @pytest.mark.parametrize("where", list(UNJUDGED))
-def test_a_row_that_python_cannot_judge_is_judged_by_spark(tmp_path: Path, spark, where):
+def test_a_row_that_python_cannot_judge_is_judged_by_spark(tmp_path: Path, spark, through_storage, where):
     results: list[Any] = []
-    for way in (exchange.ROWS, exchange.DIRECT, exchange.FILES):
+    for way in (exchange.ROWS, exchange.DIRECT, exchange.FILES, exchange.FILES + exchange.STAGED):
+        through_storage(way)
         counted = aggregate(
             "counted", SOURCE, key="name", null_keys="drop", where=where, rows=agg.count(), sink=delta.append("counted")
         )
@@ -207,10 +229,14 @@ def test_a_row_that_python_cannot_judge_is_judged_by_spark(tmp_path: Path, spark
             results.append((str(error), error.where, error.next))
             continue
         stats = report.checkpoint.operators["counted"]
-        assert stats.exchange == way if where == "10 / number > 0" else stats.exchange in (exchange.ROWS, exchange.CUT)
+        assert (
+            stats.exchange == way
+            if where == "10 / number > 0"
+            else stats.exchange.startswith((exchange.ROWS, exchange.CUT))
+        )
         results.append((stats.rows_in, site.table("counted").sort_values("name").to_dict("list")))
         site.assert_no_orphans()
-    assert results[1:] == [results[0]] * 2
+    assert results[1:] == [results[0]] * 3
     assert UNJUDGED[where] is None or re.search(UNJUDGED[where], results[0][0])
 
 
@@ -441,7 +467,7 @@ def test_a_slice_knows_which_files_spark_cannot_read_as_they_are_meant(tmp_path,
 )
 def test_whoever_tells_spark_how_to_read_has_it_read(tmp_path, name, asks):
     executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
-    assert (executor._way(first, staged(tmp_path, as_seen=True), 2) != exchange.DIRECT) is asks
+    assert (executor._way(first, staged(tmp_path, as_seen=True), 2, exchange.AUTO) != exchange.DIRECT) is asks
 
 
 # -- blocks
@@ -643,5 +669,5 @@ def test_a_damaged_file_is_named_by_a_map_task_too(tmp_path, spark):
 def test_whoever_tells_spark_how_to_evaluate_has_it_evaluate_a_where(tmp_path, name, asks):
     executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
     asked = replace(first, where="id > 1")
-    assert (executor._way(asked, staged(tmp_path), 2) != exchange.DIRECT) is asks
-    assert executor._way(first, staged(tmp_path), 2) == exchange.DIRECT
+    assert (executor._way(asked, staged(tmp_path), 2, exchange.AUTO) != exchange.DIRECT) is asks
+    assert executor._way(first, staged(tmp_path), 2, exchange.AUTO) == exchange.DIRECT

@@ -11,6 +11,7 @@ import pytest
 from pipelines.api import Pipeline, delta, files, join, side
 from pipelines.runtime.definition import FULL
 from pipelines.runtime.execution import exchange
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations.plan import plan
 from tests.recovery.harness import Site
@@ -28,9 +29,10 @@ WAYS = {
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("way", WAYS)
-def test_rows_of_both_inputs_reach_their_subtasks_in_one_exchange(way, tmp_path):
-    options, where = WAYS[way]
+@pytest.mark.parametrize("way", [*WAYS, exchange.FILES + exchange.STAGED, exchange.CUT + exchange.STAGED])
+def test_rows_of_both_inputs_reach_their_subtasks_in_one_exchange(way, tmp_path, monkeypatch):
+    options, where = WAYS[way.removesuffix(exchange.STAGED)]
+    monkeypatch.setattr(SparkExecutor, "_is_staged", lambda *_: way.endswith(exchange.STAGED))
     chance, given = random.Random(way), rows(7, 400, 30)
     paid = join(
         "paid",

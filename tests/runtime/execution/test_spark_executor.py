@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 from configs import settings
 from configs.settings import EpochSettings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution import exchange
+from pipelines.runtime.execution import exchange, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.execution.spark import spark_plan
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor, _read_source, _translated
@@ -150,20 +151,46 @@ def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
     assert len(before) > 1 and workers() == before
 
 
-@pytest.mark.parametrize("is_narrow", [True, False], ids=["blocks", "rows"])
+@pytest.mark.parametrize("way", ["blocks", "staged", "rows"])
 @pytest.mark.parametrize(
     "where",
     ["pmod(1, 1) = 1", "pmod(key, 1) = 1", "1 = 0"],
     ids=["as Spark sees in the plan", "as it finds in the rows", "as subtasks find by themselves"],
 )
-def test_every_subtask_acks_when_no_row_is_taken(site, monkeypatch, where, is_narrow):
-    monkeypatch.setattr(exchange, "is_narrow", lambda *_: is_narrow)
+def test_every_subtask_acks_when_no_row_is_taken(site, monkeypatch, where, way):
+    monkeypatch.setattr(exchange, "is_narrow", lambda *_: way != "rows")
+    monkeypatch.setattr(SparkExecutor, "_is_staged", lambda *_: way == "staged")
     counts = site([1, 2, 3], where=where)
 
     (report,) = counts.run()
 
     assert report.checkpoint.operators["counted"].rows_dropped == 3
     assert counts.table("counted").empty
+
+
+@pytest.mark.parametrize(
+    ("hop", "exchange", "hosts", "keyed", "pays", "expected"),
+    [
+        ("auto", "auto", 2, True, True, True),
+        ("auto", "auto", 2, True, False, False),
+        ("on", "blocks", 2, True, False, True),
+        ("on", "rows", 2, True, True, False),
+        ("on", "auto", 1, True, True, False),
+        ("on", "auto", None, True, True, False),
+        ("on", "auto", 2, False, True, False),
+        ("off", "auto", 2, True, True, False),
+    ],
+)
+def test_blocks_go_through_storage_between_hosts_where_that_pays(
+    tmp_path, monkeypatch, hop, exchange, hosts, keyed, pays, expected
+):
+    """hosts: None on a master that tells of none."""
+    executor = SparkExecutor(settings.load({"WEIR_SPARK__SECOND_HOP": hop, "WEIR_SPARK__EXCHANGE": exchange}), "hop")
+    executor.placement = None if hosts is None else SimpleNamespace(hosts=hosts)  # type: ignore[assignment]
+    monkeypatch.setattr(staged_blocks, "pays", lambda *_: pays)
+    stage = SimpleNamespace(key=("key",) if keyed else ())
+    rows = Channel(SCHEMA, Storage(str(tmp_path)), ())
+    assert executor._is_staged(SimpleNamespace(stage=stage), rows) is expected  # type: ignore[arg-type]
 
 
 def _rerouted(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:

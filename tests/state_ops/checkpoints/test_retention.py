@@ -262,13 +262,17 @@ def test_objects_that_an_interrupted_prune_left_are_the_next_generations_orphans
     assert [file.path for file in orphans] == [first[0].path]
 
 
-def test_only_older_generations_have_orphans_and_only_state_and_channels(storage):
+def test_only_older_generations_have_orphans_and_only_where_attempts_stage(storage):
     keeper = Keeper(storage, keep=3)
     keeper.commit(1, None, files("cp1", "1"))
     for path in (
         "state/counts/g1-e1/0-lost/000008.sst",
         "state/counts/g1-e9/0-lost/.tmp-123-000008.sst",
         "channels/counts/g2-e7/0-lost.parquet",
+        "exchange/counts/g2-e7/0-lost/0.blocks",
+        "exchange/counts/g2-e7/0-lost/.tmp-123-1.blocks",
+        "exchange/counts/g3-e7/0-live/0.blocks",
+        "exchange/counts/g2-e7/0-lost/notes.md",
         "state/counts/g3-e7/0-live/000008.sst",
         "state/counts/g4-e1/0-newer/000008.sst",
         "state/notes.txt",
@@ -283,6 +287,8 @@ def test_only_older_generations_have_orphans_and_only_state_and_channels(storage
         "state/counts/g1-e1/0-lost/000008.sst",
         "state/counts/g1-e9/0-lost/.tmp-123-000008.sst",
         "channels/counts/g2-e7/0-lost.parquet",
+        "exchange/counts/g2-e7/0-lost/0.blocks",
+        "exchange/counts/g2-e7/0-lost/.tmp-123-1.blocks",
     }
 
 

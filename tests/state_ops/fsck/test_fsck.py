@@ -207,9 +207,12 @@ def test_case_9_what_the_living_generation_stages_is_never_an_orphan(storage, re
         storage.put_bytes(f"registry/.probe-g{number}-{ATTEMPT}/put", b"x")
         storage.put_bytes(f"state/counts/{name}/1.sst", b"x")
         storage.put_bytes(f"channels/counts/{name}.parquet", b"x")
+        storage.put_bytes(f"exchange/counts/{name}/1.blocks", b"x")
 
     def orphans(**who: bool) -> set[str]:
         report = check(storage, APP, [], quick=True, **who)
+        kept = Kind.ORPHAN_OBJECT, Kind.PROBE
+        assert not [finding for finding in report.findings if finding.kind not in kept], "nothing is foreign"
         probes = {(finding.path or "").split("-")[1] for finding in report.findings if finding.kind is Kind.PROBE}
         orphans = {
             (finding.path or "").split("/")[2] for finding in report.findings if finding.kind is Kind.ORPHAN_OBJECT

@@ -2,7 +2,8 @@
 
 A job without a shuffle starts its tasks from an RDD whose partitions prefer hosts, which DataFrames cannot say. Spark
 waits for a preferred host as long as `spark.locality.wait` says and then takes another one, where the state comes from
-storage: nothing depends on a preference. The reducers of a shuffle know none.
+storage: nothing depends on a preference. The reducers of a shuffle know none, so blocks may go through storage instead
+(`execution/staged_blocks.py`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Placement:
         self._hosts: dict[tuple[str, int], str] = {}
         self._starts: dict[tuple[str, ...], DataFrame] = {}
         self.moved = self.stayed = 0
+
+    @property
+    def hosts(self) -> int:
+        """How many there are with executors."""
+        return len(self._alive())
 
     def start(self, uid: str, parallelism: int) -> DataFrame:
         """Return a frame with a partition for each subtask of a stage, which prefers the host of its state."""

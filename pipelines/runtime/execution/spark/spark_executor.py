@@ -1,6 +1,7 @@
 """A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in `mapInArrow`, acks back.
 
-Slices that are small enough are read by the keyed tasks themselves (`direct`).
+Slices that are small enough are read by the keyed tasks themselves (`direct`). Between hosts it may be two jobs, with
+storage in place of the shuffle (`staged_blocks`).
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from posixpath import normpath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.execution import direct_read, exchange
+from pipelines.runtime.execution import direct_read, exchange, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several, uri
 from pipelines.runtime.execution.spark import gx_loading, spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.spark.placement import Placement
@@ -27,7 +29,9 @@ from pipelines.runtime.execution.spark.spark_task import (
     cut_blocks,
     landed_rows,
     read_blocks,
+    reading_blocks,
     reading_rows,
+    staging,
     with_blocks,
     with_rows,
 )
@@ -36,6 +40,7 @@ from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
+from state_ops.errors import TransientError
 from state_ops.logs import Logger
 
 if TYPE_CHECKING:
@@ -48,6 +53,8 @@ _ACK = "ack string, stage bigint, subtask bigint, task bigint"
 # Properties of spark.conf that ask Spark to read files in another way.
 _HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
 _FILE, _INDEX, _FIRST, _PARTITION = "__weir_file", "__weir_index", "__weir_first", "__weir_partition"
+_Cut: TypeAlias = "tuple[DataFrame, Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]]"
+"""What map tasks get, and what cuts it into blocks of the exchange."""
 _SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*:/+"
 
 
@@ -64,6 +71,7 @@ class SparkExecutor:
         self._session: SparkSession | None = None
         self._starting = threading.Lock()
         self._judged_by_spark: set[str] = set()  # stages whose where has met a row that Spark alone can judge
+        self._cancels = 0
         self.ready_at: datetime | None = None
         self.placement: Placement | None = None
 
@@ -107,13 +115,13 @@ class SparkExecutor:
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
-            acks = [] if rows is None else self._collected(task, self._job(task, rows))
+            acks = [] if rows is None else self._job(task, rows)
             if rows is not None and acks is None:
                 log.info(
                     "Spark evaluates the where of a stage from now on: it alone can judge a row", stage=task.stage.uid
                 )
                 self._judged_by_spark.add(task.stage.uid)
-                acks = self._collected(task, self._job(task, rows))
+                acks = self._job(task, rows)
             # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
             # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
             if not task.stage.key:
@@ -122,62 +130,67 @@ class SparkExecutor:
         finally:
             done.set()
 
-    def _way(self, stage: Stage, rows: Landed | Channel, parallelism: int) -> str:
-        """How rows reach their subtasks."""
+    def _way(self, stage: Stage, rows: Landed | Channel, parallelism: int, asked: str) -> str:
+        """How rows reach their subtasks. asked: the setting, or BLOCKS where these go through storage."""
         configured = self._settings.spark
         by_python = not any(name.startswith(_HOW_SPARK_READS) for name in configured.conf)
         if not rows.as_seen and by_python:
             alone = direct_read.spark_alone(stage, rows.schema, configured.conf)
             by_python = alone is None and stage.uid not in self._judged_by_spark
-        return exchange.chosen(
-            stage, rows, parallelism, configured.direct_read_mb << 20, configured.exchange, by_python=by_python
-        )
+        return exchange.chosen(stage, rows, parallelism, configured.direct_read_mb << 20, asked, by_python=by_python)
 
-    def _job(self, task: KeyedTask, rows: Landed | Channel | Several) -> DataFrame:
-        """The acks of a job that brings rows to their subtasks."""
+    def _is_staged(self, task: KeyedTask, rows: Landed | Channel | Several) -> bool:
+        """Whether blocks of these rows go through storage, unless subtasks read the rows by themselves."""
+        configured = self._settings.spark
+        if not task.stage.key or self.placement is None or configured.second_hop == staged_blocks.OFF:
+            return False
+        hosts = 0 if configured.exchange == exchange.ROWS else self.placement.hosts
+        return hosts > 1 and (configured.second_hop == staged_blocks.ON or staged_blocks.pays(task, rows, hosts))
+
+    def _job(self, task: KeyedTask, rows: Landed | Channel | Several) -> list[Ack] | None:
+        """Bring rows to their subtasks; the acks, or None as `_collected` has it."""
+        staged = self._is_staged(task, rows)
+        # What makes wide rows dear as blocks is Spark's shuffle of them.
+        asked = exchange.BLOCKS if staged else self._settings.spark.exchange
         if isinstance(rows, Several):
-            return self._job_of_several(task, rows)
+            return self._job_of_several(task, rows, asked if task.stage.key else exchange.ROWS, staged)
         stage, layout = task.stage, (task.parallelism, task.max_parallelism, 0)
-        way = self._way(stage, rows, task.parallelism)
+        way = self._way(stage, rows, task.parallelism, asked)
         if way == exchange.DIRECT:
-            return self._reading(task, rows)
+            return self._collected(task, self._reading(task, rows))
         if way == exchange.FILES:
-            return self._with_blocks(task, self._cut_files(stage, rows, layout), (rows.schema,), None, way)
+            return self._with_blocks(task, [self._cut_files(stage, rows, layout)], (rows.schema,), None, way, staged)
         frame, columns = self._seen(stage, rows)
-        if self._settings.spark.exchange == exchange.AUTO and not exchange.is_narrow(stage, rows, columns):
-            way = exchange.ROWS
-        if way == exchange.ROWS:
-            return self._with_rows(task, frame)
-        blocks = spark_plan.mapped(frame, lambda batches: cut_blocks(stage, layout, batches), exchange.SCHEMA)
-        return self._with_blocks(task, blocks, (columns,), None, way)
+        if way == exchange.ROWS or (asked == exchange.AUTO and not exchange.is_narrow(stage, rows, columns)):
+            return self._collected(task, self._with_rows(task, frame))
+        cut = functools.partial(cut_blocks, stage, layout)
+        return self._with_blocks(task, [(frame, cut)], (columns,), None, way, staged)
 
-    def _job_of_several(self, task: KeyedTask, rows: Several) -> DataFrame:
-        """One job for all inputs, of which each is read as it is best: blocks of all go through one shuffle."""
+    def _job_of_several(self, task: KeyedTask, rows: Several, asked: str, staged: bool) -> list[Ack] | None:
+        """One job for all inputs, of which each is read as it is best: blocks of all go through one exchange."""
         lanes = task.stage.sides
-        asked = self._settings.spark.exchange if task.stage.key else exchange.ROWS
-        ways = [self._way(lanes[side], part, task.parallelism) for side, part in rows.parts]
+        ways = [self._way(lanes[side], part, task.parallelism, asked) for side, part in rows.parts]
         if set(ways) == {exchange.DIRECT}:
-            return self._reading(task, rows)
-        frames: list[DataFrame] = []
+            return self._collected(task, self._reading(task, rows))
+        wide: list[DataFrame] = []
+        cuts: list[_Cut] = []
         columns = [pa.schema([])] * len(lanes)
         by_python = asked != exchange.ROWS and all(way in (exchange.DIRECT, exchange.FILES) for way in ways)
         for (side, part), way in zip(rows.parts, ways, strict=True):
             lane, layout = lanes[side], (task.parallelism, task.max_parallelism, side)
             if asked != exchange.ROWS and way in (exchange.DIRECT, exchange.FILES):
                 columns[side] = part.schema
-                frames.append(self._cut_files(lane, part, layout))
+                cuts.append(self._cut_files(lane, part, layout))
                 continue
             frame, columns[side] = self._seen(lane, part)
             if asked == exchange.ROWS:
-                frames.append(spark_plan.widened(task.stage, side, frame, rows.schema))
+                wide.append(spark_plan.widened(task.stage, side, frame, rows.schema))
             else:
-                cutting = functools.partial(cut_blocks, lane, layout)
-                frames.append(spark_plan.mapped(frame, cutting, exchange.SCHEMA))
-        whole = functools.reduce(lambda first, second: first.union(second), frames)  # all have the same columns
+                cuts.append((frame, functools.partial(cut_blocks, lane, layout)))
         if asked == exchange.ROWS:
-            return self._with_rows(task, whole)
+            return self._collected(task, self._with_rows(task, _union(wide)))
         way = exchange.FILES if by_python else exchange.CUT
-        return self._with_blocks(task, whole, columns, rows.schema, way)
+        return self._with_blocks(task, cuts, columns, rows.schema, way, staged)
 
     def _seen(self, stage: Stage, rows: Landed | Channel) -> tuple[DataFrame, pa.Schema]:
         """The rows as the stage's function sees them, and their columns."""
@@ -187,11 +200,11 @@ class SparkExecutor:
         columns = direct_read.looked_at(stage, spark_plan.schema_of(frame, stage))
         return frame.select(*[spark_plan.quoted(name) for name in columns.names]), columns
 
-    def _cut_files(self, stage: Stage, rows: Landed | Channel, layout: tuple[int, int, int]) -> DataFrame:
-        """Blocks of rows whose files map tasks read by themselves. layout: as `spark_task.read_blocks` has it."""
+    def _cut_files(self, stage: Stage, rows: Landed | Channel, layout: tuple[int, int, int]) -> _Cut:
+        """Map tasks that read files by themselves. layout: as `spark_task.read_blocks` has it."""
         pieces = exchange.pieces(rows, layout[0])
         tasks = self.session.range(0, len(pieces), 1, len(pieces))
-        return tasks.mapInArrow(lambda numbers: read_blocks(stage, rows, pieces, layout, numbers), exchange.SCHEMA)
+        return tasks, functools.partial(read_blocks, stage, rows, pieces, layout)
 
     def _with_rows(self, task: KeyedTask, frame: DataFrame) -> DataFrame:
         if task.stage.key:
@@ -201,23 +214,61 @@ class SparkExecutor:
         return spark_plan.mapped(keyed, lambda batches: with_rows(task, batches), _ACK)
 
     def _with_blocks(
-        self, task: KeyedTask, blocks: DataFrame, columns: Sequence[pa.Schema], whole: pa.Schema | None, way: str
-    ) -> DataFrame:
-        """The acks of blocks of rows; columns, whole: as `spark_task.with_blocks` has them."""
+        self,
+        task: KeyedTask,
+        cuts: Sequence[_Cut],
+        columns: Sequence[pa.Schema],
+        whole: pa.Schema | None,
+        way: str,
+        staged: bool,
+    ) -> list[Ack] | None:
+        """The acks of blocks of rows, which go through storage or Spark's shuffle.
+
+        Args:
+            columns: As `spark_task.with_blocks` has them, as whole.
+        """
+        if staged:
+            return self._through_storage(task, cuts, columns, whole, way + exchange.STAGED)
+        blocks = _union([spark_plan.mapped(frame, cut, exchange.SCHEMA) for frame, cut in cuts])
         batch_rows = self._settings.spark.batch_rows
-        return spark_plan.routed(blocks, task.parallelism).mapInArrow(
-            lambda batches: with_blocks(task, columns, whole, batch_rows, way, batches), _ACK
-        )
+        routed = spark_plan.routed(blocks, task.parallelism)
+        acks = routed.mapInArrow(lambda batches: with_blocks(task, columns, whole, batch_rows, way, batches), _ACK)
+        return self._collected(task, acks)
+
+    def _through_storage(
+        self, task: KeyedTask, cuts: Sequence[_Cut], columns: Sequence[pa.Schema], whole: pa.Schema | None, way: str
+    ) -> list[Ack] | None:
+        """The same by two jobs, of which the second one's tasks start where the state of their subtasks is."""
+        storage, batch_rows = task.storage, self._settings.spark.batch_rows
+        place, began = staged_blocks.directory(task.stage, task.generation, task.epoch), time.monotonic()
+        cancels = self._cancels
+        frames = [
+            spark_plan.mapped(frame, functools.partial(staging, storage, place, cut), staged_blocks.SCHEMA)
+            for frame, cut in cuts
+        ]
+        try:
+            extents = staged_blocks.collected(storage, (row.staged for row in _union(frames).collect()))
+            if extents is None:
+                return None
+            if self._cancels != cancels:  # an interrupt between two jobs ends none
+                raise TransientError("The job was cancelled.", where=f"stage {task.stage.uid}")
+            if task.seconds is not None:
+                task = replace(task, seconds=max(0.0, task.seconds - (time.monotonic() - began)))
+            reading = functools.partial(reading_blocks, task, extents, columns, whole, batch_rows, way)
+            return self._collected(task, self._start(task).mapInArrow(reading, _ACK))
+        finally:
+            staged_blocks.remove(storage, place)
 
     def _reading(self, task: KeyedTask, rows: Landed | Channel | Several | None) -> DataFrame:
         """The acks of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
         batch_rows = self._settings.spark.batch_rows
-        session, parallelism = self.session, task.parallelism
+        return self._start(task).mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
+
+    def _start(self, task: KeyedTask) -> DataFrame:
+        """A partition for each subtask, where its state is if that is known."""
         if self.placement is not None:
-            tasks = self.placement.start(task.stage.uid, parallelism)
-        else:
-            tasks = session.range(0, parallelism, 1, parallelism)
-        return tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
+            return self.placement.start(task.stage.uid, task.parallelism)
+        return self.session.range(0, task.parallelism, 1, task.parallelism)
 
     def _collected(self, task: KeyedTask, acks: DataFrame) -> list[Ack] | None:
         """Run a job; None where a row was met that Spark alone can judge."""
@@ -232,8 +283,14 @@ class SparkExecutor:
         return _read(self.session, rows.schema, [_path(rows, file) for file in rows.files])
 
     def cancel(self) -> None:
+        self._cancels += 1
         if self._session is not None:
             self._session.interruptAll()
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    """The rows of frames that have the same columns."""
+    return functools.reduce(lambda first, second: first.union(second), frames)
 
 
 def _with_idle(task: KeyedTask, acks: list[Ack]) -> list[Ack]:

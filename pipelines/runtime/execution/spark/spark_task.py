@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.execution import direct_read, exchange
+from pipelines.runtime.execution import direct_read, exchange, staged_blocks
 from pipelines.runtime.execution.exchange import Pieces
 from pipelines.runtime.execution.executor import Channel, Landed, Several
+from pipelines.runtime.execution.staged_blocks import Extent
 from pipelines.runtime.operators import where
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task import run_task
@@ -25,6 +26,7 @@ from state_ops.arrow import frames
 from state_ops.errors import ConfigurationError, WeirError, from_report, to_report
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.schema.key_groups import group_range
+from state_ops.storage.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -53,10 +55,34 @@ def with_blocks(
         columns: Theirs by input, without the key group.
         whole: Of a stage with several inputs, the columns that its rows have there.
     """
-    subtask, opened = _context().partitionId(), exchange.opened(blocks, columns)
+    yield _acked_blocks(task, columns, whole, batch_rows, way, exchange.opened(blocks, columns))
+
+
+def reading_blocks(
+    task: KeyedTask, extents: Mapping[int, Sequence[Extent]], columns: Sequence[pa.Schema], whole: pa.Schema | None,
+    batch_rows: int, way: str, numbers: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """The same for blocks that are in storage.
+
+    Args:
+        extents: By subtask, where its blocks are.
+        numbers: As in `reading_rows`.
+    """
+    for _ in numbers:
+        pass
+    mine = extents.get(_context().partitionId(), ())
+    opened = staged_blocks.opened(task.storage, mine, columns, task.seconds)
+    yield _acked_blocks(task, columns, whole, batch_rows, way, opened)
+
+
+def _acked_blocks(
+    task: KeyedTask, columns: Sequence[pa.Schema], whole: pa.Schema | None,
+    batch_rows: int, way: str, opened: Iterator[tuple[int, pa.Table]],
+) -> pa.RecordBatch:  # fmt: skip
+    subtask = _context().partitionId()
     tables = (rows if whole is None else sides.widened(task.stage, side, rows, whole) for side, rows in opened)
     batches = direct_read.in_batches(task.stage, tables, batch_rows, task.work_dir)
-    yield _acked(task, subtask, _routed(task, subtask, batches), way)
+    return _acked(task, subtask, _routed(task, subtask, batches), way)
 
 
 def reading_rows(
@@ -103,6 +129,23 @@ def cut_blocks(
     """The blocks of rows that Spark has read; as `read_blocks`."""
     with _telling():
         yield from exchange.cut(stage, (frames.canonical(pa.Table.from_batches([batch])) for batch in batches), *layout)
+
+
+def staging(
+    storage: Storage, place: str, cut: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Put the blocks of a map task into storage, and hand on what `staged_blocks.SCHEMA` says.
+
+    Args:
+        place: As `staged_blocks.put` has it.
+        cut: Gives the blocks of what the task gets.
+    """
+    with _telling():
+        staged = staged_blocks.put(storage, place, _context().partitionId(), cut(batches))
+        for _ in batches:  # as in `reading_rows`
+            pass
+    yield pa.RecordBatch.from_arrays([pa.array([staged], pa.string())], ["staged"])
 
 
 def landed_rows(
