@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from configs.settings import PROJECT
@@ -27,10 +27,10 @@ LONG_FUNCTIONS = {
 }
 
 
-def modules() -> Iterator[tuple[Path, ast.Module]]:
-    for room in ROOMS:
-        for path in sorted((PROJECT / room).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+@cache
+def modules() -> list[tuple[Path, ast.Module]]:
+    paths = [path for room in ROOMS for path in sorted((PROJECT / room).rglob("*.py"))]
+    return [(path, ast.parse(path.read_text())) for path in paths]
 
 
 def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -117,12 +117,12 @@ class SourceContract:
     """The tests. What a system cannot do (`lose`, `alter`, ...) raises NotImplementedError and is skipped."""
 
     def test_all_rows_come_once_however_limits_cut(self, system: SourceSystem) -> None:
-        system.append(15)
+        system.append(9)
         rows_by_name: dict[str, list[int]] = {}
         for limits in CUTS if system.source.replayable else CUTS[2:3]:
             run = _Run(system, limits)
             run.until_end()
-            assert sorted(run.numbers) == list(range(15)), f"with {limits}"
+            assert sorted(run.numbers) == list(range(9)), f"with {limits}"
             names = [part.name for part in run.parts]
             assert len(set(names)) == len(names), f"with {limits} two parts have one name"
             for part, numbers in zip(run.parts, run.numbers_of_parts, strict=True):
@@ -131,7 +131,7 @@ class SourceContract:
                 )
 
     def test_limits_are_kept(self, system: SourceSystem) -> None:
-        system.append(15)
+        system.append(9)
         for limits in CUTS:
             position = begin(system)
             planned = plan(system, position, limits)
@@ -223,12 +223,12 @@ class SourceContract:
 
     def test_a_branch_reads_no_further_than_its_pipeline(self, system: SourceSystem) -> None:
         replayable(system)
-        system.append(20)
+        system.append(12)
         pipeline = _Run(system, CUTS[2])
         pipeline.step()
         middle, seen = pipeline.position, sorted(pipeline.numbers)
         pipeline.until_end()
-        system.append(5)
+        system.append(3)
         for bound, expected in ((middle, seen), (pipeline.position, sorted(pipeline.numbers))):
             for limits in (LARGE, CUTS[2], CUTS[3]):
                 branch = _Run(system, limits, upto=bound)
@@ -300,7 +300,7 @@ class SourceContract:
     def test_a_position_stays_small(self, system: SourceSystem) -> None:
         run = _Run(system, CUTS[2])
         for _ in range(5):
-            system.append(15)
+            system.append(9)
             run.until_end()
         assert len(json.dumps(run.position)) <= system.position_bytes
 

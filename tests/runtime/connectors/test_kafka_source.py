@@ -223,11 +223,18 @@ def test_the_broker_goes_in_the_middle_of_a_read(kafka):
         after = connector.plan(planned.position, ALL)
         assert ids(connector, after) == [1]
         connector.committed(after.position)
+
+
+@pytest.mark.long  # the broker has to start once more
+def test_a_broker_that_does_not_answer_is_waited_for_no_longer_than_is_said(kafka):
+    topic = kafka.create()
+    kafka.send(topic, values(1))
     with opened(source(kafka, topic), socket_timeout_ms="500") as connector:
+        begin = connector.begin("earliest")
         kafka.broker.stop()
         try:
             with pytest.raises(TransientError, match="broker"):
-                connector.plan(planned.position, ALL)
+                connector.plan(begin, ALL)
         finally:
             kafka.broker.start()
 

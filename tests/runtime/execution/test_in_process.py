@@ -8,9 +8,10 @@ from infra import flights_input
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", sampled([3, 1]))
 def test_a_run_without_spark_gives_exactly_what_the_replay_says(tmp_path, parallelism):
     days = flights_input.prepare(tmp_path / "days")[:6]
     site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "2", "WEIR_SPARK__PARALLELISM": str(parallelism)})

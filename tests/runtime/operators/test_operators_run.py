@@ -104,7 +104,7 @@ class Failing(InMemoryExecutor):
 
     def run(self, task, rows, columns, deadline):
         acks = super().run(task, rows, columns, deadline)
-        if self._chance.random() < 0.25:
+        if self._chance.random() < 0.12:
             raise TransientError("the cluster was away")
         return acks
 

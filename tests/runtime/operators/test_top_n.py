@@ -386,7 +386,7 @@ class Failing(InMemoryExecutor):
 
     def run(self, task, rows, columns, deadline):
         acks = super().run(task, rows, columns, deadline)
-        if self._chance.random() < 0.2:
+        if self._chance.random() < 0.1:
             raise TransientError("the cluster was away")
         return acks
 

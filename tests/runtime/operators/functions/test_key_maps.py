@@ -14,6 +14,7 @@ from pipelines import testing
 from pipelines.api import Epoch, KeyState, MapOf, Stage, State, delta, files, stage
 from state_ops.keyed import map_state
 from state_ops.keyed.per_key import key_collections
+from tests.tools.sampling import sampled
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 TTL = timedelta(minutes=3)
@@ -95,7 +96,7 @@ class Model:
         return seen
 
 
-@pytest.mark.parametrize("ttl", [{}, {"ttl": "3m"}, {"ttl": "3m", "ttl_on": "read_and_write"}], ids=str)
+@pytest.mark.parametrize("ttl", sampled([{"ttl": "3m", "ttl_on": "read_and_write"}, {"ttl": "3m"}, {}]), ids=str)
 @pytest.mark.parametrize("bounds", [(256, 32, 8), (1, 0, 8), (3, 1, 2)], ids=["whole", "alone", "mixed"])
 def test_a_map_is_what_a_dict_is(bounds: tuple[int, int, int], ttl: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     for module, name, bound in zip(
