@@ -65,7 +65,7 @@ class BackfillConfig(dg.Config):
 class PromoteConfig(dg.Config):
     """What the promote job does."""
 
-    branch: str = Field(description="The branch's name, e.g. backfill-20260103T00-20260106T00.")
+    branch: str = Field(description="Required. The branch's name, e.g. backfill-20260103T00-20260106T00.")
     dry_run: bool = Field(True, description="Only show what would change: rows that go and that come, by table.")
     accept: list[str] = Field(
         [],

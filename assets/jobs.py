@@ -4,6 +4,7 @@
     savepoint_job          name a checkpoint
     rewind_job             take a bad deploy back; shows what it would do unless told to do it
     stop_job               end at a barrier, perhaps after a drain: what cancelling a run does not do
+    resume_job             let sensors begin runs again after that
     retention_and_fsck     prune, and check all storage
     data_docs              pages of all gates and restore expectations, by Great Expectations
 
@@ -55,7 +56,7 @@ class RestoreConfig(dg.Config):
 class SavepointConfig(dg.Config):
     """What the savepoint job does."""
 
-    name: str = Field(description="The savepoint's name: letters, digits, dots, dashes and underscores.")
+    name: str = Field(description="Required. The savepoint's name: letters, digits, dots, dashes and underscores.")
     drop: bool = Field(False, description="Take the name away instead; what only it kept goes.")
     reason: str = Field("savepoint job", description="Why, for who reads the list.")
 
@@ -63,7 +64,7 @@ class SavepointConfig(dg.Config):
 class RewindConfig(dg.Config):
     """What the rewind job does."""
 
-    checkpoint: int | None = Field(None, description="The checkpoint to go back to.")
+    checkpoint: int | None = Field(None, description="The checkpoint to go back to. This or a savepoint is required.")
     savepoint: str | None = Field(None, description="The savepoint of this name instead.")
     dry_run: bool = Field(True, description="Only show what would change: state, files read again, rows that go.")
     stop: bool = Field(
@@ -201,6 +202,7 @@ def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
         _savepoint_job(pipeline, settings),
         _rewind_job(pipeline, settings),
         _stop_job(pipeline, settings),
+        _resume_job(pipeline, settings),
         _upkeep_job(pipeline, settings),
         _data_docs_job(pipeline, settings),
     ]
@@ -323,13 +325,30 @@ def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         except WeirError as error:
             raise failure(error) from None
         ended = "ended at a barrier" if stopped else "was not running; sensors begin nothing"
-        context.log.info(f"{pipeline.name} {ended}. Materialize, `weir run` or `weir resume` begin again")
+        context.log.info(
+            f"{pipeline.name} {ended}. Materialize, the resume job, `weir run` or `weir resume` begin again"
+        )
 
     return job_of(
         pipeline,
         f"{pipeline.name}_stop_job",
         stop,
         "Ends the running coordinator at its next barrier; sensors begin none until a person does. Nothing is lost.",
+    )
+
+
+def _resume_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_resume", out=dg.Out(dg.Nothing))
+    def resume(context: dg.OpExecutionContext) -> None:
+        cleared = suspension.clear(open_storage(pipeline, settings)[0])
+        said = "goes on as soon as files wait" if cleared else "was not stopped by a person"
+        context.log.info(f"{pipeline.name} {said}")
+
+    return job_of(
+        pipeline,
+        f"{pipeline.name}_resume_job",
+        resume,
+        "Lets sensors begin runs again after the stop job, `weir stop` or a run that was cancelled.",
     )
 
 

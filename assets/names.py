@@ -23,8 +23,10 @@ COMPLETE = "complete"
 # Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second.
 PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
 TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
-# Once it has begun, a run that coordinates records its pipeline and process in these tags, whatever its job.
-COORDINATES, PROCESS = "weir/coordinates", "weir/process"
+# Once it has begun, a run that coordinates records its pipeline and process in these tags, whatever its job. Dagster's
+# pages do not show tags that begin with .dagster/.
+COORDINATES, PROCESS = "weir/coordinates", ".dagster/weir_process"
+PROCESS_ONCE = "weir/process"  # as earlier releases have it
 # Dagster's tag of a materialization that says which data it has.
 DATA_VERSION = "dagster/data_version"
 # Which sensor asked for what follows a run that did not end well, and the id of that run: those that repeat it have its

@@ -27,6 +27,7 @@ from assets.names import (
     COORDINATES,
     GENERATION,
     PROCESS,
+    PROCESS_ONCE,
     REASON,
     TICK,
     TRIGGER,
@@ -379,7 +380,8 @@ def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
 
     Dagster copies all tags of a run to those that repeat it, so a record of another run does not count.
     """
-    host, pid, born, pids, whose = [*run.tags.get(PROCESS, "").split("|"), "", "", "", "", ""][:5]
+    recorded = run.tags.get(PROCESS, run.tags.get(PROCESS_ONCE, ""))
+    host, pid, born, pids, whose = [*recorded.split("|"), "", "", "", "", ""][:5]
     return (host, pid, born, pids) if whose in ("", run.run_id) else ("", "", "", "")
 
 

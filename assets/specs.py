@@ -13,6 +13,7 @@ from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import LATE, MAIN, FileSource, Pipeline, Source, Stage
+from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from state_ops.storage.storage import Storage
 
 
@@ -71,6 +72,7 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
             deps=_read_by(pipeline, stage),
             description=stage.description or None,
             kinds={"pyspark", "rocksdb"} if stage.has_state else {"pyspark"},
+            code_version=fingerprint_of_stage(stage),
             group_name=pipeline.name,
             owners=pipeline.owners or None,
             metadata=metadata.of_definition(stage, storage),
@@ -87,6 +89,7 @@ def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.
             deps=[key(pipeline, stage.uid)],
             description=_of_sink(pipeline, stage, sink),
             kinds={"delta", "table"} if pipeline.is_table(sink) else {sink.kind},
+            code_version=fingerprint_of_stage(stage),
             group_name=pipeline.name,
             owners=pipeline.owners or None,
             metadata=metadata.of_sink(pipeline, sink, storage),

@@ -67,4 +67,5 @@ pipeline = Pipeline(
     (aircraft_rotation, airport_hourly),
     max_parallelism=128,
     description="Which aircraft bring their delay along, and what that does to New York's airports.",
+    owners=("team:air-traffic",),
 )

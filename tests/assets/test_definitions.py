@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -17,6 +18,7 @@ from assets.factory import weir_definitions
 from configs.settings import PROJECT, Settings, load
 from pipelines import card_fraud, flights
 from pipelines.api import Pipeline, Stage, State, as_of, desc, files, join, lookup, select, stage, top_n, union
+from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from state_ops.errors import PipelineError
 
 PROBE = """
@@ -106,6 +108,7 @@ def test_materialize_all_takes_the_pipeline_and_no_maintenance(tmp_path):
         "and the checks of what it makes"
     )
     maintenance = {"restore_drill_job", "retention_and_fsck", "data_docs", "savepoint_job", "rewind_job", "stop_job"}
+    maintenance |= {"resume_job"}
     jobs = {job.name for job in defs.resolve_all_job_defs()}
     assert {f"flights_{name}" for name in maintenance} <= jobs
     drill = defs.resolve_job_def("flights_restore_drill_job")
@@ -131,6 +134,19 @@ def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_pa
 def test_a_stage_that_would_be_the_checkpoints_asset_is_refused(tmp_path):
     with pytest.raises(PipelineError, match="same asset as the checkpoint"):
         weir_definitions([Pipeline("other", (counting("checkpoint"),))], settings(tmp_path))
+
+
+def test_stages_and_tables_have_owners_and_the_version_of_their_code(tmp_path):
+    graph = weir_definitions([flights.pipeline], settings(tmp_path)).resolve_asset_graph()
+    stage_key, of_table = (
+        dg.AssetKey(["flights", *name]) for name in (["airport_hourly"], ["tables", "airport_hourly"])
+    )
+    assert tuple(graph.get(stage_key).owners) == ("team:air-traffic",)
+    version = graph.get(stage_key).code_version
+    assert version is not None
+    assert graph.get(of_table).code_version == version
+    hourly, daily = flights.airport_hourly, replace(flights.airport_hourly, description="Said otherwise.")
+    assert fingerprint_of_stage(daily) == fingerprint_of_stage(hourly), "words for people are no code"
 
 
 def test_stages_cannot_be_run_apart(tmp_path):

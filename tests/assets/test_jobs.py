@@ -173,6 +173,14 @@ def test_a_rewind_does_not_end_what_a_person_has_stopped(house):
     assert "stopped by a person" in house.tick("checkpoint_sensor")[1]
 
 
+def test_what_a_person_has_stopped_goes_on_after_the_resume_job(house):
+    assert house.execute("small_stop_job", {}).success
+    house.bank.land(4)
+    assert "stopped by a person" in house.tick("checkpoint_sensor")[1]
+    assert house.execute("small_resume_job").success
+    assert house.tick("checkpoint_sensor")[0], "a run is asked for"
+
+
 def test_a_rewind_that_fails_after_it_stopped_the_coordinator_lets_sensors_go_on(house, monkeypatch):
     def fails(*_args, **_options):
         raise TransientError("the storage is away")
