@@ -1,6 +1,10 @@
-"""Writes docs/reference/configuration.md from the settings models: `python -m configs.reference`."""
+"""Writes docs/reference/configuration.md and configs/settings.schema.json from the settings models: `python -m
+configs.reference`."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -18,6 +22,7 @@ from configs.settings import (
 )
 
 PAGE = PROJECT / "docs" / "reference" / "configuration.md"
+SCHEMA = PROJECT / "configs" / "settings.schema.json"
 
 _HEAD = """# Configuration
 
@@ -26,7 +31,9 @@ _HEAD = """# Configuration
 `configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be overridden by
 an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. Lists and mappings
 are written as YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. Relative paths are relative to the project.
-All errors are reported at once, each with its key and where it came from.
+All errors are reported at once, each with its key and where it came from. An editor that knows YAML completes keys, shows what
+they mean and marks wrong ones by `configs/settings.schema.json`, which a file of settings names in its first line:
+`# yaml-language-server: $schema=settings.schema.json`.
 """
 
 _REFUSED = """## Refused together
@@ -56,6 +63,27 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def schema() -> str:
+    """The JSON schema of a file of settings, by which editors complete and check it."""
+    model = _without_titles(Settings.model_json_schema())
+    meta = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Weir's settings"}
+    return json.dumps({**meta, **model}, indent=2) + "\n"
+
+
+def _without_titles(node: Any) -> Any:
+    """A schema without the titles that pydantic makes of names, which say nothing more; and without advice, which the
+    page has."""
+    if isinstance(node, list):
+        return [_without_titles(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: _without_titles(value)
+        for key, value in node.items()
+        if not (key in ("title", "advice") and isinstance(value, str))
+    }
+
+
 def _section(name: str, model: type[BaseModel]) -> str:
     lines = [f"## {name}", "", (model.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
     below, advice = [], []
@@ -77,3 +105,4 @@ def _section(name: str, model: type[BaseModel]) -> str:
 if __name__ == "__main__":
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page())
+    SCHEMA.write_text(schema())

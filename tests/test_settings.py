@@ -3,7 +3,11 @@ one."""
 
 from __future__ import annotations
 
+import json
+
+import jsonschema
 import pytest
+import yaml
 
 from configs import combinations, reference, settings
 from configs.errors import ConfigurationError
@@ -228,6 +232,39 @@ def test_the_page_advises_on_every_key_of_checkpoints_slices_and_caches():
             assert f"\n- `{key}`: " in section, (title, key)
     refused = page.split("## Refused together\n")[1]
     assert refused.count("\n- ") == len(combinations.RULES)
+
+
+def test_the_schema_for_editors_is_that_of_the_settings():
+    assert reference.SCHEMA.read_text() == reference.schema(), "run python -m configs.reference"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (PROJECT / "configs").glob("*.yaml")))
+def test_a_file_of_settings_names_the_schema_and_fits_it(name):
+    path = PROJECT / "configs" / name
+    named = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / named) == reference.SCHEMA
+    assert problems(yaml.safe_load(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("epoch: {max_file: 1}", "max_file"),
+        ("epoch: {max_files: none}", "none"),
+        ("checkpoint: {}", "checkpoint"),
+        ("pipelines: {visits: {params: {}}}", "object"),
+        ("connections: {bus: {options: {password: {env: [A]}}}}", "env"),
+    ],
+)
+def test_the_schema_marks_what_a_run_would_refuse(text, key):
+    (problem,) = problems(yaml.safe_load(text))
+    assert key in problem
+
+
+def problems(values: object) -> list[str]:
+    """What an editor marks in a file of settings."""
+    checker = jsonschema.Draft202012Validator(json.loads(reference.SCHEMA.read_text()))
+    return [error.message for error in checker.iter_errors(values)]
 
 
 def test_own_backends_are_those_that_the_engine_names():

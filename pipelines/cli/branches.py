@@ -23,6 +23,7 @@ from pipelines.cli.console import (
     proceeds,
     waiting,
 )
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.operations import backfill as backfills
@@ -36,7 +37,7 @@ from state_ops.errors import ConfigurationError
 
 _DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
 
-Branch = Annotated[str, typer.Argument(help="The branch's name.", metavar="BRANCH")]
+Branch = Annotated[str, typer.Argument(help="The branch's name.", metavar="BRANCH", autocompletion=completion.branches)]
 
 
 def fork(
@@ -44,9 +45,16 @@ def fork(
     name: Annotated[str | None, typer.Option(help="Make a branch of this name.")] = None,
     origin: Annotated[
         str | None,
-        typer.Option("--from", help="The checkpoint, by number or a savepoint's name; by default the newest."),
+        typer.Option(
+            "--from",
+            help="The checkpoint, by number or a savepoint's name; by default the newest.",
+            autocompletion=completion.moments,
+        ),
     ] = None,
-    drop: Annotated[str | None, typer.Option(help="Remove the branch of this name with all that it has.")] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option(help="Remove the branch of this name with all that it has.", autocompletion=completion.branches),
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list.")] = "",
     json: Json = False,
 ) -> None:

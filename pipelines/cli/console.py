@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipelines.cli.shell import completion
 from pipelines.runtime.inspection.value_text import as_json
 from state_ops.errors import ConfigurationError
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-Name = Annotated[str, typer.Argument(help="The pipeline's name in the configuration.", metavar="PIPELINE")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="The pipeline's name in the configuration.", metavar="PIPELINE", autocompletion=completion.pipelines
+    ),
+]
 Force = Annotated[
     bool,
     typer.Option(

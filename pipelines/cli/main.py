@@ -128,14 +128,24 @@ def _summary(name: str) -> str | None:
     return None
 
 
+def _listed() -> dict[str, Any]:
+    """The commands with their help alone."""
+    return {name: TyperCommand(name, help=_summary(name)) for name in _MODULES}
+
+
 class _Group(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": _Commands()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands, which takes none of their modules."""
-        self.commands = {name: TyperCommand(name, help=_summary(name)) for name in _MODULES}
+        self.commands = _listed()
         super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a command's name, which takes none of their modules either."""
+        self.commands = _listed()
+        return super().shell_complete(ctx, incomplete)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is asked for, with logs as people want to see them."""
@@ -149,7 +159,6 @@ app = typer.Typer(
     help="Keyed state for PySpark pipelines: exactly-once epochs, incremental snapshots, restores you can trust.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 _INTERRUPTED = 130

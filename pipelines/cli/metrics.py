@@ -11,6 +11,7 @@ import typer
 
 from configs.settings import load
 from pipelines.cli.console import err
+from pipelines.cli.shell import completion
 from state_ops.errors import ConfigurationError
 
 _PORTS = 65535
@@ -18,7 +19,12 @@ _PORTS = 65535
 
 def metrics(
     pipelines: Annotated[
-        list[str] | None, typer.Argument(help="Names in the configuration; default: all.", metavar="[PIPELINE]...")
+        list[str] | None,
+        typer.Argument(
+            help="Names in the configuration; default: all.",
+            metavar="[PIPELINE]...",
+            autocompletion=completion.pipelines,
+        ),
     ] = None,
     port: Annotated[int, typer.Option(help="TCP port to listen on.", min=1, max=_PORTS)] = 9464,
     host: Annotated[str, typer.Option(help="Address to listen on; there is no login.")] = "127.0.0.1",

@@ -22,6 +22,7 @@ from pipelines.cli.console import (
     proceeds,
     waiting,
 )
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.connectors.source import EARLIEST, LATEST
 from pipelines.runtime.inspection.state_reader import chosen
@@ -39,8 +40,12 @@ from state_ops.errors import ConfigurationError
 
 def restore(
     pipeline: Name,
-    checkpoint: Annotated[int | None, typer.Option(help="The checkpoint; by default the newest.")] = None,
-    savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="The checkpoint; by default the newest.", autocompletion=completion.checkpoints)
+    ] = None,
+    savepoint: Annotated[
+        str | None, typer.Option(help="The savepoint of this name instead.", autocompletion=completion.savepoints)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be fetched.")] = False,
     storage: Annotated[
         bool, typer.Option("--storage", help="Read every object in storage, also where this host has copies of it.")
@@ -100,7 +105,11 @@ def _show_restore(plan: RestorePlan) -> None:
 def rewind(
     pipeline: Name,
     to: Annotated[
-        str | None, typer.Option(help="The checkpoint to go back to, by its number, or by the name of a savepoint.")
+        str | None,
+        typer.Option(
+            help="The checkpoint to go back to, by its number, or by the name of a savepoint.",
+            autocompletion=completion.moments,
+        ),
     ] = None,
     savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from configs.settings import Settings
 from pipelines.cli.console import Json, Name, answer, err, out, print_table, proceeds, waiting
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -30,7 +31,12 @@ _LONG = timedelta(days=365)
 def savepoint(
     pipeline: Name,
     name: Annotated[str | None, typer.Option(help="Take a savepoint of this name.")] = None,
-    drop: Annotated[str | None, typer.Option(help="Take this savepoint's name away; what only it kept goes.")] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option(
+            help="Take this savepoint's name away; what only it kept goes.", autocompletion=completion.savepoints
+        ),
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list.")] = "weir savepoint",
     json: Json = False,
 ) -> None:

@@ -30,6 +30,7 @@ from pipelines.cli.console import (
     waiting,
 )
 from pipelines.cli.rendering import history_facts, show, show_difference, show_history, summary
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.diff import compared
@@ -53,10 +54,18 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Stage = Annotated[str, typer.Argument(help="The stage's uid.", metavar="STAGE")]
+Stage = Annotated[str, typer.Argument(help="The stage's uid.", metavar="STAGE", autocompletion=completion.stages)]
 Key = Annotated[list[str], typer.Option("--key", help="The key; once for each key column, in order.")]
-Checkpoint = Annotated[int | None, typer.Option("--at", metavar="N", help="At this checkpoint; by default the newest.")]
-Savepoint = Annotated[str | None, typer.Option(metavar="NAME", help="At the checkpoint of this savepoint.")]
+Checkpoint = Annotated[
+    int | None,
+    typer.Option(
+        "--at", metavar="N", help="At this checkpoint; by default the newest.", autocompletion=completion.checkpoints
+    ),
+]
+Savepoint = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="At the checkpoint of this savepoint.", autocompletion=completion.savepoints),
+]
 Shape = Annotated[Format, typer.Option("--format", help="table is for people; json is one object a line.")]
 Output = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write there; - is stdout. The file appears when it is whole.")
@@ -171,8 +180,11 @@ def state_sql(
 def state_diff(
     pipeline: Name,
     stage: Stage,
-    first: Annotated[str, typer.Argument(help="A checkpoint's id or a savepoint's name.", metavar="A")],
-    second: Annotated[str, typer.Argument(help="Another one.", metavar="B")],
+    first: Annotated[
+        str,
+        typer.Argument(help="A checkpoint's id or a savepoint's name.", metavar="A", autocompletion=completion.moments),
+    ],
+    second: Annotated[str, typer.Argument(help="Another one.", metavar="B", autocompletion=completion.moments)],
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many differences.")] = None,
     format: Shape = Format.TABLE,
     output: Output = None,

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, answer, out, print_json, print_table, waiting
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.gates import data_docs
 from pipelines.runtime.operations import drill as drills
@@ -75,8 +76,12 @@ _COLORS = {
 
 def plan(
     pipeline: Name,
-    checkpoint: Annotated[int | None, typer.Option(help="The checkpoint; by default the newest.")] = None,
-    savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="The checkpoint; by default the newest.", autocompletion=completion.checkpoints)
+    ] = None,
+    savepoint: Annotated[
+        str | None, typer.Option(help="The savepoint of this name instead.", autocompletion=completion.savepoints)
+    ] = None,
     json: Json = False,
 ) -> None:
     """What a run with today's code and configuration would make of the state: what fits, what migrates, what is refused.

@@ -1,0 +1,1 @@
+"""What shells and scripts are told of the commands: completion."""
