@@ -244,7 +244,8 @@ def promote(
     branch's code. `weir rewind` to the checkpoint before takes it back.
     """
     definition, settings = find(pipeline)
-    plan = promotion.with_rows(backfills.plan(definition, settings, branch), definition, settings)
+    with waiting("comparing the tables' rows"):
+        plan = promotion.with_rows(backfills.plan(definition, settings, branch), definition, settings)
     accepted = plan.obstacles if force else ()
     if not proceeds(
         lambda: _show_plan(pipeline, plan),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+_FIRST_LINE_SECONDS, _NEXT_LINE_SECONDS = 2.0, 30.0
 Name = Annotated[
     str,
     typer.Argument(
@@ -39,9 +42,33 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
-def waiting(what: str) -> AbstractContextManager[Any]:
-    """A context that shows on a terminal what the command waits for."""
-    return err.status(what)
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on stderr what the command waits for, and for how long: on a terminal as it goes, elsewhere a line after two
+    seconds and one every half minute."""
+    if err.is_terminal:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        with Progress(*columns, console=err, transient=True) as progress:
+            progress.add_task(what, total=None)
+            yield
+        return
+    done = threading.Event()
+
+    def say() -> None:
+        began, pause = time.monotonic(), _FIRST_LINE_SECONDS
+        while not done.wait(pause):
+            err.print(f"{what}: {time.monotonic() - began:.0f} s")
+            pause = _NEXT_LINE_SECONDS
+
+    lines = threading.Thread(target=say, daemon=True)
+    lines.start()
+    try:
+        yield
+    finally:
+        done.set()
+        lines.join()
 
 
 def proceeds(

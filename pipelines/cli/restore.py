@@ -62,7 +62,8 @@ def restore(
     definition, settings = find(pipeline)
     durable, registry = open_storage(definition, settings)
     meant = chosen(definition, registry, savepoint if checkpoint is None else checkpoint)
-    plan = restoring.plan(definition, settings, durable, registry, meant)
+    with waiting("comparing this host's copies with storage"):
+        plan = restoring.plan(definition, settings, durable, registry, meant)
     if not proceeds(lambda: _show_restore(plan), {**plan.to_dict(), "restored": None}, dry_run=dry_run, json=json):
         return
     with waiting("fetching and checking"):
@@ -130,7 +131,8 @@ def rewind(
     definition, settings = find(pipeline)
     _, registry = open_storage(definition, settings)
     meant = chosen(definition, registry, savepoint if to is None else moment(to, registry))
-    plan = rewinding.plan(definition, settings, int(meant.id))
+    with waiting("comparing the tables' rows"):
+        plan = rewinding.plan(definition, settings, int(meant.id))
     accepted = plan.obstacles if force else ()
     if not proceeds(
         lambda: _show_rewind(plan),
@@ -212,7 +214,8 @@ def seek(
     """
     definition, settings = find(pipeline)
     meant = _sought(to)
-    plan = seeking.plan(definition, settings, source, meant)
+    with waiting("asking the source"):
+        plan = seeking.plan(definition, settings, source, meant)
     if not proceeds(
         lambda: _show_seek(plan),
         {**plan.to_dict(), "checkpoint": None},
@@ -222,7 +225,8 @@ def seek(
         json=json,
     ):
         return
-    done = maintenance.seek(definition, settings, source, meant, reason)
+    with waiting("seeking"):
+        done = maintenance.seek(definition, settings, source, meant, reason)
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},

@@ -90,7 +90,8 @@ def state_get(
     """The state of one key; with --history, when and by what it came to be so."""
     definition, settings = find(pipeline)
     if history:
-        changes = list(state_reader.history(definition, settings, stage, key, _at(at, savepoint)))
+        with waiting("reading the key in every checkpoint"):
+            changes = list(state_reader.history(definition, settings, stage, key, _at(at, savepoint)))
         if json:
             print_json([history_facts(change) for change in changes])
         elif changes:
@@ -98,7 +99,8 @@ def state_get(
         if not changes:
             _nothing(stage, key)
         return
-    rows = state_reader.get(definition, settings, stage, key, _at(at, savepoint))
+    with waiting("fetching the key's snapshot"):
+        rows = state_reader.get(definition, settings, stage, key, _at(at, savepoint))
     if json:
         windows = any(declared.uid == stage and declared.closes for declared in definition.stages) or len(rows) > 1
         print_json(rows if windows else rows[0] if rows else None)

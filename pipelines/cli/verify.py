@@ -144,7 +144,8 @@ def report(
 ) -> None:
     """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures."""
     definition, settings = find(pipeline)
-    docs = data_docs.build(definition, settings, to)
+    with waiting("asking the gates"):
+        docs = data_docs.build(definition, settings, to)
     failed = sum(not verdict.passed for verdict in docs.verdicts)
     answer(
         json,

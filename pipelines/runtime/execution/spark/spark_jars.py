@@ -32,7 +32,11 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from pipelines.runtime.execution.spark.java import java_home
+from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, DamageError, TransientError
+from state_ops.logs import Logger
+
+log = Logger("weir.spark")
 
 _FETCH_TIMEOUT_S = 600
 _TRUST_PASSWORD = "changeit"  # guards nothing: the store holds public certificates; Java wants one to check its digest
@@ -98,6 +102,7 @@ def fetch(jars: Sequence[LockedJar], cache_dir: Path) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         with _exclusively(directory / ".lock"):
             if missing := _missing(jars, directory):
+                log.info(f"downloading {counted(len(missing), 'jar')}, once", to=str(directory))
                 _download(missing, directory, java_home(cache_dir) / "bin" / "java")
     return paths
 
