@@ -15,7 +15,6 @@ Ivy comes with PySpark and knows where the public jars are; nothing here names a
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import shutil
@@ -23,13 +22,14 @@ import ssl
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
+
+from filelock import FileLock
 
 from pipelines.runtime.execution.spark.java import java_home
 from state_ops.counts import counted
@@ -100,7 +100,7 @@ def fetch(jars: Sequence[LockedJar], cache_dir: Path) -> list[Path]:
     paths = [directory / jar.file_name for jar in jars]
     if _missing(jars, directory):
         directory.mkdir(parents=True, exist_ok=True)
-        with _exclusively(directory / ".lock"):
+        with FileLock(directory / ".lock"):  # the kernel lets go of it when this process dies
             if missing := _missing(jars, directory):
                 log.info(f"downloading {counted(len(missing), 'jar')}, once", to=str(directory))
                 _download(missing, directory, java_home(cache_dir) / "bin" / "java")
@@ -117,13 +117,6 @@ def _sha256(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _exclusively(lock: Path) -> Iterator[None]:
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel lets go of it when this process dies
-        yield
 
 
 def _download(jars: Sequence[LockedJar], directory: Path, java: Path) -> None:

@@ -1,0 +1,278 @@
+"""What `--json` prints, as models of which `weir schema` makes JSON schemas. A test compares each with what is printed.
+
+Keys are added by later releases, and none goes or changes its meaning without a line in the changelog.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+Millis = dict[str, float]
+
+
+class Printed(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Coordinator(Printed):
+    alive: bool | None
+    """Whether it runs; null: that cannot be told from this host."""
+    host: str | None
+    pid: int | None
+    run_id: str | None
+    outcome: str | None
+    """How the last run ended: drained, stopped or cancelled."""
+    generation: int
+    """Of the newest owner; it alone may commit."""
+
+
+class Suspended(Printed):
+    how: str
+    """stopped, drained or cancelled."""
+    why: str
+    when: str
+    process: list[Any] | None
+    pids: Any = None
+
+
+class LastCheckpoint(Printed):
+    id: int
+    completed_at: str
+    age_seconds: float
+    trigger: str
+    reason: str
+    generation: int
+    bottleneck: str | None
+    """What took most of the time between triggering and commit."""
+    bytes_total: int
+    bytes_new: int
+    totals: dict[str, Any]
+    """Counters since the pipeline's first epoch."""
+
+
+class Table(Printed):
+    name: str
+    path: str
+    last_published: int | None
+    """The newest checkpoint whose rows are in it."""
+
+
+class OtherSink(Printed):
+    name: str
+    kind: str
+    last_published: int | None
+
+
+class Status(Printed):
+    """`weir status`"""
+
+    pipeline: str
+    storage: str
+    coordinator: Coordinator
+    halted: Suspended | None
+    """That a person has ended the pipeline."""
+    last_checkpoint: LastCheckpoint | None
+    rows_lost: int
+    rows_quarantined: int
+    restoring: list[dict[str, Any]]
+    """Fetches of state that are going on."""
+    held: dict[str, Any] | None
+    """What holds the pipeline: a gate, or an input that cannot be read."""
+    lag: dict[str, Any]
+    """By source, how much waits: null where that cannot be told."""
+    units: dict[str, str]
+    """By source, what is counted there where it is not files."""
+    unreachable: dict[str, str]
+    missing: dict[str, str]
+    """By source, a directory that does not exist."""
+    delivered_again: dict[str, list[str]]
+    set_aside: dict[str, Any]
+    sources: dict[str, str]
+    unapplied: dict[str, int]
+    """By stage, rows of the newest checkpoint that it has still to apply."""
+    watermarks: dict[str, str]
+    tables: list[Table]
+    sinks: list[OtherSink]
+
+
+class Checkpoint(Printed):
+    """One of `weir checkpoints`: a row of the registry, docs/reference/storage.md has its columns."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: int
+    parent: int | None
+    durations_ms: Millis
+    bottleneck: str | None
+    named: list[str]
+    """Its savepoints and branches."""
+    kind: str
+    generation: int
+    commit_id: str
+    triggered_at: str
+    completed_at: str
+    trigger: str
+    reason: str
+    offsets: dict[str, Any]
+    slice: dict[str, Any]
+    watermarks: dict[str, Any]
+    operators: dict[str, Any]
+    sinks: dict[str, Any]
+
+
+class Savepoint(Printed):
+    """`weir savepoint`"""
+
+    name: str
+    checkpoint: int
+    created_at: str
+    reason: str
+
+
+class Branch(Printed):
+    """`weir fork`"""
+
+    name: str
+    id: str
+    base: int
+    """The pipeline's checkpoint from which it was made."""
+    created_at: str
+    reason: str
+    head: int | None
+    bytes_total: int | None
+    bytes_own: int | None
+    files_behind: dict[str, int]
+    """By source, what the pipeline has read since."""
+
+
+class PlanFinding(Printed):
+    kind: str
+    name: str
+    aspect: str
+    verdict: str
+    what: str
+    next: str | None
+
+
+class Sample(Printed):
+    stage: str
+    subtask: int
+    rows: int
+    problem: str | None
+
+
+class Evaluated(Printed):
+    by: str
+    """python or spark."""
+    why: str | None
+
+
+class Plan(Printed):
+    """`weir plan`"""
+
+    pipeline: str
+    checkpoint: int | None
+    runs: bool
+    """Whether a run would begin."""
+    findings: list[PlanFinding]
+    samples: list[Sample]
+    spark: list[str]
+    """Stages whose columns only Spark could tell."""
+    where: dict[str, Evaluated]
+
+
+class DamageFinding(Printed):
+    kind: str
+    severity: str
+    what: str
+    path: str | None
+    checkpoints: list[int]
+    bytes: int
+    repair: str | None
+    next: str | None
+
+
+class CheckedCheckpoint(Printed):
+    id: int
+    names: list[str]
+    intact: bool
+
+
+class RepairPlan(Printed):
+    refused: str | None
+    publish: list[DamageFinding]
+    drop: list[DamageFinding]
+    delete: list[DamageFinding]
+    bytes: int
+
+
+class Fsck(Printed):
+    """`weir fsck`"""
+
+    storage: str
+    generation: int
+    coordinator_alive: bool | None
+    quick: bool
+    damaged: bool
+    files: int
+    bytes: int
+    bytes_read: int
+    checkpoints: list[CheckedCheckpoint]
+    findings: list[DamageFinding]
+    plan: RepairPlan | None
+    repaired: bool
+
+
+class CheckpointFate(Printed):
+    id: int
+    stays: bool
+    reasons: list[str]
+    bytes: int
+    frees: int
+
+
+class ObjectFate(Printed):
+    path: str
+    bytes: int
+    named_by: list[int]
+    stays: bool
+
+
+class Prune(Printed):
+    """`weir prune`"""
+
+    dry_run: bool
+    checkpoints: list[CheckpointFate]
+    objects: list[ObjectFate]
+    bytes_freed: int
+
+
+class Count(Printed):
+    """`weir state count`"""
+
+    checkpoint: int
+    stage: str
+    total: int
+    subtasks: dict[str, int]
+
+
+BY_COMMAND: dict[str, Any] = {
+    "status": Status,
+    "checkpoints": list[Checkpoint],
+    "savepoint": Savepoint,
+    "savepoints": list[Savepoint],
+    "fork": Branch,
+    "forks": list[Branch],
+    "plan": Plan,
+    "fsck": Fsck,
+    "prune": Prune,
+    "state count": Count,
+}
+
+
+def schema(command: str) -> dict[str, Any]:
+    """The JSON schema of what a command prints with `--json`."""
+    meta = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**meta, "title": f"weir {command} --json", **TypeAdapter(BY_COMMAND[command]).json_schema()}
