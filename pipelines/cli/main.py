@@ -40,7 +40,7 @@ _MODULES = {
     "fsck": "fsck",
     "metrics": "metrics",
     "state": "state",
-    "schema": "shell.schema",
+    "schema": "schemas.schema",
     "new": "new",
 }  # by command, in the order of the help
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from pipelines.cli import main
-from pipelines.cli.shell import printed
+from pipelines.cli.schemas import printed
 from tests.recovery.small import Bank
 
 COMMANDS = {

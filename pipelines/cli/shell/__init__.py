@@ -1,1 +1,1 @@
-"""What shells and scripts are told of the commands: what completes a line, and what `--json` prints."""
+"""What shells and scripts are told of the commands: what completes a line."""

@@ -16,7 +16,7 @@ def schema(
     ] = None,
 ) -> None:
     """The JSON schema of what a command prints with --json, for what reads that."""
-    from pipelines.cli.shell import printed
+    from pipelines.cli.schemas import printed
 
     name = " ".join(command or ())
     if not name:

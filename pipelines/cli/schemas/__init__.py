@@ -1,0 +1,1 @@
+"""What `--json` prints, described for what reads it."""
