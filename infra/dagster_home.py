@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import yaml
 
 from configs.settings import PROJECT
 from state_ops import extras
@@ -121,6 +122,12 @@ def _unreachable(error: BaseException) -> TransientError:
 def environment() -> dict[str, str]:
     """What Dagster's processes need in their environment; the demo's configuration unless another one was chosen."""
     return {"WEIR_ENV": "demo", **os.environ, "DAGSTER_HOME": str(HOME)}
+
+
+def module() -> str:
+    """What the workspace loads: `assets.definitions`, or a project's own around it."""
+    location = yaml.safe_load(WORKSPACE.read_text("utf-8"))["load_from"][0]["python_module"]
+    return str(location["module_name"])
 
 
 def program(name: str) -> str:

@@ -106,7 +106,7 @@ def code_server(port: int) -> list[str]:
         "api",
         "grpc",
         "-m",
-        "assets.definitions",
+        dagster_home.module(),
         "-d",
         str(PROJECT),
         "-h",

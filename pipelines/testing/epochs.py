@@ -25,7 +25,7 @@ from deltalake import write_deltalake
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import MAIN, Pipeline, Source, Stage, sources_of
+from pipelines.runtime.definition import AT_LEAST_ONCE, EXACTLY_ONCE, MAIN, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_input import known_watermark
 from pipelines.runtime.epoch.stage_job import applied_alone
@@ -204,7 +204,13 @@ def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
             next="Test a pipeline of it with testing.run_pipeline, whose epochs take rows by source.",
         )
     source = next(iter(sources_of(stage)))
-    return Pipeline(stage.uid, (replace(stage, input=source, from_output=MAIN, transform=None),), max_parallelism)
+    once = all(sink.exactly_once for sink in stage.sinks)
+    return Pipeline(
+        stage.uid,
+        (replace(stage, input=source, from_output=MAIN, transform=None),),
+        max_parallelism,
+        delivery=EXACTLY_ONCE if once else AT_LEAST_ONCE,
+    )
 
 
 def _reader(source: Source, stages: Sequence[Stage]) -> Stage:

@@ -12,11 +12,13 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
+import pipelines.api
 from configs.settings import PROJECT
 from state_ops.errors import ConfigurationError
 
 SOURCES = ("parquet", "csv", "json", "avro", "delta", "kafka", "postgres", "generator")
 SINKS = ("append", "upsert", "kafka", "postgres", "foreach")
+_ASSETS = ("incoming", "checkpoint", "restore_drill", "backfill", "tables")  # beside the stage's in Dagster
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -70,7 +72,8 @@ def render(template: str, values: dict[str, str]) -> str:
 
 
 def _check(name: str, source: str, sink: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name) or keyword.iskeyword(name) or name in ("pipeline", "stage"):
+    taken = {*pipelines.api.__all__, "pipeline", "pl", "pa", "deliver", *_ASSETS}  # names that the module has already
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name) or name in taken:
         raise ConfigurationError(
             f"A pipeline's module cannot be called {name!r}.",
             next="Choose small letters, digits and underscores, a letter first, e.g. daily_orders.",
@@ -116,4 +119,5 @@ def _added(text: str, config: Path, section: str, entry: str) -> str:
             where=str(config),
             next=f"Write it over several lines, or add yourself:\n{block}",
         )
-    return f"{text[: header.start()]}{section}:\n{block}{text[header.end() :]}"
+    comment = f"   {header[2]}" if header[2] and not header[1] else ""
+    return f"{text[: header.start()]}{section}:{comment}\n{block}{text[header.end() :]}"

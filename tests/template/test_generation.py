@@ -1,0 +1,96 @@
+"""What Copier makes of this repository: a whole project, in all variants."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.settings import PROJECT
+from tests.template.projects import generate, passes, run
+
+LEFT_OUT = ["benchmarks", ".ci", "CHANGELOG.md", "CONTRIBUTING.md", "copier.yml", "tests/conftest.py", "tests/runtime"]
+
+
+@pytest.fixture(scope="module")
+def project(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate(template, tmp_path_factory.mktemp("made") / "Shop Events")
+
+
+def test_a_project_is_named_by_its_folder_and_has_what_it_needs(project: Path):
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    assert (answers["name"], answers["package"]) == ("shop-events", "shop_events")
+    assert (answers["_commit"], answers["example"]) == ("v0.0.1", True)
+    assert not [name for name in LEFT_OUT if (project / name).exists()]
+    assert not [path for path in project.rglob("*") if path.suffix in (".jinja", ".rej") or "{" in path.name]
+    pyproject = tomllib.loads((project / "pyproject.toml").read_text())
+    assert pyproject["project"]["name"] == "shop-events"
+    assert pyproject["tool"]["weir"]["package"] == "shop_events"
+    assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"][:2] == ["shop_events", "shop_events.*"]
+    assert pyproject["tool"]["mypy"]["files"][0] == "shop_events"
+    assert "weir-state[" not in str(pyproject)
+
+
+def test_files_that_differ_from_the_repositorys_differ_by_what_is_meant(project: Path):
+    """They are made of the repository's by replacing texts; a text that is there no more would go unnoticed."""
+    lines = [set((folder / "pyproject.toml").read_text().splitlines()) for folder in (PROJECT, project)]
+    assert len(lines[1] - lines[0]) >= 6
+    makefile = (project / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
+    assert targets == {"help", "venv", "demo", "demo-clean", "demo-fraud", "demo-kafka", "test", "lint", "ui", "lock"}
+    assert "-r requirements.txt -c requirements.lock" in makefile
+    assert "requirements.lock requirements.txt pyproject.toml" in makefile
+
+
+def test_a_project_passes_its_own_tests_and_checks(project: Path):
+    passes(project, "pytest", "tests")
+    passes(project, "ruff", "check", "shop_events", "tests")
+    passes(project, "ruff", "format", "--check", "shop_events", "tests")
+    assert "everything starts empty" in passes(project, "pipelines.cli.main", "plan", "orders")
+
+
+def test_an_empty_project_has_a_package_and_no_pipeline(template: Path, tmp_path: Path):
+    answers = {"name": "lab", "package": "research", "example": False, "storage": "s3", "bucket": "lab/x"}
+    project = generate(template, tmp_path / "lab", answers)
+    assert sorted(path.name for path in (project / "research").iterdir()) == ["__init__.py"]
+    assert sorted(path.name for path in (project / "tests").iterdir()) == ["test_project.py"]
+    production = yaml.safe_load((project / "configs" / "prod.yaml").read_text())
+    assert production["storage"] == {"root": "s3://lab/x", "s3": {"region": "eu-central-1"}}
+    passes(project, "pytest", "tests")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{"name": "Shop"}, {"package": "configs"}, {"package": "a-b"}, {"sources": []}],
+    ids=lambda answers: next(iter(answers)),
+)
+def test_answers_that_cannot_be_are_refused(template: Path, tmp_path: Path, answers: dict[str, object]):
+    with pytest.raises(ValueError, match="Validation error"):
+        generate(template, tmp_path / "shop", answers)
+
+
+def test_settings_are_found_from_the_working_directory(project: Path, tmp_path: Path):
+    """Also for a Weir that lies elsewhere; and only in a folder that says it is a project of Weir's."""
+    code = "from configs.settings import PROJECT; print(PROJECT)"
+    other = tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    (other / "configs").mkdir()
+    (other / "configs" / "dev.yaml").write_text("pipelines: {}")
+    (other / "pyproject.toml").write_text("[tool.theirs]\n")
+
+    def folder() -> str:
+        command = [sys.executable, "-c", code]
+        environment = {"PYTHONPATH": str(project), "PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
+        return subprocess.run(
+            command, cwd=other / "deep", env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert folder() == str(project)
+    (other / "pyproject.toml").write_text("[tool.weir]\n")
+    assert folder() == str(other)
+    assert run(project, "pipelines.cli.main", "plan", "nothing").returncode == 2

@@ -1,0 +1,141 @@
+"""`copier update` brings a release into a project that has gone its own way; nothing of either is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import copier
+import pytest
+import yaml
+
+from tests.template.projects import clean, generate, git, passes, repository
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, (file, old)
+    file.write_text(text.replace(old, new))
+
+
+def release(template: Path) -> None:
+    """What a release changes: code, a page, a dependency, a target, a file that is new and one that goes."""
+    edit(
+        template / "assets" / "definitions.py", "# One process and one warm", "# Since v0.0.2: one process and one warm"
+    )
+    edit(template / "pyproject.toml", '  "xxhash>=3.5",\n', '  "xxhash>=3.5.0",\n')
+    edit(template / "Makefile", "## Run the flights pipeline on real data", "## Run Weir's example")
+    edit(template / "configs" / "dev.yaml.jinja", "num_retained: 3", "num_retained: 4")
+    (template / "state_ops" / "since_v2.py").write_text('"""New in v0.0.2."""\n')
+    (template / "docs" / "how-to" / "per-key.md").unlink()
+    git(template, "add", "--all")
+    git(template, "commit", "-qm", "The next release")
+    git(template, "tag", "v0.0.2")
+
+
+def diverge(project: Path) -> None:
+    """Six files are edited, one is new."""
+    edit(project / "assets" / "definitions.py", "every pipeline of the configuration.", "our pipelines.")
+    edit(project / "shop" / "definitions.py", "assets=[]", "assets=[report]")
+    edit(
+        project / "shop" / "definitions.py",
+        "\ndefs =",
+        """
+
+@dg.asset(deps=[dg.AssetKey(["orders", "tables", "orders"])])
+def report() -> None:
+    \"\"\"Ours.\"\"\"
+
+
+defs =""",
+    )
+    edit(
+        project / "shop" / "orders.py", 'total=agg.sum("amount")', 'total=agg.sum("amount"), largest=agg.max("amount")'
+    )
+    edit(project / "configs" / "dev.yaml", "num_retained: 3", "num_retained: 7")
+    edit(
+        project / "pyproject.toml",
+        'description = "Flink-grade keyed state for Dagster + PySpark pipelines"',
+        'description = "Our shop"',
+    )
+    makefile = project / "Makefile"
+    makefile.write_text(makefile.read_text().rstrip() + "\n\nhello: ## Ours\n\t@echo hello\n")
+    (project / "shop" / "helpers.py").write_text('"""Ours."""\n')
+    git(project, "add", "--all")
+    git(project, "commit", "-qm", "Ours")
+
+
+@pytest.fixture(scope="module")
+def updated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of v0.0.1, edited, and updated to v0.0.2."""
+    folder = tmp_path_factory.mktemp("update")
+    template = repository(folder / "weir")
+    project = generate(template, folder / "shop", commits=True)
+    diverge(project)
+    release(template)
+    copier.run_update(project, defaults=True, overwrite=True, quiet=True)
+    return project
+
+
+def test_the_release_has_come(updated: Path):
+    assert yaml.safe_load((updated / ".copier-answers.yml").read_text())["_commit"] == "v0.0.2"
+    assert "# Since v0.0.2" in (updated / "assets" / "definitions.py").read_text()
+    assert '"xxhash>=3.5.0"' in (updated / "pyproject.toml").read_text()
+    assert "## Run Weir's example" in (updated / "Makefile").read_text()
+    assert (updated / "state_ops" / "since_v2.py").exists()
+    assert not (updated / "docs" / "how-to" / "per-key.md").exists()
+
+
+def test_what_is_the_users_has_stayed(updated: Path):
+    assert "def report()" in (updated / "shop" / "definitions.py").read_text()
+    assert "our pipelines." in (updated / "assets" / "definitions.py").read_text()
+    assert "largest=agg.max" in (updated / "shop" / "orders.py").read_text()
+    assert "num_retained: 7" in (updated / "configs" / "dev.yaml").read_text()
+    assert 'description = "Our shop"' in (updated / "pyproject.toml").read_text()
+    assert (updated / "Makefile").read_text().endswith("hello: ## Ours\n\t@echo hello\n")
+    assert (updated / "shop" / "helpers.py").exists()
+    changed = git(updated, "status", "--porcelain")
+    assert not re.search(r"^(U|AA|DD)|\.rej$|shop/|dev\.yaml", changed, flags=re.MULTILINE), changed
+    assert not subprocess.run(["grep", "-rl", "^<<<<<<< ", "."], cwd=updated, capture_output=True, text=True).stdout
+
+
+def test_the_updated_project_passes_its_tests(updated: Path):
+    passes(updated, "pytest", "tests")
+
+
+@pytest.mark.long
+def test_both_commands_run_in_the_updated_project(updated: Path):
+    """`make demo` and `make ui`, in an environment of the project's own, as somebody types them."""
+    subprocess.run(["make", "demo"], cwd=updated, env=clean(), check=True, timeout=1500)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pages = subprocess.Popen(["make", "ui"], cwd=updated, env={**clean(), "PORT": str(port)}, start_new_session=True)
+    try:
+        assert "report" in asset_keys(port, time.monotonic() + 600, pages)
+    finally:
+        os.killpg(pages.pid, signal.SIGINT)
+        pages.wait(60)
+
+
+def asset_keys(port: int, deadline: float, pages: subprocess.Popen[bytes]) -> str:
+    """The keys of all assets that Dagster's page knows, once it answers."""
+    query = b'{"query": "{assetNodes {assetKey {path}}}"}'
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/graphql", query, {"Content-Type": "application/json"})
+    while time.monotonic() < deadline and pages.poll() is None:
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                text = answer.read().decode()
+                if "path" in text:
+                    return text
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            pass
+        time.sleep(1)
+    raise AssertionError(f"The pages did not answer; make ui: {pages.poll()}")
