@@ -27,6 +27,7 @@ myst_heading_anchors = 4  # what links to headings are checked against
 myst_fence_as_directive = ["mermaid"]
 suppress_warnings = ["myst.header"]  # pages may skip a level
 
+highlight_language = "text"
 default_role = "literal"  # docstrings quote code as Markdown does
 napoleon_use_ivar = True  # else attributes would be described twice
 autodoc_typehints = "description"
@@ -74,6 +75,11 @@ def _complete(_: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = text + "".join(trees)
 
 
+def _link(_app: Sphinx, _what: str, _name: str, _of: object, _options: object, lines: list[str]) -> None:
+    """A page that a docstring names is linked, and has to be there."""
+    lines[:] = [re.sub(r"`?\bdocs/([\w/-]+)\.md\b`?", r":doc:`/docs/\1`", line) for line in lines]
+
+
 def _begin_at_the_readme(app: Sphinx, error: Exception | None) -> None:
     if error is None:
         shutil.copy(app.outdir / "README.html", app.outdir / "index.html")
@@ -81,4 +87,5 @@ def _begin_at_the_readme(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _complete)
+    app.connect("autodoc-process-docstring", _link)
     app.connect("build-finished", _begin_at_the_readme)

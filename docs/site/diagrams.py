@@ -58,7 +58,7 @@ def _sized(drawing: str) -> str:
     """Letters as large as those of the page: a drawing that is wider than it scrolls."""
     width = re.search(r'viewBox="\S+ \S+ ([\d.]+) ', drawing)
     assert width is not None
-    return drawing.replace('width="100%"', f'width="{float(width[1]) * 0.85:.0f}"', 1)
+    return drawing.replace('width="100%"', f'width="{float(width[1]) * 0.7:.0f}"', 1)
 
 
 def draw() -> None:
