@@ -156,11 +156,54 @@ def join(values: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def split(buffer: np.ndarray, ends: np.ndarray) -> list[bytes]:
     """The inverse of `join`: one bytes object up to each of the ascending ends."""
-    raw, start, values = buffer.tobytes(), 0, []
-    for end in ends.tolist():
-        values.append(raw[start:end])
-        start = end
+    values: list[bytes] = _binary(buffer, np.concatenate(([0], ends))).to_pylist()
     return values
+
+
+def gathered(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The bytes source[starts[i] : starts[i] + lengths[i]], for all i, one after the other."""
+    total = int(lengths.sum())
+    array = _slices(source, starts, lengths) if total else None
+    if array is None:
+        out = np.empty(total, np.uint8)
+        copy_ranges(source, starts, out, np.cumsum(lengths) - lengths, lengths)
+        return out
+    # Arrow moves bytes itself, where numpy takes a call for every distinct length.
+    compact = array if len(array) == len(starts) else array.take(pa.array(np.arange(0, len(array), 2)))
+    _, offsets, data = compact.buffers()
+    first = int(np.frombuffer(offsets, np.int64, 1, compact.offset * 8)[0])
+    return np.frombuffer(data, np.uint8, total, first)
+
+
+def beside(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[bytes]:
+    """Of each row one bytes object: its bytes of the first part, then those of the second, and so on.
+
+    Args:
+        parts: As `variable_values` has them: bytes, and the start and length of each row's.
+    """
+    columns = []
+    for data, starts, lengths in parts:
+        array = _slices(data, starts, lengths)
+        if array is None or len(array) != len(starts):
+            array = _binary(gathered(data, starts, lengths), np.concatenate(([0], np.cumsum(lengths))))
+        columns.append(array)
+    rows: list[bytes] = pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary())).to_pylist()
+    return rows
+
+
+def _slices(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array | None:
+    """The values as an array without a copy, with all that is between two of them as a value of its own if there is
+    something; None unless they ascend."""
+    ends = starts + lengths
+    if (starts[1:] == ends[:-1]).all():
+        return _binary(data, np.append(starts, ends[-1:]))
+    if (starts[1:] < ends[:-1]).any():
+        return None
+    return _binary(data, np.column_stack((starts, ends)).ravel())
+
+
+def _binary(data: np.ndarray, offsets: np.ndarray) -> pa.Array:
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, buffer_of(offsets), buffer_of(data)])
 
 
 def validity(nulls: np.ndarray | None) -> pa.Buffer | None:

@@ -33,6 +33,7 @@ from state_ops.arrow.columns import (
     buffer_of,
     copy_ranges,
     fixed_values,
+    gathered,
     is_list,
     is_variable,
     nulls_of,
@@ -185,10 +186,9 @@ class Cursor:
     def take(self, sizes: np.ndarray, path: str) -> np.ndarray:
         """The next `sizes[row]` bytes of every row, all rows' one after the other."""
         self.unsound_unless(sizes <= self.ends - self.at, f"is cut short in {path!r}")
-        out = np.empty(int(sizes.sum()), np.uint8)
-        copy_ranges(self.joined, self.at, out, np.cumsum(sizes) - sizes, sizes)
+        taken = gathered(self.joined, self.at, sizes)
         self.at = self.at + sizes
-        return out
+        return taken
 
     def checked(self, array: pa.Array, path: str) -> pa.Array:
         """The array, whose bytes are values of its type: text is UTF-8, a decimal has no more digits than it may."""

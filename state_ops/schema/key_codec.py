@@ -26,6 +26,7 @@ from state_ops.arrow.columns import (
     contiguous,
     copy_ranges,
     fixed_values,
+    gathered,
     is_variable,
     items,
     join,
@@ -232,8 +233,7 @@ def _escaped(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple
 
 
 def _unescaped(type: pa.DataType, source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
-    data = np.empty(lengths.sum(), np.uint8)
-    copy_ranges(source, starts, data, np.cumsum(lengths) - lengths, lengths)
+    data = gathered(source, starts, lengths)
     if (zero := data == 0).any():
         # No text ends in 0x00 here (its terminator would have begun there), so the byte after a zero is its own 0xFF.
         keep = np.ones(len(data), bool)

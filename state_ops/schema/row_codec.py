@@ -30,8 +30,8 @@ import numpy as np
 import pyarrow as pa
 
 from state_ops.arrow.columns import (
+    beside,
     contiguous,
-    copy_ranges,
     fixed_values,
     is_list,
     is_variable,
@@ -39,7 +39,6 @@ from state_ops.arrow.columns import (
     join,
     nulls_of,
     plain,
-    split,
     variable_values,
 )
 from state_ops.arrow.nested import (
@@ -156,15 +155,8 @@ def _encode_batch(schema: StateSchema, batch: pa.RecordBatch) -> list[bytes]:
     if not variable:
         fixed_only: list[bytes] = packed.tolist()
         return fixed_only
-    ends = np.cumsum(sum((lengths for _, _, lengths in variable), np.full(n, width, np.int64)))
-    out = np.empty(ends[-1], np.uint8)
-    at = np.concatenate(([0], ends[:-1]))
-    items(out, width)[at] = packed
-    at += width
-    for data, starts, lengths in variable:
-        copy_ranges(data, starts, out, at, lengths)
-        at += lengths
-    return split(out, ends)
+    fixed = rows.view(np.uint8), np.arange(0, n * width, width), np.full(n, width, np.int64)
+    return beside([fixed, *variable])
 
 
 def _slot_arrays(schema: StateSchema, batch: pa.RecordBatch) -> list[pa.Array]:

@@ -312,20 +312,22 @@ class JoinOperator(EventTimeOperator):
             for side in self._sides:
                 mine = np.flatnonzero(of_side == side.number)
                 names = self._names(batch, side, codes[mine], entries.column(NUMBER).to_numpy()[mine])
-                values = self._backend.multi_get(names)
-                here = np.fromiter((value is not None for value in values), bool, len(values))
-                if side.outer and here.any():
-                    rows = decoded(side, values)
-                    whole = beside(entries.select(self._stage.key).take(pa.array(mine[here])), rows)
-                    alone = whole.filter(pa.array(~rows.column(_MATCHED).to_numpy()))
+                if side.outer and names:
+                    alone = self._alone(side, entries.select(self._stage.key).take(pa.array(mine)), names)
                     if alone.num_rows:
                         yield self._handed_out(side, alone, None)
                 deletes += names
-                counts[f"{side.name}_rows"] -= np.bincount(codes[mine][here], minlength=len(batch))
+                # An entry of the index is there exactly as long as its row is.
+                counts[f"{side.name}_rows"] -= np.bincount(codes[mine], minlength=len(batch))
                 emptied = counts[f"{side.name}_rows"] == 0  # nobody need ever look for what has gone
                 counts[f"{side.name}_first"][emptied] = counts[f"{side.name}_next"][emptied]
             self._backend.write([], deletes)
             self._count(batch, counts)
+
+    def _alone(self, side: KeptSide, keys: pa.Table, names: Sequence[bytes]) -> pa.Table:
+        """Of rows in state, those that have had no partner, with their keys."""
+        rows = decoded(side, self._backend.multi_get(names))
+        return beside(keys, rows).filter(pa.array(~rows.column(_MATCHED).to_numpy()))
 
     # -- what comes out
 

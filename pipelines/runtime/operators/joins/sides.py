@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.runtime.definition import MAIN, Source, Stage
 from state_ops.errors import PipelineError
@@ -135,10 +134,14 @@ def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
 
 def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     """The rows of one side: key columns and key group, then the side's own columns under their names in the table."""
-    mine = pc.equal(rows.column(SIDE), side)
-    if not pc.all(mine, min_count=0).as_py():
-        rows = rows.filter(mine)
-    if not stage.key:
+    mine = rows.column(SIDE).to_numpy() == side
+    if stage.key:
+        kept = [GROUP, *stage.key]
+        rows = rows.select([name for name in rows.column_names if name in kept or name.startswith(column(side, ""))])
+    if mine.all():
         return rows
-    kept = [GROUP, *stage.key]
-    return rows.select([name for name in rows.column_names if name in kept or name.startswith(column(side, ""))])
+    places = np.flatnonzero(mine)
+    first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
+    if count == 0 or places[-1] - first + 1 == count:  # in one piece, as inputs that are read one after the other are
+        return rows.slice(first, count)
+    return rows.filter(pa.array(mine))
