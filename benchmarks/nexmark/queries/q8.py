@@ -1,20 +1,18 @@
 """Persons who opened an auction in the window of 10 s in which they joined."""
 
-from pipelines.api import Pipeline, delta, files, join, side
+from pipelines.api import Pipeline, delta, files, join, select
 
 persons = files("{input}/person/*.parquet", name="person", event_time="date_time")
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 
-
-def in_windows(rows):
-    """Rows with the start of their window."""
-    return rows.selectExpr("*", "timestamp_micros(unix_micros(date_time) div 10000000 * 10000000) AS starttime")
-
+START = "timestamp_micros(unix_micros(date_time) DIV 10000000 * 10000000) AS starttime"
+joined = select("joined", persons, "id", "name", "date_time", START)
+opened = select("opened", auctions, "seller", "date_time", START)
 
 new_sellers = join(
     "new_sellers",
-    side(persons, transform=in_windows),
-    side(auctions, transform=in_windows),
+    joined,
+    opened,
     on={"id": "seller", "starttime": "starttime"},
     within=("-10s", "10s"),
     how="semi",
@@ -22,4 +20,4 @@ new_sellers = join(
     sink=delta.append("q8"),
 )
 
-pipeline = Pipeline("q8", (new_sellers,))
+pipeline = Pipeline("q8", (joined, opened, new_sellers))
