@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import runpy
 
+import pytest
+
 from configs import reference
 from configs.settings import PROJECT
 from pipelines import api
@@ -70,3 +72,15 @@ def test_every_diagram_is_drawn():
     diagrams = runpy.run_path(str(PROJECT / "docs" / "site" / "diagrams.py"))
     drawn = {picture.name for picture in diagrams["PICTURES"].glob("*.svg")}
     assert drawn == set(diagrams["of_pages"]()), "run `python docs/site/diagrams.py`"
+
+
+@pytest.mark.parametrize("page", ["cost", "limits"])
+def test_figures_are_those_of_the_results_that_they_link_to(page):
+    figures = 0
+    for line in (PROJECT / "docs" / f"{page}.md").read_text().splitlines():
+        results = re.findall(r"\(\.\./(benchmarks/results/[\w-]+\.md)\)", line)
+        measured = "".join((PROJECT / result).read_text() for result in results)
+        for figure in re.findall(r"\d{1,3}(?:,\d{3})+", line) if results else ():
+            assert figure in measured, (figure, results)
+            figures += 1
+    assert figures > 2

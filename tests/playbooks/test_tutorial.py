@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import types
@@ -71,6 +72,11 @@ def test_every_box_does_what_the_page_says(project: Shop):
             assert step.kind == "text", where
             lacking = reading.missing(step.text, project.shown)
             assert lacking is None, f"{where}: it was not said: {lacking}\nSaid was:\n{project.shown}"
+    (asked,) = re.findall(
+        r"^weir state sql flights .*$", (PROJECT / "docs" / "cost.md").read_text(), flags=re.MULTILINE
+    )
+    code, shown = project.bash(asked.replace("flights", "orders"))
+    assert code == 0 and "bytes_up" in shown, "what the page on cost asks of the registry"
 
 
 def test_the_pipeline_passes_its_test(monkeypatch: pytest.MonkeyPatch):
