@@ -17,13 +17,16 @@ from typing import Any
 
 from configs.settings import Settings, load
 from pipelines.loading import named
+from pipelines.runtime.debugging import explain as explaining
 from pipelines.runtime.debugging import played
 from pipelines.runtime.debugging.comparison import Difference
+from pipelines.runtime.debugging.explain import Certainty, Explained, Statement
 from pipelines.runtime.debugging.played import Played
 from pipelines.runtime.debugging.stopping import Debugger
+from pipelines.runtime.debugging.tracing import Contribution, Trace
 from pipelines.runtime.definition import Pipeline
 
-__all__ = ["Difference", "Played", "debug"]
+__all__ = ["Certainty", "Contribution", "Difference", "Explained", "Played", "Statement", "Trace", "debug", "explain"]
 
 
 def debug(
@@ -53,6 +56,23 @@ def debug(
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
     values = None if key is None else list(key) if _is_several(key) else [key]
     return played.debug(pipeline, settings, epoch, stage=stage, key=values, subtask=subtask, stop=stop)
+
+
+def explain(pipeline: str | Pipeline, table: str, row: str, *, settings: Settings | None = None) -> Explained:
+    """Say where the first row of a table came from that satisfies a condition.
+
+    Args:
+        pipeline: Itself, or its name in the configuration.
+        table: The sink's name.
+        row: The condition, as a stage's `where`, of columns of the table.
+        settings: By default those of WEIR_ENV.
+
+    Raises:
+        WeirError: There is no such table or row.
+    """
+    settings = settings or load()
+    pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
+    return explaining.explain(pipeline, settings, table, row)
 
 
 def _is_several(key: Any) -> bool:

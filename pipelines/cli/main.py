@@ -36,6 +36,7 @@ _MODULES = {
     **dict.fromkeys(("fork", "forks", "diff", "promote", "backfill"), "branches"),
     **dict.fromkeys(("drill", "plan", "report"), "verify"),
     "debug": "debugging.debug",
+    "explain": "debugging.explain",
     **dict.fromkeys(("prune", "cancel"), "savepoints"),
     "fsck": "fsck",
     "metrics": "metrics",

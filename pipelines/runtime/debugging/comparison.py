@@ -48,9 +48,9 @@ def difference(of: str, recorded: pl.DataFrame, replayed: pl.DataFrame) -> Diffe
 
 def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that are not among the others, as often as they are there."""
-    left, only = Counter(map(_text, others)), []
+    left, only = Counter(map(canonical_text, others)), []
     for row in rows:
-        text = _text(row)
+        text = canonical_text(row)
         if left[text]:
             left[text] -= 1
         else:
@@ -58,7 +58,7 @@ def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -
     return only
 
 
-def _text(row: Mapping[str, Any]) -> str:
+def canonical_text(row: Mapping[str, Any]) -> str:
     return as_json(_rounded(dict(row)), sort_keys=True)
 
 
@@ -76,15 +76,15 @@ def differing_groups(first: Backend | None, second: Backend | None, groups: rang
 
 
 def _same(first: Iterator[tuple[bytes, bytes]], second: Iterator[tuple[bytes, bytes]]) -> bool:
-    for one, other in itertools.zip_longest(first, second):
-        if one != other and (one is None or other is None or not _same_timer(one, other)):
+    for entry, other in itertools.zip_longest(first, second):
+        if entry != other and (entry is None or other is None or not _same_timer(entry, other)):
             return False
     return True
 
 
-def _same_timer(one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> bool:
+def _same_timer(entry: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> bool:
     """Whether it is the same timer: its value says in whose barrier it did not fire, which is over."""
-    return one[0] == other[0] and one[0][2] in _TIMERS  # behind the key group
+    return entry[0] == other[0] and entry[0][2] in _TIMERS  # behind the key group
 
 
 def _entries(backend: Backend | None, group: int) -> Iterator[tuple[bytes, bytes]]:

@@ -211,7 +211,7 @@ def played(replay: EpochReplay, stage: Stage, key: Sequence[pa.Array] | None, su
         recorded=states.recorded,
         outputs=outputs,
         published=published,
-        differences=tuple(found for found in compared if found is not None),
+        differences=tuple(entry for entry in compared if entry is not None),
         code_then=stats_of(checkpoint, stage.uid).code,
         code_now=replay.context.code_of(stage),
         seconds=dict(replay.seconds),
@@ -388,9 +388,9 @@ def _frame(tables: Sequence[pa.Table], view: View | None) -> pl.DataFrame:
     return frames.from_arrow(pa.concat_tables(given, promote_options="permissive")) if given else pl.DataFrame()
 
 
-def _only(frame: pl.DataFrame, found: Difference, keys: Sequence[str]) -> pl.DataFrame:
+def _only(frame: pl.DataFrame, differing: Difference, keys: Sequence[str]) -> pl.DataFrame:
     """The rows of keys whose state differs."""
-    wanted = {tuple(row[name] for name in keys) for row in (*found.recorded, *found.replayed)}
+    wanted = {tuple(row[name] for name in keys) for row in (*differing.recorded, *differing.replayed)}
     if not frame.height:
         return frame
     return frame.filter(pl.Series([row in wanted for row in frame.select(keys).iter_rows()], dtype=pl.Boolean))

@@ -166,7 +166,7 @@ def of_input(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
         return rows.drop_columns([sides.SIDE])
     lane, mark = stage.sides[side], sides.column(side, "")
     names = dict(zip(stage.key, lane.key, strict=True))
-    own = [name for name in rows.column_names if name in names or name.startswith(mark)]
+    columns = [name for name in rows.column_names if name in names or name.startswith(mark)]
     beside = [INPUT, FILE, FILE_ROW]
-    taken = rows.select([*own, *beside])
-    return taken.rename_columns([*(names.get(name, name.removeprefix(mark)) for name in own), *beside])
+    of_side = rows.select([*columns, *beside])
+    return of_side.rename_columns([*(names.get(name, name.removeprefix(mark)) for name in columns), *beside])

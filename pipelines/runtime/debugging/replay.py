@@ -83,9 +83,9 @@ def replaying(pipeline: Pipeline, settings: Settings, epoch: int, purpose: str) 
                 + _INSTEAD,
             )
         root = stack.enter_context(scratch(settings.work_dir / _DIRECTORY, f"{socket.gethostname()}-"))
-        own = ReadOnlyStorage.of(storage)
-        registry = Registry(own, pipeline.app_id)
-        replay = EpochReplay(pipeline, settings, own, registry, checkpoint, parent, root)
+        reading = ReadOnlyStorage.of(storage)
+        registry = Registry(reading, pipeline.app_id)
+        replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root)
         try:
             yield replay
         finally:

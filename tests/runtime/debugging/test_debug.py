@@ -17,13 +17,14 @@ import pyarrow as pa
 import pytest
 
 from pipelines import debugging
-from pipelines.api import Epoch, KeyState, Pipeline, ValueState, agg, delta
+from pipelines.api import Epoch, KeyState, Pipeline, ValueState, agg, aggregate, delta
 from pipelines.runtime.debugging.read_only import ReadOnlyStorage
 from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.checkpoint import snapshots_of
 from state_ops.errors import ConfigurationError, InputError, PipelineError, StageError, WeirError
 from tests.recovery import small, test_joins, test_upserts
+from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
 from tests.tools.sampling import sampled
@@ -170,19 +171,19 @@ def test_only_state_of_the_subtask_that_is_played_is_fetched(small_bank):
 @pytest.mark.parametrize("how", sampled(test_joins.HOWS))
 def test_a_chain_is_played_from_its_sources(tmp_path, how):
     shop = Shop.at(tmp_path, test_joins.pipeline_of(how))
-    for day in (1, 2, 3):
+    for day in (1, 2):
         shop.run(day)
     for uid in ("unique", "paid", "sums"):
-        assert debug(shop, 3, stage=uid).is_same
+        assert debug(shop, 2, stage=uid).is_same
     orders, payments = (
-        pl.read_parquet(shop.site.landing / source / "00003.parquet") for source in ("orders", "payments")
+        pl.read_parquet(shop.site.landing / source / "00002.parquet") for source in ("orders", "payments")
     )
     key = next(iter(set(orders["id"]) & set(payments["order"])))
-    seen = debug(shop, 3, stage="paid", key=key)
+    seen = debug(shop, 2, stage="paid", key=key)
     assert seen.inputs["unique"].height == orders.filter(id=key).height
     assert sorted(seen.inputs["payments"]["price"]) == sorted(payments.filter(order=key)["price"])
-    assert set(seen.inputs["payments"]["_file"]) == {"00003.parquet"}
-    assert len(debug(shop, 3, stage="sums", key=key).subtasks) == 1
+    assert set(seen.inputs["payments"]["_file"]) == {"00002.parquet"}
+    assert len(debug(shop, 2, stage="sums", key=key).subtasks) == 1
 
 
 def test_rows_for_an_upsert_are_compared_as_they_were_staged(tmp_path):
@@ -207,6 +208,28 @@ def test_a_source_that_cannot_be_read_again_says_what_is_left_to_do(small_bank):
         debug(small_bank, 3)
     assert "weir state get" in str(refused.value) and "archive=True" in str(refused.value)
     assert debug(small_bank, 2).is_same
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_source_that_gives_each_row_once_is_played_from_its_archive(tmp_path, archive):
+    source = QueueSource(name="in", archive=archive)
+    counted = aggregate("counted", source, key="id", n=agg.count(), sink=delta.append("counts"))
+    bank = Bank(
+        replace(
+            Bank.at(tmp_path, **RETAINED).site,
+            pipeline=Pipeline("small", (counted,), max_parallelism=8, delivery="at_least_once"),
+        )
+    )
+    bank.site.landing.mkdir()
+    queue = Queue(str(bank.site.landing / "queue.db"))
+    for number in (1, 2):
+        queue.put([("a", number), ("b", number + 10)])
+        bank.epochs()
+    if archive:
+        assert debug(bank, 2, key="a").is_same and debug(bank, 2, key="a").before["n"].to_list() == [1]
+        return
+    with pytest.raises(InputError, match="gives each row once"):
+        debug(bank, 2, key="a")
 
 
 def test_what_cannot_be_played_again_says_why_and_what_can(tmp_path):

@@ -1,0 +1,258 @@
+"""Where a row of a table came from: epoch, slice, input rows, state and code, and what of that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from configs.settings import Settings
+from pipelines.runtime.debugging.comparison import canonical_text
+from pipelines.runtime.debugging.played import Played, debug
+from pipelines.runtime.debugging.read_only import ReadOnlyStorage
+from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
+from pipelines.runtime.debugging.tracing import Bounds, Trace, trace
+from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.inspection.state_reader import chain
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
+from state_ops.checkpoints.registry import Registry
+from state_ops.counts import counted
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.storage.temp_dirs import scratch
+
+_START, _END = "window_start", "window_end"
+
+
+class Certainty(StrEnum):
+    """How a statement is meant.
+
+    `known`: a record says it, or the replay has made the very row. `inferred`: it follows from names or values.
+    `unknown`: it cannot be told any more.
+    """
+
+    KNOWN = "known"
+    INFERRED = "inferred"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One thing about a row, in words."""
+
+    certainty: Certainty
+    what: str
+
+    def to_dict(self) -> dict[str, str]:
+        """JSON-ready."""
+        return {"certainty": self.certainty.value, "what": self.what}
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Where a row came from.
+
+    Attributes:
+        row: The row, and the table's file that has it.
+        stage, output: What handed it out.
+        origin: The epoch, and what says so.
+        statements: All that is known, inferred and unknown, in words.
+        played: The epoch at the row's key, played again; None: it cannot be.
+        trace: The input rows of the epochs that made the key's state; None: they cannot be told.
+    """
+
+    pipeline: str
+    table: str
+    row: TableRow
+    stage: str
+    output: str
+    origin: Origin
+    statements: tuple[Statement, ...]
+    played: Played | None
+    trace: Trace | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for values of rows."""
+        return {
+            "pipeline": self.pipeline,
+            "table": self.table,
+            "row": self.row.values,
+            "matches": self.row.matches,
+            "file": self.row.file,
+            "file_row": self.row.number,
+            "stage": self.stage,
+            "output": self.output,
+            "epoch": self.origin.epoch,
+            "subtask": self.origin.subtask,
+            "statements": [statement.to_dict() for statement in self.statements],
+            "played": self.played.to_dict() if self.played is not None else None,
+            "trace": self.trace.to_dict() if self.trace is not None else None,
+        }
+
+
+def explain(pipeline: Pipeline, settings: Settings, table: str, condition: str) -> Explained:
+    """Explain the first row of a table that satisfies a condition.
+
+    Args:
+        condition: As a stage's `where`, of columns of the table.
+
+    Raises:
+        ConfigurationError: There is no such table or row.
+    """
+    stage, output, sink = writer_of(pipeline, table)
+    if not pipeline.is_table(sink):
+        raise ConfigurationError(
+            f"{table} is no table, so its rows cannot be looked for.",
+            next="Say which epoch, and the key: weir debug PIPELINE --epoch N --key K.",
+        )
+    plain, _ = open_storage(pipeline, settings)
+    storage = ReadOnlyStorage.of(plain)
+    registry = Registry(storage, pipeline.app_id)
+    with scratch(settings.work_dir / "debug", "explain-") as directory:
+        row = row_of(storage, table, condition, directory)
+    head = registry.head()
+    line = chain(registry, head) if head is not None else []
+    whence = origin(storage, registry, line, stage, sink, row)
+    facts = _Facts(pipeline, settings, registry, line, stage, output, row, whence)
+    facts.of_row(table)
+    seen, traced = facts.played()
+    return Explained(pipeline.title, table, row, stage.uid, output, whence, tuple(facts.statements), seen, traced)
+
+
+class _Facts:
+    """Gathers what is to be said of a row."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        registry: Registry,
+        line: list[Checkpoint],
+        stage: Stage,
+        output: str,
+        row: TableRow,
+        whence: Origin,
+    ) -> None:
+        self._pipeline, self._settings, self._registry = pipeline, settings, registry
+        self._stage, self._output, self._row, self._whence = stage, output, row, whence
+        self._checkpoint = next((row for row in line if row.id == whence.epoch), None)
+        self.statements: list[Statement] = []
+
+    def _say(self, certainty: Certainty, what: str) -> None:
+        self.statements.append(Statement(certainty, what))
+
+    def of_row(self, table: str) -> None:
+        """What records say."""
+        row, whence = self._row, self._whence
+        self._say(
+            Certainty.KNOWN,
+            f"the row is number {row.number} of {row.file}, in version {row.table_version} of {table}"
+            + (f"; {counted(row.matches, 'row')} fit, this is the first" if row.matches > 1 else ""),
+        )
+        if whence.epoch is None:
+            self._say(Certainty.UNKNOWN, f"which epoch handed it out: {whence.how}")
+            return
+        self._say(
+            Certainty.KNOWN if whence.recorded else Certainty.INFERRED,
+            f"epoch {whence.epoch} handed it out, subtask {whence.subtask} of {self._stage.uid}: {whence.how}",
+        )
+        versions = [
+            publication.delta_version
+            for publication in self._registry.publications()
+            if publication.checkpoint_id == whence.epoch and publication.sink == table
+        ]
+        if versions:
+            self._say(Certainty.KNOWN, f"version {versions[-1]} of the table published rows of epoch {whence.epoch}")
+        if self._checkpoint is not None:
+            at = self._checkpoint
+            run = f", by the run {at.run_id}" if at.run_id else ""
+            self._say(Certainty.KNOWN, f"epoch {at.id} was completed at {at.completed_at:%Y-%m-%d %H:%M:%S} UTC{run}")
+            code = stats_of(at, self._stage.uid).code
+            if code is not None:
+                self._say(Certainty.KNOWN, f"the stage's code was {code} then")
+
+    def played(self) -> tuple[Played | None, Trace | None]:
+        """Play the epoch at the row's key, and trace the rows that made the key's state."""
+        at, stage = self._checkpoint, self._stage
+        if at is None:
+            if self._whence.epoch is not None:
+                self._say(Certainty.UNKNOWN, f"what epoch {self._whence.epoch} read and did: it is not retained")
+            return None, None
+        if at.kind != EPOCH:
+            whose = "; weir explain PIPELINE@BRANCH asks the branch" if at.kind == "promotion" else ""
+            self._say(Certainty.UNKNOWN, f"what made it: checkpoint {at.id} is no epoch but a {at.kind}{whose}")
+            return None, None
+        key = self._key()
+        try:
+            subtask = self._whence.subtask if key is None else None
+            seen = debug(self._pipeline, self._settings, int(at.id), stage=stage.uid, key=key, subtask=subtask)
+        except WeirError as error:
+            self._say(Certainty.UNKNOWN, f"what epoch {at.id} did: {error.what}")
+            seen = None
+        if seen is not None:
+            self._of_replay(seen)
+        if key is None:
+            return seen, None
+        traced = trace(self._pipeline, self._settings, stage, key, int(at.id), self._bounds(), seen)
+        self._of_trace(traced)
+        return seen, traced
+
+    def _key(self) -> list[Any] | None:
+        """The row's key, by its columns."""
+        stage, values = self._stage, self._row.values
+        if not stage.key:
+            return None
+        if not set(stage.key) <= values.keys():
+            missing = ", ".join(name for name in stage.key if name not in values)
+            self._say(Certainty.UNKNOWN, f"the row's key: it has no column {missing}, so all of its subtask is shown")
+            return None
+        self._say(
+            Certainty.KNOWN if stage.function is None else Certainty.INFERRED,
+            f"the key is {', '.join(f'{name}={values[name]}' for name in stage.key)}, by the columns of the row",
+        )
+        return [values[name] for name in stage.key]
+
+    def _bounds(self) -> Bounds | None:
+        """The window's bounds, of a row that has them."""
+        values, on = self._row.values, self._stage.on
+        if self._stage.window is None or on is None or values.get(_START) is None or values.get(_END) is None:
+            return None
+        return Bounds(on, values[_START], values[_END])
+
+    def _of_replay(self, seen: Played) -> None:
+        if seen.code_changed:
+            self._say(Certainty.KNOWN, f"the code is {seen.code_now} now: what follows was played by other code")
+        is_among = self._among(seen)
+        if is_among:
+            self._say(Certainty.KNOWN, f"played again, epoch {seen.epoch} hands out this row")
+        elif is_among is None:
+            self._say(Certainty.UNKNOWN, "whether the epoch hands it out again: the table has other columns")
+        else:
+            self._say(
+                Certainty.KNOWN, f"played again, epoch {seen.epoch} does not hand out this row: see what differs, below"
+            )
+
+    def _among(self, seen: Played) -> bool | None:
+        """Whether a row is among those that the replay hands out; None: it cannot be told."""
+        rows = seen.outputs.get(self._output)
+        if rows is None:
+            return None
+        names = [name for name in self._row.values if name in rows.columns]
+        if not names:
+            return None
+        wanted = canonical_text({name: self._row.values[name] for name in names})
+        return any(canonical_text(row) == wanted for row in rows.select(names).iter_rows(named=True))
+
+    def _of_trace(self, traced: Trace) -> None:
+        rows = sum(contribution.rows.height for contribution in traced.contributions)
+        epochs = ", ".join(str(contribution.epoch) for contribution in traced.contributions) or "none"
+        within = " within the window" if self._bounds() is not None else ""
+        of = "of both sides " if self._stage.join is not None else ""
+        whole = "these are all" if not traced.unknown else "there may be more"
+        certainty = Certainty.INFERRED if self._stage.function is not None else Certainty.KNOWN
+        self._say(
+            certainty if not traced.unknown else Certainty.INFERRED,
+            f"{counted(rows, 'input row')} {of}with the key{within} came in the epochs {epochs}: {whole}",
+        )
+        for what in traced.unknown:
+            self._say(Certainty.UNKNOWN, f"rows of the key of {what}")

@@ -1,0 +1,177 @@
+"""The input rows that a key's state, or a row of it, is made of: epoch by epoch, back through the stages before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, subtasks_of
+from pipelines.runtime.debugging.recording import INPUT
+from pipelines.runtime.debugging.replay import replaying
+from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.inspection.state_reader import Change
+from state_ops.errors import WeirError
+
+_KEYS = 5
+"""Of how many keys of a stage before it the rows are traced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of event time, of which rows are meant.
+
+    Attributes:
+        column: The column of the event time.
+        start: The first moment that counts; `end`: the first that does not.
+    """
+
+    column: str
+    start: datetime
+    end: datetime
+
+    def of(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows within."""
+        if self.column not in rows.columns:
+            return rows
+        return rows.filter((pl.col(self.column) >= self.start) & (pl.col(self.column) < self.end))
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one epoch gave to a key.
+
+    Attributes:
+        rows: Input rows of the stage, with `_input`, `_file` and `_row`.
+        slices: By source, what the epoch read.
+    """
+
+    epoch: int
+    rows: pl.DataFrame
+    slices: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "slices": self.slices, "rows": self.rows.to_dicts()}
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The rows of one key of a stage, of the epochs that changed its state.
+
+    Attributes:
+        key: By column.
+        contributions: Oldest first.
+        unknown: What may have contributed besides and is not known, in words; none: these are all.
+        before: By stage before it, the traces of the keys that its rows came from.
+    """
+
+    stage: str
+    key: dict[str, Any]
+    contributions: tuple[Contribution, ...]
+    unknown: tuple[str, ...]
+    before: tuple[Trace, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for values of rows."""
+        return {
+            "stage": self.stage,
+            "key": self.key,
+            "contributions": [contribution.to_dict() for contribution in self.contributions],
+            "unknown": list(self.unknown),
+            "before": [trace.to_dict() for trace in self.before],
+        }
+
+
+def trace(
+    pipeline: Pipeline,
+    settings: Settings,
+    stage: Stage,
+    key: Sequence[Any],
+    epoch: int,
+    bounds: Bounds | None = None,
+    seen: Played | None = None,
+) -> Trace:
+    """The rows of a key up to an epoch.
+
+    Args:
+        key: A value for each key column.
+        bounds: Of which rows, where only some made what is asked about.
+        seen: The epoch itself at the key, if it was played already.
+    """
+    epochs, unknown = _epochs(pipeline, settings, stage, key, epoch)
+    contributions: list[Contribution] = []
+    for number in epochs:
+        if seen is not None and number == seen.epoch:
+            rows = seen.rows if bounds is None else bounds.of(seen.rows)
+            contributions += [Contribution(number, rows, seen.slices)] if rows.height else []
+            continue
+        try:
+            contribution = _contribution(pipeline, settings, stage, key, number, bounds)
+        except WeirError as error:
+            unknown.append(f"epoch {number}: {error.what}")
+            continue
+        if contribution.rows.height:
+            contributions.append(contribution)
+    before, untraced = _before(pipeline, settings, stage, contributions)
+    named = dict(zip(stage.key, key, strict=True))
+    return Trace(stage.uid, named, tuple(contributions), (*unknown, *untraced), before)
+
+
+def _epochs(
+    pipeline: Pipeline, settings: Settings, stage: Stage, key: Sequence[Any], epoch: int
+) -> tuple[list[int], list[str]]:
+    """The epochs that changed a key's state since it came, up to one, oldest first; and which others may have."""
+    if not stage.has_state:
+        return [epoch], []
+    since, unknown = list[Change](), list[str]()
+    for change in state_reader.history(pipeline, settings, stage.uid, [str(value) for value in key], epoch):
+        if change.checkpoint.id == epoch:
+            break
+        since = [*since, change] if change.rows else []
+    for change in since:
+        if change.since is None:
+            unknown.append(f"any epoch up to {change.checkpoint.id}: those before it are not retained")
+        elif change.since != change.checkpoint.id:
+            unknown.append(f"epochs {change.since} to {change.checkpoint.id}, of which only the last is retained")
+        unknown += [f"epoch {waited}, whose rows waited for the stage" for waited in change.carried]
+    return [*(int(change.checkpoint.id) for change in since), epoch], unknown
+
+
+def _contribution(
+    pipeline: Pipeline, settings: Settings, stage: Stage, key: Sequence[Any], epoch: int, bounds: Bounds | None
+) -> Contribution:
+    with replaying(pipeline, settings, epoch, "weir explain") as replay:
+        columns = key_of(replay, stage, key)
+        tables: list[pa.Table | None] = list(replay.read(stage, subtasks_of(replay, columns, None)).values())
+        inputs = rows_by_input(stage, tables, columns)
+        given = [frame if bounds is None else bounds.of(frame) for frame in inputs.values() if frame.height]
+        rows = pl.concat(given, how="diagonal_relaxed") if given else pl.DataFrame()
+        return Contribution(epoch, rows, replay.checkpoint.slice)
+
+
+def _before(
+    pipeline: Pipeline, settings: Settings, stage: Stage, contributions: Sequence[Contribution]
+) -> tuple[tuple[Trace, ...], list[str]]:
+    """Traces of the keys of stages before one whose rows it had; and what is not traced."""
+    traces, untraced = list[Trace](), list[str]()
+    for upstream in stage.stages_before:
+        newest: dict[tuple[Any, ...], int] = {}
+        for contribution in contributions:
+            rows = contribution.rows.filter(pl.col(INPUT) == upstream.uid)
+            if not rows.height:
+                continue
+            if not upstream.key or not set(upstream.key) <= set(rows.columns):
+                untraced.append(f"rows of {upstream.uid} in epoch {contribution.epoch} do not have its key's columns")
+                continue
+            newest |= dict.fromkeys(rows.select(upstream.key).unique(maintain_order=True).rows(), contribution.epoch)
+        keys = list(newest)[:_KEYS]
+        traces += [trace(pipeline, settings, upstream, key, newest[key]) for key in keys]
+        if len(newest) > len(keys):
+            untraced.append(f"{len(newest) - len(keys)} more keys of {upstream.uid}, which are not traced")
+    return tuple(traces), untraced

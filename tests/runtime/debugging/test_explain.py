@@ -1,0 +1,154 @@
+"""Where a row came from: the rows that are named are those of the input files that made it, as SQL over these says."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from pipelines import debugging
+from pipelines.debugging import Certainty, Explained
+from pipelines.runtime.operations import forks
+from state_ops.errors import ConfigurationError
+from tests.recovery import small, test_joins, test_upserts
+from tests.recovery.small import Bank
+from tests.recovery.test_joins import Shop
+from tests.runtime.debugging.test_debug import bank_of, digests
+
+
+def explain(of, table: str, row: str) -> Explained:
+    return debugging.explain(of.site.pipeline, table, row, settings=of.site.settings)
+
+
+def said(seen: Explained, certainty: Certainty) -> str:
+    return "\n".join(statement.what for statement in seen.statements if statement.certainty is certainty)
+
+
+def origins(seen: Explained) -> set[tuple[str, int]]:
+    """File and number of all input rows."""
+    assert seen.trace is not None
+    rows = [contribution.rows.select("_file", "_row") for contribution in seen.trace.contributions]
+    return set(pl.concat(rows).rows())
+
+
+def in_files(folder: Path, condition: str) -> set[tuple[str, int]]:
+    query = f"SELECT filename, file_row_number FROM read_parquet('{folder}/*.parquet', file_row_number=true, filename=true) WHERE {condition}"  # fmt: skip
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        return {(Path(name).name, number) for name, number in connection.execute(query).fetchall()}
+
+
+def test_a_row_of_an_append_table_comes_from_its_epoch(tmp_path):
+    bank = bank_of(tmp_path, small.pipeline, 1, 2, 3)
+    before = digests(bank.site.storage)
+    seen = explain(bank, "booked", "id = 'k3' AND amount = 2")
+    assert (seen.row.values, seen.row.matches) == ({"id": "k3", "at": 3, "amount": 2}, 1)
+    assert (seen.origin.epoch, seen.origin.recorded, seen.stage) == (2, True, "accounts")
+    assert seen.played.is_same and seen.played.before["total"].to_list() == [1]
+    assert origins(seen) == {("00001.parquet", 3), ("00002.parquet", 3)}, "all that made its key's state"
+    assert "hands out this row" in said(seen, Certainty.KNOWN)
+    assert re.search(r"version \d+ of the table published rows of epoch 2", said(seen, Certainty.KNOWN))
+    assert not said(seen, Certainty.UNKNOWN)
+    assert digests(bank.site.storage) == before
+
+
+def test_a_window_comes_from_the_rows_within_its_bounds(rides_run):
+    table = pl.read_delta(str(rides_run.site.storage / "tables" / "hourly"))
+    row = table.filter(pl.col("window_start") >= pl.lit("2026-05-01 15:00:00").str.to_datetime(time_zone="UTC")).row(0, named=True)  # fmt: skip
+    condition = f"rider = '{row['rider']}' AND city = '{row['city']}'"
+    start = row["window_start"].strftime("%Y-%m-%d %H:%M:%S")
+    seen = explain(rides_run, "hourly", f"{condition} AND window_start = TIMESTAMP '{start}'")
+    assert seen.row.values == row
+    assert origins(seen) == in_files(
+        rides_run.site.landing, f"{condition} AND \"at\" >= '{row['window_start']}' AND \"at\" < '{row['window_end']}'"
+    )
+    assert len(origins(seen)) == row["n"]
+    assert "within the window" in said(seen, Certainty.KNOWN) and "hands out this row" in said(seen, Certainty.KNOWN)
+
+
+def test_a_session_comes_from_all_rows_since_it_began(rides_run):
+    table = pl.read_delta(str(rides_run.site.storage / "tables" / "trips"))
+    row = table.filter(rider="r0-1").sort("window_start").row(-1, named=True)
+    start = row["window_start"].strftime("%Y-%m-%d %H:%M:%S")
+    seen = explain(rides_run, "trips", f"rider = 'r0-1' AND window_start = TIMESTAMP '{start}'")
+    expected = in_files(
+        rides_run.site.landing,
+        f"rider = 'r0-1' AND \"at\" >= '{row['window_start']}' AND \"at\" < '{row['window_end']}'",
+    )
+    assert origins(seen) <= expected and seen.played is not None
+    assert (origins(seen) == expected) or said(seen, Certainty.UNKNOWN)
+
+
+def test_what_is_not_retained_is_said_to_be_unknown(rides_run):
+    table = pl.read_delta(str(rides_run.site.storage / "tables" / "rides"))
+    old = table.filter(pl.col("ride") < 3000, pl.col("ride") > 2000).row(0, named=True)
+    seen = explain(rides_run, "rides", f"ride = {old['ride']}")
+    assert (seen.origin.epoch, seen.origin.recorded, seen.played) == (2, False, None)
+    assert "epoch 2" in said(seen, Certainty.INFERRED) and "not retained" in said(seen, Certainty.UNKNOWN)
+    newer = table.filter(pl.col("ride") > 8000, pl.col("rider") == "r0").row(0, named=True)
+    seen = explain(rides_run, "rides", f"ride = {newer['ride']}")
+    assert seen.played is not None and "there may be more" in said(seen, Certainty.INFERRED)
+    assert "epochs 2 to 4" in said(seen, Certainty.UNKNOWN)
+
+
+def test_a_joined_row_comes_from_the_rows_of_both_sides_through_the_stage_before(tmp_path):
+    shop = Shop.at(tmp_path, test_joins.pipeline_of("inner"))
+    for day in (1, 2):
+        shop.run(day)
+    row = shop.table("paid").sort("seq").row(-1, named=True)
+    seen = explain(shop, "paid", f"seq = {row['seq']} AND price = {row['price']}")
+    assert seen.row.values["id"] == row["id"]
+    joined = pl.concat([contribution.rows for contribution in seen.trace.contributions], how="diagonal_relaxed")
+    assert set(joined["_input"]) == {"unique", "payments"}
+    payments = joined.filter(pl.col("_input") == "payments")
+    assert set(payments.select("_file", "_row").rows()) == in_files(
+        shop.site.landing / "payments", f'"order" = {row["id"]}'
+    )
+    orders = {(name, number) for trace in seen.trace.before for contribution in trace.contributions
+              for name, number in contribution.rows.select("_file", "_row").rows()}  # fmt: skip
+    assert orders <= in_files(shop.site.landing / "orders", f"id = {row['id']}") and orders
+    assert "of both sides" in said(seen, Certainty.KNOWN) + said(seen, Certainty.INFERRED)
+
+
+def test_a_row_of_an_upsert_comes_from_the_newest_epoch_that_had_its_key(tmp_path):
+    bank = bank_of(tmp_path, test_upserts.pipeline, 1, 2)
+    seen = explain(bank, "totals", "id = 'only-1-0'")
+    assert (seen.origin.epoch, seen.origin.recorded) == (1, True), "the file may be of a later one"
+    assert explain(bank, "totals", "id = 'k3'").origin.epoch == 2
+
+
+def test_a_row_that_somebody_has_rewritten_is_found_by_its_values(tmp_path):
+    bank = bank_of(tmp_path, small.pipeline, 1, 2)
+    DeltaTable(str(bank.site.storage / "tables" / "booked")).optimize.compact()
+    seen = explain(bank, "booked", "id = 'k3' AND amount = 2")
+    assert (seen.origin.epoch, seen.origin.recorded) == (2, False)
+    assert "epoch 2" in said(seen, Certainty.INFERRED) and seen.played.is_same
+
+
+def test_what_is_no_table_or_no_row_says_what_there_is(tmp_path):
+    bank = bank_of(tmp_path, small.pipeline, 1)
+    for table, row, what in (
+        ("nowhere", "id = 'k3'", "no table 'nowhere'"),
+        ("booked", "id = 'nobody'", "No row of booked"),
+        ("booked", "name = 'k3'", "no condition"),
+    ):
+        with pytest.raises(ConfigurationError, match=what) as refused:
+            explain(bank, table, row)
+        assert "booked" in str(refused.value) or "id" in str(refused.value)
+
+
+def test_the_command_says_what_is_known_of_a_branch_too(tmp_path, weir):
+    bank = bank_of(tmp_path, small.pipeline, 1, 2)
+    forks.fork(small.pipeline, bank.site.settings, "fix", 1)
+    Bank(replace(bank.site, pipeline=forks.branched(small.pipeline, bank.site.settings, "fix"))).epochs()
+    shown = weir(bank.site, "explain", "small@fix", "booked", "--row", "id = 'k3'")
+    assert shown.code == 0 and "known" in shown.out and "00002.parquet" in shown.out
+    facts = json.loads(weir(bank.site, "explain", "small", "booked", "--row", "id = 'k3' AND amount = 2", "--json").out)
+    assert facts["epoch"] == 2 and facts["played"]["after"][0]["total"] == 3
+    assert {statement["certainty"] for statement in facts["statements"]} <= {"known", "inferred"}
