@@ -137,6 +137,7 @@ class EpochReplay:
     root: Path
     seconds: dict[str, float] = field(default_factory=dict)
     fetched: int = 0
+    _within: list[float] = field(default_factory=list)
     _plays: dict[str, Collection[int]] = field(default_factory=dict)
     _progress: dict[str, StageProgress] = field(default_factory=dict)
 
@@ -265,9 +266,7 @@ class EpochReplay:
         if base is None:
             yield None
             return
-        home = self._home(stage, subtask)
-        directory = next(directory for directory in attempts(home) if owner(directory) == base.attempt)
-        with self._opened(directory / "snapshot") as backend:
+        with self._opened(self._brought(stage, base)) as backend:
             yield backend
 
     @contextmanager
@@ -288,16 +287,31 @@ class EpochReplay:
         if taken is None:
             yield None
             return
-        with scratch(self.root / "recorded", "") as directory, self.timed("fetch"):
+        with scratch(self.root / "recorded", "") as directory:
             kind = named(stats_of(self.checkpoint, stage.uid).backend)
-            operator, immutable = work_dir(self.context) / stage.uid, composite.is_immutable(kind)
-            brought = snapshot.fetch(self.storage, taken, directory, None, immutable, None, operator)
-            self.fetched += brought.stored
+            with self.timed("fetch"):
+                missing = tuple(file for file in taken.files if not self._linked(stage, subtask, file, directory))
+                self.fetched += snapshot.fetch(self.storage, replace(taken, files=missing), directory).stored
             backend = composite.opened(kind, directory, backend_options(self.context.settings))
             try:
                 yield backend
             finally:
                 backend.close()
+
+    def _linked(self, stage: Stage, subtask: int, file: StateFile, directory: Path) -> bool:
+        """Link an object that was fetched, and whose digest was checked, for the state before the epoch."""
+        base = self._bases(stage).get(subtask)
+        same = next((of for of in base.files if of.path == file.path), None) if base is not None else None
+        is_immutable = composite.is_immutable(named(self.context.settings.state.backend))
+        if base is None or same is None or not is_immutable(same.name):
+            return False
+        (directory / file.name).hardlink_to(self._brought(stage, base) / same.name)
+        return True
+
+    def _brought(self, stage: Stage, base: Snapshot) -> Path:
+        """Where the files are of a snapshot that was fetched."""
+        home = attempts(self._home(stage, base.subtask))
+        return next(directory for directory in home if owner(directory) == base.attempt) / "snapshot"
 
     @contextmanager
     def _opened(self, source: Path) -> Iterator[Backend]:
@@ -345,12 +359,16 @@ class EpochReplay:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Count the time of a phase."""
+        """Count the time of a phase, without that of other phases within."""
         clock = time.perf_counter()
+        self._within.append(0.0)
         try:
             yield
         finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - clock
+            took, within = time.perf_counter() - clock, self._within.pop()
+            self.seconds[what] = self.seconds.get(what, 0.0) + took - within
+            if self._within:
+                self._within[-1] += took
 
 
 class _NoSinks(Sinks):
