@@ -62,12 +62,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Two JVMs for all tests on Spark, and one broker for all tests of Kafka."""
+    """Two JVMs for all tests on Spark, one broker for all tests of Kafka, and one Postgres."""
     if config.getvalue("dist") != "loadfile":
         return None
     from tests.tools.scheduling import ServerScheduling
 
     return ServerScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, those that need a server begin first."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.tools.scheduling import servers_first
+
+        servers_first(items)
 
 
 def pytest_configure(config: pytest.Config) -> None:
