@@ -3,6 +3,8 @@ results."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.backlog import unapplied
 from tests.recovery.harness import Site, child
 
@@ -51,6 +54,13 @@ def odd(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
 
 
 @pytest.fixture
+def through_storage(monkeypatch) -> dict[str, str]:
+    """Lets all blocks go through storage, as if there were several hosts; returns the settings for that."""
+    monkeypatch.setattr(SparkExecutor, "_is_staged", lambda *_: True)
+    return {"WEIR_SPARK__DIRECT_READ_MB": "0"}
+
+
+@pytest.fixture
 def site(tmp_path) -> Site:
     return Site(
         tmp_path / "site",
@@ -75,6 +85,19 @@ def test_a_run_whose_second_stage_never_applies_all_is_exact(site, days):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("spark")
+def test_rows_that_wait_go_through_storage_too(site, days, through_storage):
+    site = replace(site, options={**site.options, **through_storage})
+    site.land(days[:_DAYS])
+    history = [report.checkpoint for report in site.run(drain=True)]
+    assert sum(bool(unapplied(checkpoint)) for checkpoint in history) >= 2
+    ways = {stats.exchange for checkpoint in history for stats in checkpoint.operators.values()}
+    assert ways & {"files-staged", "cut-staged"} and ways <= {"files-staged", "cut-staged", None}
+    site.assert_exact(_DAYS)
+    site.assert_no_orphans()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("spark")
 def test_a_run_that_is_killed_while_rows_wait_goes_on_exactly(site, days):
     site.land(days[:_DAYS])
     with child(site, "before the row", 2) as coordinator:
@@ -91,8 +114,10 @@ def test_a_run_that_is_killed_while_rows_wait_goes_on_exactly(site, days):
 
 
 @pytest.mark.usefixtures("spark")
-def test_rows_wait_with_every_column_that_a_transform_can_make(tmp_path):
+@pytest.mark.parametrize("staged", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_rows_wait_with_every_column_that_a_transform_can_make(tmp_path, request, staged):
     options = {
+        **(request.getfixturevalue("through_storage") if staged else {}),
         "WEIR_SPARK__BATCH_ROWS": "50",
         "WEIR_EPOCH__MAX_FILES": "1",
         "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0",
