@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
+.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bounds bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,24 @@ $(STAMP): requirements.lock pyproject.toml
 
 $(VENV)/.stamp-demo: requirements-demo.lock pyproject.toml
 	$(install)
+
+# What a pipeline keeps, reads, judges and shows, without a broker or a server.
+BOUNDS = tests/state_ops/schema tests/state_ops/backends tests/state_ops/checkpoints tests/runtime/gates/test_gates.py \
+  tests/runtime/inspection tests/runtime/execution/test_direct_read.py tests/runtime/execution/test_spark_executor.py \
+  tests/assets/test_definitions.py tests/assets/test_history.py tests/test_settings.py tests/cli/test_extras.py
+
+bounds: $(STAMP) ## Run a part of the tests at both ends of the ranges in pyproject.toml, each in a .venv of its own (15 minutes)
+	@mkdir -p .weir/bounds
+	@for end in lowest-direct highest; do \
+	  at=.weir/bounds/$$end && echo "== $$end" && \
+	  $(VENV)/bin/uv pip compile --quiet --resolution $$end --extra all --extra demo --no-annotate --no-header \
+	    --no-emit-index-url pyproject.toml -o $$at.txt && \
+	  $(VENV)/bin/uv venv --quiet --clear --python $(PY) $$at && \
+	  VIRTUAL_ENV=$$at $(VENV)/bin/uv pip install --quiet -r $$at.txt && \
+	  VIRTUAL_ENV=$$at $(VENV)/bin/uv pip install --quiet -c $$at.txt flask flask-cors hypothesis jsonschema 'moto[s3]' \
+	    pytest pytest-timeout && \
+	  $$at/bin/python -m pytest -q -m "not long and not s3" $(BOUNDS) || exit 1; \
+	done
 
 # uv comes in first, by the very hash in the lock; then uv installs the rest. Rerunning after any failure is safe: the
 # stamp is written last.

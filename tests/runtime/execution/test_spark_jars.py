@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.runtime.execution.spark import java, spark_jars
 from pipelines.runtime.execution.spark.spark_jars import delta_jars, fetch, locked_jars
-from state_ops.errors import DamageError, TransientError
+from state_ops.errors import ConfigurationError, DamageError, TransientError
 
 CACHE = Path(__file__).parents[3] / ".weir" / "cache"  # shared with everything else that starts Spark here
 
@@ -98,3 +98,17 @@ def test_a_lock_line_is_organisation_module_revision_and_digest():
     assert STORAGE.organisation == "io.delta"
     assert STORAGE.revision == "4.4.0"
     assert len(STORAGE.sha256) == 64
+
+
+@pytest.mark.parametrize(
+    ("installed", "fits"), [("4.2.0", True), ("4.2.17", True), ("4.20.0", False), ("5.2.0", False)]
+)
+def test_the_jars_are_for_the_minor_version_of_pyspark_that_is_installed(installed, fits, monkeypatch, tmp_path):
+    monkeypatch.setattr(spark_jars, "fetch", lambda jars, _: jars)
+    monkeypatch.setattr(spark_jars.metadata, "version", {"pyspark": installed}.__getitem__)
+    if fits:
+        assert spark_jars.delta_jars(tmp_path)
+        return
+    with pytest.raises(ConfigurationError, match=rf"PySpark {installed} is installed.* for Spark 4\.2\.") as refused:
+        spark_jars.delta_jars(tmp_path)
+    assert refused.value.next == "pip install 'pyspark==4.2.*'"

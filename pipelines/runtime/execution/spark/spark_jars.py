@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
+from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -69,9 +69,23 @@ def delta_jars(cache_dir: Path) -> list[Path]:
     Raises:
         TransientError: The jars cannot be downloaded.
         DamageError: What was downloaded is not what the lock says.
-        ConfigurationError: There is no Java or no PySpark to download with.
+        ConfigurationError: There is no Java or no PySpark to download with, or they are not for the PySpark that is
+            installed.
     """
-    return fetch(locked_jars("delta"), cache_dir)
+    jars = locked_jars("delta")
+    _check_spark(jars[0])
+    return fetch(jars, cache_dir)
+
+
+def _check_spark(delta: LockedJar) -> None:
+    """Refuse a PySpark of another minor version than Delta's jar is built for, which its name says."""
+    spark, installed = delta.module.split("_")[1], metadata.version("pyspark")
+    if installed.split(".")[:2] != spark.split("."):
+        raise ConfigurationError(
+            f"PySpark {installed} is installed, and Delta's jars are for Spark {spark}.",
+            where=f"infra/jars.lock, {delta.file_name}",
+            next=f"pip install 'pyspark=={spark}.*'",
+        )
 
 
 def s3_jars(cache_dir: Path) -> list[Path]:
