@@ -10,6 +10,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,13 +140,7 @@ def options() -> dict[str, str]:
 
 @pytest.fixture
 def site(tmp_path, options) -> Iterator[Site]:
-    needs("chromium", "chromium")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("WEIR_")},
-        "DAGSTER_HOME": str(tmp_path / "home"),
         "WEIR_ENV": "dev",
         "WEIR_STORAGE__ROOT": str(tmp_path / "storage"),
         "WEIR_LOCAL__WORK_DIR": str(tmp_path / "work"),
@@ -156,15 +151,26 @@ def site(tmp_path, options) -> Iterator[Site]:
         "WEIR_DAGSTER__OBSERVE_SECONDS": "0",
         **options,
     }
-    site = Site(tmp_path, port, environment)
-    site.landing.mkdir()
-    (tmp_path / "home").mkdir()
-    shutil.copyfile(PROJECT / "infra" / "dagster.yaml", tmp_path / "home" / "dagster.yaml")
-    with DagsterInstance.from_config(str(tmp_path / "home")):
+    with at_work(tmp_path, environment, PROJECT / "workspace.yaml") as site:
+        yield site
+
+
+@contextmanager
+def at_work(root: Path, environment: dict[str, str], workspace: Path) -> Iterator[Site]:
+    """A daemon and a web server with a home of their own below `root`, as long as the test goes on."""
+    needs("chromium", "chromium")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
+    site = Site(root, port, {**mine, "DAGSTER_HOME": str(root / "home"), **environment})
+    site.landing.mkdir(exist_ok=True)
+    (root / "home").mkdir()
+    shutil.copyfile(PROJECT / "infra" / "dagster.yaml", root / "home" / "dagster.yaml")
+    with DagsterInstance.from_config(str(root / "home")):
         pass  # makes Dagster's databases: daemon and web server at once may leave two versions in one, which nothing opens again
-    workspace = str(PROJECT / "workspace.yaml")
-    site.start("dagster-daemon", "run", "-w", workspace)
-    site.start("dagster-webserver", "-w", workspace, "-h", "127.0.0.1", "-p", str(port))
+    site.start("dagster-daemon", "run", "-w", str(workspace))
+    site.start("dagster-webserver", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(port))
     try:
         yield site
     finally:
