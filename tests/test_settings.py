@@ -356,3 +356,10 @@ def test_every_key_is_described():
     for section in settings.Settings.model_fields.values():
         for name, field in getattr(section.annotation, "model_fields", {}).items():
             assert field.description, name
+
+
+def test_a_weir_that_is_installed_is_no_project_whose_settings_are_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "PROJECT", tmp_path / "site-packages")
+    with pytest.raises(ConfigurationError, match="No project is here") as refused:
+        settings.load({})
+    assert "[tool.weir]" in str(refused.value)

@@ -45,6 +45,7 @@ def test_files_that_differ_from_the_repositorys_differ_by_what_is_meant(project:
     assert targets == {"help", "venv", "demo", "demo-clean", "demo-fraud", "demo-kafka", "test", "lint", "ui", "lock"}
     assert "-r requirements.txt -c requirements.lock" in makefile
     assert "requirements.lock requirements.txt pyproject.toml" in makefile
+    assert "ui: $(READY) ##" in makefile  # no server's client is missing there
 
 
 def test_a_project_passes_its_own_tests_and_checks(project: Path):
