@@ -19,6 +19,9 @@ import yaml
 from tests.template.projects import clean, generate, git, passes, repository
 
 
+DELETED = ("tests/test_orders.py", "docs/limits.md")  # of the user's, and of Weir's
+
+
 def edit(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert text.count(old) == 1, (file, old)
@@ -41,7 +44,7 @@ def release(template: Path) -> None:
 
 
 def diverge(project: Path) -> None:
-    """Six files are edited, one is new."""
+    """Six files are edited, one is new, two are deleted."""
     edit(project / "assets" / "definitions.py", "every pipeline of the configuration.", "our pipelines.")
     edit(project / "shop" / "definitions.py", "assets=[]", "assets=[report]")
     edit(
@@ -68,6 +71,8 @@ defs =""",
     makefile = project / "Makefile"
     makefile.write_text(makefile.read_text().rstrip() + "\n\nhello: ## Ours\n\t@echo hello\n")
     (project / "shop" / "helpers.py").write_text('"""Ours."""\n')
+    for name in DELETED:
+        (project / name).unlink()
     git(project, "add", "--all")
     git(project, "commit", "-qm", "Ours")
 
@@ -101,6 +106,7 @@ def test_what_is_the_users_has_stayed(updated: Path):
     assert 'description = "Our shop"' in (updated / "pyproject.toml").read_text()
     assert (updated / "Makefile").read_text().endswith("hello: ## Ours\n\t@echo hello\n")
     assert (updated / "shop" / "helpers.py").exists()
+    assert not [name for name in DELETED if (updated / name).exists()]
     changed = git(updated, "status", "--porcelain")
     assert not re.search(r"^(U|AA|DD)|\.rej$|shop/|dev\.yaml", changed, flags=re.MULTILINE), changed
     assert not subprocess.run(["grep", "-rl", "^<<<<<<< ", "."], cwd=updated, capture_output=True, text=True).stdout
