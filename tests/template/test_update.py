@@ -18,7 +18,6 @@ import yaml
 
 from tests.template.projects import clean, generate, git, passes, repository
 
-
 DELETED = ("tests/test_orders.py", "docs/limits.md")  # of the user's, and of Weir's
 
 
