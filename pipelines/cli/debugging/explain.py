@@ -53,6 +53,9 @@ def _show(seen: Explained, limit: int) -> None:
             show_difference(difference, limit)
     if seen.trace is not None:
         _show_trace(seen.trace, limit)
+    elif seen.played is not None:
+        for name, rows in seen.played.inputs.items():
+            show_rows(f"rows in of {name}, of the whole subtask", rows, limit)
 
 
 def _show_trace(trace: Trace, limit: int) -> None:
@@ -63,5 +66,5 @@ def _show_trace(trace: Trace, limit: int) -> None:
             out.print(escape(f"  slice of {name}: {slice_in_words(recorded)}"))
     for before in trace.before:
         for what in before.unknown:
-            out.print(f"[{_COLORS[Certainty.UNKNOWN]}]unknown [/]  {escape(f'rows of {before.stage} of {what}')}")
+            out.print(f"[{_COLORS[Certainty.UNKNOWN]}]unknown [/]  {escape(f'{before.stage}: {what}')}")
         _show_trace(before, limit)

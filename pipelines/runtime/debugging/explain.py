@@ -255,4 +255,4 @@ class _Facts:
             f"{counted(rows, 'input row')} {of}with the key{within} came in the epochs {epochs}: {whole}",
         )
         for what in traced.unknown:
-            self._say(Certainty.UNKNOWN, f"rows of the key of {what}")
+            self._say(Certainty.UNKNOWN, what)

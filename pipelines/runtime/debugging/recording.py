@@ -142,11 +142,12 @@ def _with(table: pa.Table, place: int, at: pa.Array) -> pa.Table:
 
 
 def _filtered(lane: Stage, table: pa.Table) -> pa.Table:
-    """What the stage's where and columns leave. A select hands on its own columns, beside which nothing fits."""
-    kept = filtered(lane, table)
-    if _FROM in kept.column_names:
-        return kept
-    return _with(kept, -1, pa.nulls(kept.num_rows, pa.int64()))
+    """What the stage's where and columns leave: columns are made row by row, of those that its where has kept."""
+    if not lane.columns:
+        return filtered(lane, table)
+    kept = filtered(replace(lane, columns=()), table)
+    columns = filtered(replace(lane, where=None), kept.drop_columns([_FROM, _AT]))
+    return columns.append_column(_FROM, kept.column(_FROM)).append_column(_AT, kept.column(_AT))
 
 
 def _idle(task: KeyedTask, subtask: int) -> Ack:

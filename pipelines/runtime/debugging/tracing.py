@@ -114,11 +114,11 @@ def trace(
         try:
             contribution = _contribution(pipeline, settings, stage, key, number, bounds)
         except WeirError as error:
-            unknown.append(f"epoch {number}: {error.what}")
+            unknown.append(f"rows of epoch {number}: {error.what}")
             continue
         if contribution.rows.height:
             contributions.append(contribution)
-    before, untraced = _before(pipeline, settings, stage, contributions)
+    before, untraced = _before(pipeline, settings, stage, contributions, key)
     named = dict(zip(stage.key, key, strict=True))
     return Trace(stage.uid, named, tuple(contributions), (*unknown, *untraced), before)
 
@@ -136,10 +136,12 @@ def _epochs(
         since = [*since, change] if change.rows else []
     for change in since:
         if change.since is None:
-            unknown.append(f"any epoch up to {change.checkpoint.id}: those before it are not retained")
+            unknown.append(f"rows of any epoch up to {change.checkpoint.id}: those before it are not retained")
         elif change.since != change.checkpoint.id:
-            unknown.append(f"epochs {change.since} to {change.checkpoint.id}, of which only the last is retained")
-        unknown += [f"epoch {waited}, whose rows waited for the stage" for waited in change.carried]
+            unknown.append(
+                f"rows of the epochs {change.since} to {change.checkpoint.id}, of which only the last is retained"
+            )
+        unknown += [f"rows of epoch {waited}, which waited for the stage" for waited in change.carried]
     return [*(int(change.checkpoint.id) for change in since), epoch], unknown
 
 
@@ -156,22 +158,67 @@ def _contribution(
 
 
 def _before(
-    pipeline: Pipeline, settings: Settings, stage: Stage, contributions: Sequence[Contribution]
+    pipeline: Pipeline,
+    settings: Settings,
+    stage: Stage,
+    contributions: Sequence[Contribution],
+    values: Sequence[Any],
 ) -> tuple[tuple[Trace, ...], list[str]]:
-    """Traces of the keys of stages before one whose rows it had; and what is not traced."""
+    """Traces of the keys of stages before one whose rows it had; and what is not traced.
+
+    Args:
+        values: Of the key that is asked about, by which rows are found behind a stage without one.
+    """
     traces, untraced = list[Trace](), list[str]()
     for upstream in stage.stages_before:
+        given = {
+            contribution.epoch: rows
+            for contribution in contributions
+            if (rows := contribution.rows.filter(pl.col(INPUT) == upstream.uid)).height
+        }
+        lane = next(lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid)
+        if given and not upstream.key and lane.key:
+            traces.append(_through(pipeline, settings, upstream, dict(zip(lane.key, values, strict=True)), list(given)))
+            continue
         newest: dict[tuple[Any, ...], int] = {}
-        for contribution in contributions:
-            rows = contribution.rows.filter(pl.col(INPUT) == upstream.uid)
-            if not rows.height:
-                continue
+        for epoch, rows in given.items():
             if not upstream.key or not set(upstream.key) <= set(rows.columns):
-                untraced.append(f"rows of {upstream.uid} in epoch {contribution.epoch} do not have its key's columns")
+                untraced.append(f"rows of {upstream.uid} in epoch {epoch} do not have its key's columns")
                 continue
-            newest |= dict.fromkeys(rows.select(upstream.key).unique(maintain_order=True).rows(), contribution.epoch)
+            newest |= dict.fromkeys(rows.select(upstream.key).unique(maintain_order=True).rows(), epoch)
         keys = list(newest)[:_KEYS]
         traces += [trace(pipeline, settings, upstream, key, newest[key]) for key in keys]
         if len(newest) > len(keys):
-            untraced.append(f"{len(newest) - len(keys)} more keys of {upstream.uid}, which are not traced")
+            untraced.append(f"{len(newest) - len(keys)} more keys of {upstream.uid} are not traced")
     return tuple(traces), untraced
+
+
+def _through(
+    pipeline: Pipeline, settings: Settings, stage: Stage, values: dict[str, Any], epochs: Sequence[int]
+) -> Trace:
+    """The rows with these values that a stage without a key had, as far as its input has the columns."""
+    contributions, untraced = list[Contribution](), list[str]()
+    for epoch in epochs:
+        with replaying(pipeline, settings, epoch, "weir explain") as replay:
+            tables: list[pa.Table | None] = list(replay.read(stage, range(replay.parallelism)).values())
+            slices = replay.checkpoint.slice
+        given = []
+        for name, rows in rows_by_input(stage, tables, None).items():
+            if set(values) <= set(rows.columns):
+                given.append(rows.filter([pl.col(column) == value for column, value in values.items()]))
+            elif rows.height:
+                untraced.append(f"rows of {name} in epoch {epoch}: it has no {', '.join(values.keys() - rows.columns)}")
+        together = pl.concat(given, how="diagonal_relaxed") if given else pl.DataFrame()
+        contributions += [Contribution(epoch, together, slices)] if together.height else []
+    traces = list[Trace]()
+    for upstream in stage.stages_before:
+        of_stage = [
+            contribution.epoch
+            for contribution in contributions
+            if contribution.rows.filter(pl.col(INPUT) == upstream.uid).height
+        ]
+        if of_stage and not upstream.key:
+            traces.append(_through(pipeline, settings, upstream, values, of_stage))
+        elif of_stage:
+            untraced.append(f"rows of {upstream.uid}: weir explain asks its table")
+    return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))

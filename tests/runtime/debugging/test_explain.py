@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines import debugging
+from pipelines.api import Pipeline, agg, aggregate, delta, select, union
 from pipelines.debugging import Certainty, Explained
 from pipelines.runtime.operations import forks
 from state_ops.errors import ConfigurationError
@@ -94,7 +95,7 @@ def test_what_is_not_retained_is_said_to_be_unknown(rides_run):
     newer = table.filter(pl.col("ride") > 8000, pl.col("rider") == "r0").row(0, named=True)
     seen = explain(rides_run, "rides", f"ride = {newer['ride']}")
     assert seen.played is not None and "there may be more" in said(seen, Certainty.INFERRED)
-    assert "epochs 2 to 4" in said(seen, Certainty.UNKNOWN)
+    assert "the epochs 2 to 4" in said(seen, Certainty.UNKNOWN)
 
 
 def test_a_joined_row_comes_from_the_rows_of_both_sides_through_the_stage_before(tmp_path):
@@ -114,6 +115,23 @@ def test_a_joined_row_comes_from_the_rows_of_both_sides_through_the_stage_before
               for name, number in contribution.rows.select("_file", "_row").rows()}  # fmt: skip
     assert orders <= in_files(shop.site.landing / "orders", f"id = {row['id']}") and orders
     assert "of both sides" in said(seen, Certainty.KNOWN) + said(seen, Certainty.INFERRED)
+
+
+def test_a_row_is_traced_through_stages_without_a_key(tmp_path):
+    landing = small.accounts.input
+    more = select("more", landing, "id", "amount + 1 AS amount", where="amount > 0")
+    same = select("same", landing, "id", "amount")
+    both = union("both", more, same)
+    sums = aggregate("sums", both, key="id", total=agg.sum("amount"), sink=delta.append("sums"))
+    bank = bank_of(tmp_path, Pipeline("small", (more, same, both, sums), max_parallelism=8), 1, 2)
+    seen = explain(bank, "sums", "id = 'k3' AND total = 8")
+    (united,) = seen.trace.before
+    assert united.stage == "both" and [source.stage for source in united.before] == ["more", "same"]
+    for source, amounts in zip(united.before, ([2, 3], [1, 2]), strict=True):
+        rows = pl.concat([contribution.rows for contribution in source.contributions])
+        assert rows["id"].to_list() == ["k3", "k3"] and rows["amount"].to_list() == amounts
+        assert rows.select("_file", "_row").rows() == [("00001.parquet", 3), ("00002.parquet", 3)]
+    assert not said(seen, Certainty.UNKNOWN)
 
 
 def test_a_row_of_an_upsert_comes_from_the_newest_epoch_that_had_its_key(tmp_path):
