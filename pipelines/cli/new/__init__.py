@@ -10,7 +10,9 @@ from rich.markup import escape
 from pipelines.cli.console import out
 from pipelines.cli.new.scaffold import SINKS, SOURCES, begin
 
-app = typer.Typer(help="Begin a pipeline of your own, with its test and its settings.", no_args_is_help=True)
+app = typer.Typer(
+    name="new", help="Begin a pipeline of your own, with its test and its settings.", no_args_is_help=True
+)
 
 
 @app.callback()
