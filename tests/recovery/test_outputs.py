@@ -311,7 +311,7 @@ def test_rows_that_a_dead_attempt_has_left_of_any_output_are_removed(tmp_path):
 def test_rewinds_and_branches_take_every_output_along(delivery, tmp_path):
     """With rows of outputs that wait when the branch begins, and are applied there and here."""
     site = site_at(tmp_path, 0.0, replace(pipeline, delivery=delivery), WEIR_CHECKPOINTS__NUM_RETAINED="30")
-    land(site, 2, 0, 1, 2)
+    land(site, 0, 0, 1, 2)
     at = next(row.id for row in epochs(site) if ("followed", "odd") in waiting(row))
     maintenance.rewind(site.pipeline, site.settings, at)
     base = next(row.id for row in epochs(site) if ("followed", "odd") in waiting(row))
@@ -320,7 +320,7 @@ def test_rewinds_and_branches_take_every_output_along(delivery, tmp_path):
     epochs(branch)
     assert branch_diff.diff(site.pipeline, site.settings, "fix").same
     promotion.promote(site.pipeline, site.settings, "fix", executor=InMemoryExecutor(4))
-    land(site, 2, 3, 4)
+    land(site, 0, 3, 4)
     epochs(site, drain=True)
     expected, shown = truth(site), tables(site)
     assert shown == {name: expected[name] for name in shown}
