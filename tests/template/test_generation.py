@@ -58,7 +58,7 @@ def test_a_project_passes_its_own_tests_and_checks(project: Path):
 def test_an_empty_project_has_a_package_and_no_pipeline(template: Path, tmp_path: Path):
     answers = {"name": "lab", "package": "research", "example": False, "storage": "s3", "bucket": "lab/x"}
     project = generate(template, tmp_path / "lab", answers)
-    assert sorted(path.name for path in (project / "research").iterdir()) == ["__init__.py"]
+    assert sorted(path.name for path in (project / "research").iterdir()) == ["__init__.py", "definitions.py"]
     assert sorted(path.name for path in (project / "tests").iterdir()) == ["test_project.py"]
     production = yaml.safe_load((project / "configs" / "prod.yaml").read_text())
     assert production["storage"] == {"root": "s3://lab/x", "s3": {"region": "eu-central-1"}}
