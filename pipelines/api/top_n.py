@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.api.arguments import check_event_time, gates_of, names_of, not_negative, positive
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Gate, Input, Stage, TopN, reading
+from pipelines.runtime.definition import Gate, Input, Source, Stage, TopN, reading
 from state_ops.errors import PipelineError
 
 
@@ -67,7 +67,7 @@ def top_n(  # as long as what is said of its arguments
         ties: Rows that are equal in `by` have one rank, the next ones leave out as many, and all that have a rank up to
             n are handed out (as SQL's RANK). Without it each row has a rank of its own (as ROW_NUMBER).
         rank: The column with the rank, from 1. None: it is not handed out.
-        until: A timestamp column.
+        until: A timestamp column, the first moment that does not count any more; the event time of a source is none.
         ttl: Without `until`, after how much processing time a key of which no row has come is forgotten; what has been
             handed out of it stays, and its ranks begin anew. Without it, never.
         lateness: With `until`, how far behind the newest event time rows may come.
@@ -99,6 +99,14 @@ def top_n(  # as long as what is said of its arguments
         )
     else:
         check_event_time(source, f"No ranks of {uid} would ever be final")
+        if isinstance(source, Source) and until == source.event_time and transform is None:
+            raise PipelineError(
+                f"{uid} would lose rows: until={until!r} is the time of its events, and when the watermark has reached"
+                " it, other events of that very time may still come.",
+                where=place,
+                next="Say the first moment that does not count any more: the end of a window, or a column that a"
+                f" select(...) makes of {until!r}.",
+            )
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(

@@ -268,6 +268,7 @@ def test_rows_that_come_behind_ranks_are_never_late_there():
         ({"until": "until", "ttl": "1h"}, "says until=, by which keys are forgotten, and ttl="),
         ({"until": "seq"}, "All rows of a key of first have one 'seq'"),
         ({"source": files("x/*"), "until": "until"}, "No ranks of first would ever be final"),
+        ({"until": "ts"}, "first would lose rows: until='ts' is the time of its events"),
         ({"ties": True, "sink": delta.upsert("t", key=["k", "rank_number"])}, "Several rows of first may have one"),
         ({"gate": expect("ExpectColumnToExist", column="k", on_failure="quarantine")}, "hands out rows of earlier"),
         ({"sink": delta.upsert("t", key="seq")}, "does not contain that of first"),
