@@ -132,10 +132,10 @@ def test_another_backend_is_refused_before_the_first_row(tmp_path, site, before,
 
 
 def test_a_checkpoint_that_names_no_backend_is_rocksdbs(tmp_path, monkeypatch):
-    stats = steps._stats
+    stats = steps.figures_of
     bank = bank_on(tmp_path, "rocksdb")
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "_stats", lambda *of: without(stats(*of), "backend"))
+        patch.setattr(steps, "figures_of", lambda *of: without(stats(*of), "backend"))
         bank.epochs(1)
     bank.assert_exact(1)
     with pytest.raises(ConfigurationError, match="'rocksdb'"):

@@ -310,12 +310,12 @@ def test_a_checkpoint_of_an_earlier_release_says_by_its_ttl_what_is_forgotten(tm
         monkeypatch.setattr(function, "_SWEEP_ENTRIES", most)
         played = Played(tmp_path / str(most), monkeypatch)
         with monkeypatch.context() as earlier:
-            stats = steps._stats
+            stats = steps.figures_of
 
             def unaware(*arguments: Any, stats: Any = stats) -> OperatorStats:
                 return without(stats(*arguments), "forgotten")
 
-            earlier.setattr(steps, "_stats", unaware)
+            earlier.setattr(steps, "figures_of", unaware)
             played.epoch(visited("1h"), 0, KEYS)
             played.epoch(visited("1h"), 5, ["x"])
         played.epoch(visited(None), 5, KEYS)

@@ -519,8 +519,8 @@ def test_on_timer_may_go_once_no_timer_is_set_and_none_is_used(kept_base, tmp_pa
 
 
 def test_timers_that_an_earlier_release_did_not_record_stop_a_run_all_the_same(tmp_path, monkeypatch):
-    stats = steps._stats
-    monkeypatch.setattr(steps, "_stats", lambda *of: stats(*of).updated(timers=None, on_timer=None))
+    stats = steps.figures_of
+    monkeypatch.setattr(steps, "figures_of", lambda *of: stats(*of).updated(timers=None, on_timer=None))
     site = Site(tmp_path, {}, replace(kept, stages=(reminders(),)), __name__)
     deliver(site, 1)
     go(site)
@@ -544,8 +544,8 @@ def test_timers_that_an_earlier_release_did_not_record_are_found_in_whatever_sub
             _arm(mine, state, "1d")
         return rows.select("id")
 
-    stats = steps._stats
-    monkeypatch.setattr(steps, "_stats", lambda *of: stats(*of).updated(timers=None, on_timer=None))
+    stats = steps.figures_of
+    monkeypatch.setattr(steps, "figures_of", lambda *of: stats(*of).updated(timers=None, on_timer=None))
     site = Site(tmp_path, {"WEIR_SPARK__PARALLELISM": "4"}, replace(kept, stages=(remind,)), __name__)
     deliver(site, 1)
     go(site)
