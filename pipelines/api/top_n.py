@@ -93,20 +93,8 @@ def top_n(  # as long as what is said of its arguments
         )
     if until is None:
         _check_current(uid, columns, sink, rank if ties else None, late, lateness)
-    elif ttl is not None:
-        raise PipelineError(
-            f"{uid} says until=, by which keys are forgotten, and ttl=.", where=place, next="Say one of the two."
-        )
     else:
-        check_event_time(source, f"No ranks of {uid} would ever be final")
-        if isinstance(source, Source) and until == source.event_time and transform is None:
-            raise PipelineError(
-                f"{uid} would lose rows: until={until!r} is the time of its events, and when the watermark has reached"
-                " it, other events of that very time may still come.",
-                where=place,
-                next="Say the first moment that does not count any more: the end of a window, or a column that a"
-                f" select(...) makes of {until!r}.",
-            )
+        _check_final(uid, source, until, ttl, transform)
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
@@ -138,6 +126,23 @@ def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tup
             next='Say e.g. by=[desc("price"), "seq"].',
         )
     return tuple((column, False) if isinstance(column, str) else (column.column, True) for column in given)
+
+
+def _check_final(uid: str, source: Input, until: str, ttl: object, transform: object) -> None:
+    place = f"top_n {uid}"
+    if ttl is not None:
+        raise PipelineError(
+            f"{uid} says until=, by which keys are forgotten, and ttl=.", where=place, next="Say one of the two."
+        )
+    check_event_time(source, f"No ranks of {uid} would ever be final")
+    if isinstance(source, Source) and until == source.event_time and transform is None:
+        raise PipelineError(
+            f"{uid} would lose rows: until={until!r} is the time of its events, and when the watermark has reached"
+            " it, other events of that very time may still come.",
+            where=place,
+            next="Say the first moment that does not count any more: the end of a window, or a column that a"
+            f" select(...) makes of {until!r}.",
+        )
 
 
 def _check_current(
