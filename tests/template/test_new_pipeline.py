@@ -42,6 +42,7 @@ def test_modules_and_tests_are_clean(project: Path):
     passes(project, "ruff", "format", "--check", "shop", "tests")
 
 
+@pytest.mark.long
 def test_types_hold(project: Path):
     passes(project, "mypy", "shop", *(str(path) for path in (project / "tests").glob("test_*_to_*.py")))
 

@@ -18,6 +18,8 @@ import yaml
 
 from tests.template.projects import clean, generate, git, passes, repository
 
+pytestmark = pytest.mark.long
+
 DELETED = ("tests/test_orders.py", "docs/limits.md")  # of the user's, and of Weir's
 
 
@@ -115,7 +117,6 @@ def test_the_updated_project_passes_its_tests(updated: Path):
     passes(updated, "pytest", "tests")
 
 
-@pytest.mark.long
 def test_both_commands_run_in_the_updated_project(updated: Path):
     """`make demo` and `make ui`, in an environment of the project's own, as somebody types them."""
     subprocess.run(["make", "demo"], cwd=updated, env=clean(), check=True, timeout=1500)
