@@ -8,7 +8,7 @@ An asset beside the table's, since the table itself is written by epochs, and an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
@@ -87,16 +87,19 @@ class Shown:
         until: All that end by then are shown as complete: microseconds since 1970 UTC.
         at: The newest checkpoint that was looked at; 0: none.
         anew: Bounds of partitions before `until` that a promotion or a rewind has changed, with the id of that.
+        first, length: Where the partitions begin and how long they are, as the settings said; None: not known.
     """
 
     until: int
     at: int = 0
     anew: tuple[tuple[int, int, int], ...] = ()
+    first: int | None = None
+    length: int | None = None
 
     @classmethod
     def from_json(cls, raw: Sequence[Any] | None) -> Shown | None:
         """What `astuple` gave, after JSON."""
-        return cls(raw[0], raw[1], tuple((start, end, by) for start, end, by in raw[2])) if raw else None
+        return cls(raw[0], raw[1], tuple((start, end, by) for start, end, by in raw[2]), *raw[3:]) if raw else None
 
 
 def follow(
@@ -122,8 +125,11 @@ def follow(
         that were complete and are not any more.
     """
     first, length = to_micros(_start(configured)), _LENGTHS[configured.every] // timedelta(microseconds=1)
-    shown = shown or Shown(first, int(head.id))
-    reached, anew = shown.until, list(shown.anew)
+    if shown is None or shown.length not in (None, length):  # days are no hours: all are to be shown
+        shown = Shown(first, int(head.id))
+    reached, anew = max(shown.until, first), list(shown.anew)
+    if shown.first is not None and first < shown.first:
+        anew.append((first, shown.first, int(head.id)))
     for change in changes(stage, sink, rows, CheckpointId(shown.at)):
         start = first if change.start is None else max(change.start - (change.start - first) % length, first)
         if change.end is None:
@@ -133,14 +139,14 @@ def follow(
     end = now if configured.end is None else min(now, datetime.combine(configured.end, time(), UTC))
     bound = reached if bound is None else min(bound, to_micros(end))
     until = max(reached, bound - (bound - first) % length)
-    due = [(at, by) for start, stop, by in anew for at in range(start, min(stop, reached), length)]
+    due = [(at, by) for start, stop, by in anew for at in range(max(start, first), min(stop, reached), length)]
     due += [(at, int(head.id)) for at in range(reached, until, length)]
     taken, left = due[:most], due[most:]
     made = [(_key(configured, at), by) for at, by in taken]
     gone = [_key(configured, at) for at in range(until, shown.until, length)]
     waiting = tuple((at, at + length, by) for at, by in left if at < reached)
     new = sum(at >= reached for at, _ in taken)
-    return replace(shown, until=reached + new * length, at=int(head.id), anew=waiting), made, gone
+    return Shown(reached + new * length, int(head.id), waiting, first, length), made, gone
 
 
 def events(

@@ -18,6 +18,7 @@ from assets.tables import partitions
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.ownership.publish import unpublished
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
@@ -47,11 +48,11 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         storage, registry = open_storage(pipeline, settings)
-        head = registry.head()
-        if head is None:
+        rows = _published(registry)
+        if not rows:
             return dg.SkipReason("there is no checkpoint yet")
-        seen = json.loads(context.cursor) if context.cursor else {}
-        events: list[Event] = list(_partitions(pipeline, settings, registry, head, seen))
+        seen, head = json.loads(context.cursor) if context.cursor else {}, rows[-1]
+        events: list[Event] = list(_partitions(pipeline, settings, rows, seen))
         said = [counted(len(events), "partition")] if events else []
         if seen.get("tables") != int(head.id) and not unfinished(context.instance, pipeline, set(keys)):
             changed = list(_changed(context.instance, pipeline, head, storage))
@@ -66,26 +67,37 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
     return look
 
 
+def _published(registry: Registry) -> list[Checkpoint]:
+    """The retained checkpoints whose rows all sinks have, oldest first: who starts by a table's day reads the table."""
+    rows = registry.checkpoints()
+    lacking = min((row.id for row in unpublished(registry)), default=None)  # what is newer than `rows` does no harm
+    return [row for row in rows if lacking is None or row.id < lacking]
+
+
 def _partitions(
-    pipeline: Pipeline, settings: Settings, registry: Registry, head: Checkpoint, seen: dict[str, Any]
+    pipeline: Pipeline, settings: Settings, rows: Sequence[Checkpoint], seen: dict[str, Any]
 ) -> Iterator[Event]:
     """Partitions that are complete, were changed, or are not complete any more since the last look.
 
     Args:
+        rows: As `_published` has them.
         seen: What the sensor remembers; it is brought up to date.
     """
-    configured = partitions.of(pipeline, settings)
-    if configured is None or seen.get("partitions") == int(head.id):
+    configured, head = partitions.of(pipeline, settings), rows[-1]
+    if configured is None:
         return
-    rows = {row.id: row for row in registry.checkpoints()}
+    look = f"{head.id}, {configured.every} from {configured.start} to {configured.end}"
+    if seen.get("partitions") == look:
+        return
+    by_id = {row.id: row for row in rows}
     marks, most = seen.setdefault("until", {}), _AT_ONCE
     for stage, sink in partitions.tables(pipeline):
         before = partitions.Shown.from_json(marks.get(sink.name))
-        shown, made, gone = partitions.follow(configured, stage, sink, before, head, rows, datetime.now(UTC), most)
+        shown, made, gone = partitions.follow(configured, stage, sink, before, head, by_id, datetime.now(UTC), most)
         marks[sink.name], most = astuple(shown), most - len(made)
         yield from partitions.events(pipeline, sink, made, gone, head)
     if most > 0:  # else some are left for the next tick
-        seen["partitions"] = int(head.id)
+        seen["partitions"] = look
 
 
 def _changed(

@@ -13,7 +13,11 @@ from assets.factory import weir_definitions
 from assets.tables import partitions
 from assets.tables import sensor as tables_sensor
 from configs.settings import PartitionSettings
+from pipelines.runtime.epoch import steps
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.run import maintenance
+from state_ops.errors import WeirError
 from tests.recovery.test_backfill import Plant, pipeline
 
 READINGS, DAILY = (dg.AssetKey(["sensors", "complete", name]) for name in ("readings", "daily"))
@@ -106,6 +110,41 @@ def test_a_day_is_complete_once_the_watermark_has_passed_it_and_its_report_is_du
     shown = calendar.tick()
     assert (shown[READINGS], shown[DAILY]) == (["04"], ["03"])
     assert calendar.due() == {"04"}
+
+
+def test_a_day_waits_until_its_rows_are_in_the_table(calendar, monkeypatch):
+    calendar.tick()
+    calendar.plant.land(5)
+    with monkeypatch.context() as patched, pytest.raises(WeirError, match="the sink was away"):
+        patched.setattr(steps, "publish_missing", sink_is_away)
+        calendar.plant.run()
+    _, registry = open_storage(pipeline, calendar.plant.site.settings)
+    assert [row.id for row in unpublished(registry)] == [5], "it is committed"
+    assert calendar.tick() == {}
+    calendar.plant.run()
+    assert registry.head().id == 5, "nothing but publishing was left"
+    shown = calendar.tick()
+    assert (shown[READINGS], shown[DAILY], shown[TABLE]) == (["04"], ["03"], ["all"])
+
+
+def sink_is_away(context: object, checkpoints: object) -> None:
+    raise OSError("the sink was away")
+
+
+def test_other_partitions_in_the_settings_are_shown_at_the_next_tick(calendar):
+    def shown(**changed: str) -> list[str]:
+        calendar.plant.site.options["WEIR_PIPELINES__SENSORS__PARTITIONS"] = json.dumps(JANUARY | changed)
+        return calendar.tick().get(READINGS, [])
+
+    assert shown(start="2026-01-02") == ["02", "03"]
+    assert shown() == ["01"], "the others were shown"
+    assert shown(start="2026-01-05") == []
+    calendar.plant.land(5, 6)
+    calendar.plant.run()
+    assert shown(start="2026-01-05") == ["05"]
+    assert shown(start="2026-01-05", every="hour") == [f"05-{hour:02}:00" for hour in range(24)] + [
+        f"06-{hour:02}:00" for hour in range(23)
+    ]
 
 
 def test_a_promotion_makes_the_days_of_its_range_anew(calendar):
