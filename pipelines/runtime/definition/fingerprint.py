@@ -7,13 +7,15 @@ code.
     libraries                 by name: they are part of the executors' environment, and are not shipped
 
 Two processes give the same fingerprint for the same code. Comments, and lines that only moved, do not change it. If an
-object cannot be looked into (a lock, a client of some service), the source of the whole module that has it counts.
+object cannot be looked into (a lock, a client of some service, a long chain of objects), the source of the whole
+module that has it counts.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import sys
 import sysconfig
 import types
@@ -33,6 +35,7 @@ _BESIDE = frozenset({"gates", "sink"})
 _OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__"}
 )
+_DEPTH = 150  # of values in values; whoever asks may have used up some of the calls that Python lets nest
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _LIBRARIES = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -78,6 +81,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
+        self._depth = 0
         self._opaque = False
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # an id is of one object only as long as that lives
@@ -91,17 +95,23 @@ class _Walk:
         if isinstance(value, _PLAIN):
             self.write(type(value).__name__, repr(value))
             return
-        if isinstance(value, tuple | frozenset | types.CodeType):  # which of these are one object is up to the compiler
-            self.write(type(value).__qualname__)
-            self._look_into(value)
-            return
-        if id(value) in self._seen:
-            self.write("again", self._seen[id(value)])
-            return
-        self._seen[id(value)] = len(self._seen)
-        self._kept.append(value)
+        if not isinstance(value, tuple | frozenset | types.CodeType):  # which are one object is up to the compiler
+            if id(value) in self._seen:
+                self.write("again", self._seen[id(value)])
+                return
+            self._seen[id(value)] = len(self._seen)
+            self._kept.append(value)
         self.write(type(value).__qualname__)
-        self._look_into(value)
+        if self._depth == _DEPTH:
+            self._opaque = True
+            return
+        self._depth += 1
+        try:
+            self._look_into(value)
+        except Exception:  # of an author's class: what it raises where its attributes are asked for
+            self._opaque = True
+        finally:
+            self._depth -= 1
 
     def _look_into(self, value: Any) -> None:
         if isinstance(value, types.FunctionType):
@@ -132,7 +142,7 @@ class _Walk:
                 if field.name not in _FOR_PEOPLE:
                     self.write(field.name)
                     self.add(getattr(value, field.name))
-        elif hasattr(value, "__wrapped__"):  # a function that functools has wrapped in C
+        elif inspect.getattr_static(value, "__wrapped__", None) is not None:  # functools has wrapped a function in C
             self.add(value.__wrapped__)
         else:
             self._object(value)
@@ -158,7 +168,7 @@ class _Walk:
                 digests.append(f"{[type(part).__name__ for part in item]} {item!r}")
                 continue
             alone = _Walk()
-            alone._seen, alone._kept = dict(self._seen), list(self._kept)
+            alone._seen, alone._kept, alone._depth = dict(self._seen), list(self._kept), self._depth
             alone._all(*item)
             self._opaque |= alone._opaque
             digests.append(alone.digest.hexdigest())
@@ -212,11 +222,7 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         """An object, by what pickle would use to rebuild it elsewhere."""
-        try:
-            reduced = value.__reduce_ex__(4)
-        except Exception:
-            self._opaque = True
-            return
+        reduced = value.__reduce_ex__(4)
         if isinstance(reduced, str):
             self.write(reduced)
             return

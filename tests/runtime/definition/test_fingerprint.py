@@ -150,3 +150,31 @@ def test_a_stages_code_is_what_it_does(fingerprint_of, before, after, changes):
     assert before in plain
     changed = fingerprint_of(plain.replace(before, after), of_stage=True)
     assert (changed != fingerprint_of(plain, of_stage=True)) == changes
+
+
+def test_objects_that_nobody_can_look_into_fail_nothing(fingerprint_of):
+    """A checkpoint has the fingerprint, so an epoch would fail."""
+    odd = """
+    class Link:
+        def __init__(self, next): self.next = next
+
+    chain = None
+    for _ in range(5_000):
+        chain = Link(chain)
+
+    class Settings:
+        def __getattr__(self, name): return {"rate": 1}[name]
+
+    class Anything:
+        def __getattr__(self, name): return Anything()
+
+    settings, anything = Settings(), Anything()
+
+    def inner(rows):
+        assert chain is not None and settings.rate == 1 and anything.whatever
+    """
+    flow = FLOW.replace("    def inner(rows):\n", odd.lstrip("\n").rstrip(" "))
+    assert "settings.rate" in flow
+    first = fingerprint_of(flow, of_stage=True)
+    assert fingerprint_of(flow, of_stage=True) == first
+    assert fingerprint_of(flow.replace("5_000", "6_000"), of_stage=True) != first, "the whole module counts"
