@@ -130,7 +130,7 @@ def _epochs(
     if not stage.has_state:
         return [epoch], []
     since, unknown = list[Change](), list[str]()
-    for change in state_reader.history(pipeline, settings, stage.uid, [str(value) for value in key], epoch):
+    for change in state_reader.history(pipeline, settings, stage.uid, key, epoch):
         if change.checkpoint.id == epoch:
             break
         since = [*since, change] if change.rows else []

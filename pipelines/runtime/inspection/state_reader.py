@@ -31,11 +31,11 @@ from state_ops.storage.storage import Storage
 At = int | str | None
 
 
-def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> list[dict[str, Any]]:
+def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At = None) -> list[dict[str, Any]]:
     """The state of one key in a checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
 
     Args:
-        key: One text per key column, cast to its type. A stage's function has at most one row, a window one for each of
+        key: One value, or its text, per key column. A stage's function has at most one row, a window one for each of
             its windows that are open.
 
     Raises:
@@ -48,7 +48,7 @@ def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at
             continue
 
 
-def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At) -> list[dict[str, Any]]:
+def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At) -> list[dict[str, Any]]:
     storage, registry = open_storage(pipeline, settings)
     checkpoint = chosen(pipeline, registry, at)
     state_stats(pipeline, checkpoint, uid)
@@ -187,7 +187,7 @@ class Change:
         return self.since == self.checkpoint.id
 
 
-def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> Iterator[Change]:
+def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At = None) -> Iterator[Change]:
     """When a key changed, by the retained checkpoints that lead to one, oldest first; what a rewind abandoned is not
     among them.
 
@@ -220,7 +220,7 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
 
 def _rows(
     view: View,
-    key: Sequence[str],
+    key: Sequence[Any],
     opened: Callable[[Storage, BackendOptions, Snapshot, str], AbstractContextManager[Backend]],
 ) -> list[dict[str, Any]]:
     """The rows of one key. opened: what opens its subtask's snapshot."""

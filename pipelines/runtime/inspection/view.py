@@ -108,8 +108,9 @@ class View:
         return int(subtask_of(self.group(key), self.parallelism, self.max_parallelism))
 
 
-def parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
-    """One text for each key column as arrays of one value. Raises ConfigurationError for a key that cannot be one."""
+def parsed(keys: pa.Schema, key: Sequence[Any], uid: str) -> list[pa.Array]:
+    """A value for each key column, or the text of one, as arrays of one value. Raises ConfigurationError for a key that
+    cannot be one."""
     if len(key) != len(keys):
         raise ConfigurationError(
             f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not "

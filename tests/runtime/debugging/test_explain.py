@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -20,7 +24,7 @@ from state_ops.errors import ConfigurationError
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
-from tests.runtime.debugging.test_debug import bank_of, digests
+from tests.runtime.debugging.test_debug import RETAINED, bank_of, digests
 
 
 def explain(of, table: str, row: str) -> Explained:
@@ -132,6 +136,29 @@ def test_a_row_is_traced_through_stages_without_a_key(tmp_path):
         rows = pl.concat([contribution.rows for contribution in source.contributions])
         assert rows["id"].to_list() == ["k3", "k3"] and rows["amount"].to_list() == amounts
         assert rows.select("_file", "_row").rows() == [("00001.parquet", 3), ("00002.parquet", 3)]
+    assert not said(seen, Certainty.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([b"a", b"\x00\xff"]),
+        pa.array([False, True]),
+        pa.array([datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)]),
+        pa.array([Decimal("1.50"), Decimal("22.75")]),
+    ],
+    ids=["bytes", "booleans", "times", "decimals"],
+)
+def test_a_key_that_is_no_text_is_found_again(tmp_path, keys):
+    bank = Bank(Bank.at(tmp_path, **RETAINED).site)
+    bank.site.landing.mkdir(parents=True)
+    for number in (1, 2):
+        rows = pa.table({"id": keys, "at": [number, number], "amount": [1, 2]})
+        pq.write_table(rows, bank.site.landing / f"{number}.parquet")
+        bank.epochs()
+    seen = explain(bank, "booked", "amount = 2 AND at = 2")
+    assert (seen.origin.epoch, seen.row.values["id"]) == (2, keys[1].as_py())
+    assert origins(seen) == {("1.parquet", 1), ("2.parquet", 1)}
     assert not said(seen, Certainty.UNKNOWN)
 
 
