@@ -68,7 +68,9 @@ def terminal(environment, tmp_path_factory) -> Iterator[Terminal]:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash here")
     rc = tmp_path_factory.mktemp("home") / ".bashrc"
-    shown = subprocess.run([BIN / "weir", "--show-completion", "bash"], capture_output=True, text=True, check=True)
+    # It is that of the shell which calls it.
+    command = ["bash", "-c", f"'{BIN / 'weir'}' --show-completion && true"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
     rc.write_text(f"PS1='{PROMPT}'\n{shown.stdout}")
     terminal = Terminal(environment, rc)
     yield terminal

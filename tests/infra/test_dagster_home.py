@@ -54,10 +54,13 @@ def test_what_was_started_ends_with_its_descendants_also_when_it_refuses(tmp_pat
     monkeypatch.setattr(dagster_home, "_GRACE_SECONDS", 2)
     log = tmp_path / "log"
     with dagster_home.started([sys.executable, "-c", STUBBORN], log) as process:
-        family = [process.pid]
+        leader = psutil.Process(process.pid)
+        family = [leader]
         while len(family) < 2:
-            family = [process.pid, *[child.pid for child in psutil.Process(process.pid).children()]]
-    assert not any(psutil.pid_exists(pid) for pid in family)
+            family = [leader, *leader.children()]
+    # What has ended stays until its parent has seen it, which is init where its own parent was killed.
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
 
 
 def test_a_port_in_use_is_refused_with_the_command_that_helps():

@@ -423,11 +423,11 @@ def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
 
     def origins(uid: str, name: str = "") -> dict[str, list[tuple[str, str]]]:
         of = site.pipeline.stage(uid)
-        shown = (
-            metadata.of_sink_run(site.pipeline, tally, of, site.pipeline.sink(name), storage)
-            if name
-            else metadata.of_stage_run(site.pipeline, tally, of, storage)
-        )
+        if name:
+            head, written = tally.newest.checkpoint, tally.versions.get(name)
+            shown, _ = metadata.of_sink_now(site.pipeline, head, of, site.pipeline.sink(name), storage, written)
+        else:
+            shown = metadata.of_stage_run(site.pipeline, tally, of, storage)
         deps = shown["dagster/column_lineage"].deps_by_column
         return {column: [("/".join(dep.asset_key.path), dep.column_name) for dep in of] for column, of in deps.items()}
 
