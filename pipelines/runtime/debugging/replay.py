@@ -319,7 +319,7 @@ class EpochReplay:
         kind = named(self.context.settings.state.backend)
         immutable = composite.is_immutable(kind)
         with scratch(self.root / "opened", "") as directory:
-            for file in source.iterdir():
+            for file in filter(Path.is_file, source.iterdir()):  # a folder is what several databases leave behind
                 if immutable(file.name):
                     (directory / file.name).hardlink_to(file)
                 else:

@@ -186,6 +186,17 @@ def test_a_chain_is_played_from_its_sources(tmp_path, how):
     assert len(debug(shop, 2, stage="sums", key=key).subtasks) == 1
 
 
+def test_an_epoch_with_another_number_of_subtasks_than_the_one_before_is_played_again(tmp_path):
+    bank = bank_of(tmp_path, small.pipeline, 1, 2)
+    for epoch, subtasks in ((3, 4), (4, 1)):
+        bank.site.options["WEIR_SPARK__PARALLELISM"] = str(subtasks)
+        bank.epochs(epoch)
+        seen = debug(bank, epoch)
+        assert (seen.is_same, seen.subtasks) == (True, tuple(range(subtasks)))
+        seen = debug(bank, epoch, key="k3")
+        assert (seen.before["total"].item(), seen.after["total"].item()) == (sum(range(epoch)), sum(range(epoch + 1)))
+
+
 def test_rows_for_an_upsert_are_compared_as_they_were_staged(tmp_path):
     bank = bank_of(tmp_path, test_upserts.pipeline, 1, 2, 3)
     seen = debug(bank, 3, key="k3")
