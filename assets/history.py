@@ -140,7 +140,7 @@ def _picture(
     times: Sequence[datetime], panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[float]]]]]
 ) -> dg.MarkdownMetadataValue:
     if not extras.is_installed("matplotlib"):
-        return dg.MetadataValue.md(f"A picture needs matplotlib, which is not installed: `{extras.install('plots')}`")
+        return dg.MetadataValue.md(f"A picture needs matplotlib, which is not installed: {extras.install('plots')}")
     # It takes half a second to import, so it is imported at the first picture, in a run, and never in the code server.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter

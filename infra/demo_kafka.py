@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from configs.settings import PROJECT, load
 from infra.clickstream_input import Click, clicks
-from infra.kafka_broker import KafkaBroker
+from infra.kafka_broker import KafkaBroker, create_topics
 from pipelines.clickstream import pipeline
 from pipelines.runtime.run import progress
 from pipelines.runtime.run.run import RunOptions, run
@@ -35,7 +35,7 @@ def main() -> None:
     shutil.rmtree(DEMO, ignore_errors=True)
     with KafkaBroker(DEMO / "broker", PROJECT / ".weir" / "cache") as broker:
         out.print(f"A broker is up at {broker.servers}.")
-        _create_topic(broker.servers)
+        create_topics(broker.servers, TOPIC, partitions=PARTITIONS)
         settings = load(
             {
                 "WEIR_STORAGE__ROOT": str(DEMO / "storage"),
@@ -57,13 +57,6 @@ def main() -> None:
                 out.print("The broker was killed and is up again.")
         _show(rows)
     out.print(f"The broker is stopped. {time.monotonic() - started:.0f} s, all below {DEMO.relative_to(PROJECT)}.")
-
-
-def _create_topic(servers: str) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
 
 
 def _produce(servers: str, rows: Sequence[Click]) -> None:

@@ -1,4 +1,7 @@
-"""A Kafka broker on this machine: one KRaft node in a directory, for the tests and for `make demo-kafka`.
+"""A Kafka broker on this machine: one KRaft node in a directory, for the tests, for `make demo-kafka`, and to try
+pipelines on:
+
+    python -m infra.kafka_broker clicks results    until Ctrl-C: localhost:9092 with these topics, which stay
 
     with KafkaBroker(directory, cache_dir) as broker:
         broker.servers            "127.0.0.1:41873"
@@ -27,10 +30,14 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from configs.settings import PROJECT
 from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
-from state_ops.errors import TransientError
+from state_ops.errors import ConfigurationError, TransientError, WeirError
 
 _START_SECONDS = 60
 _STOP_SECONDS = 30
@@ -86,6 +93,8 @@ class KafkaBroker:
         cache_dir: Where the jars are kept.
         users: Passwords by name, for the listener that asks for one.
         properties: More of the broker's settings, or other ones.
+        port: Where clients without a password find it; by default a port that is free.
+        keeps_data: Whether the first start goes on with what is in the directory.
     """
 
     def __init__(
@@ -95,10 +104,13 @@ class KafkaBroker:
         *,
         users: Mapping[str, str] | None = None,
         properties: Mapping[str, str] | None = None,
+        port: int | None = None,
+        keeps_data: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self._cache_dir = cache_dir
         self._users, self._properties = dict(users or {"weir": "weir-secret"}), dict(properties or {})
+        self._wanted_port, self._keeps_data = port, keeps_data
         self.port = self._controller_port = self.sasl_port = self.behind_proxy = self.proxied_port = 0
         self._was_up = False
         self._shell: subprocess.Popen[str] | None = None
@@ -146,11 +158,16 @@ class KafkaBroker:
                     raise
 
     def _prepare(self, java: list[str], properties: Path) -> None:
-        """A new directory, and ports of its own."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(parents=True)
+        """A new directory, or one that has its data, and ports of its own."""
+        goes_on = self._keeps_data and (self.directory / "data" / "meta.properties").is_file()
+        if not goes_on:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory.mkdir(parents=True)
         self.port, self._controller_port, self.sasl_port, self.behind_proxy, self.proxied_port = _free_ports(5)
+        self.port = self._wanted_port or self.port
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._settings().items()), "utf-8")
+        if goes_on:
+            return
         cluster = (
             f"w{base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]}"  # one with a dash first is an option
         )
@@ -264,6 +281,26 @@ def _answers(port: int) -> bool:
         return False
 
 
+def create_topics(servers: str, *names: str, partitions: int) -> None:
+    """Create those of the topics that are not there. Needs the extra `kafka`."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": servers})
+    lacking = [name for name in names if name not in admin.list_topics(timeout=30).topics]
+    if lacking:
+        for created in admin.create_topics([NewTopic(name, partitions, 1) for name in lacking]).values():
+            created.result(30)
+
+
+def _check_free(port: int) -> None:
+    with suppress(OSError), socket.create_connection((_HOST, port), timeout=1):
+        raise ConfigurationError(
+            f"Something listens at port {port} already.",
+            where=f"{_HOST}:{port}",
+            next="If it is a broker, use it. Else say --port, and the same in the pipeline's params.",
+        )
+
+
 def _free_ports(count: int) -> list[int]:
     probes = [socket.socket() for _ in range(count)]
     try:
@@ -273,3 +310,32 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+def main(
+    topics: Annotated[list[str], typer.Argument(help="Topics, created if they are not there.")],
+    port: Annotated[int, typer.Option(help="Where clients find it.")] = 9092,
+    partitions: Annotated[int, typer.Option(min=1, help="Of each topic that is created.")] = 3,
+) -> None:
+    """Run a Kafka broker on this machine until Ctrl-C. What its topics have stays below .weir/kafka."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
+    weir = PROJECT / ".weir"
+    broker = KafkaBroker(weir / "kafka", weir / "cache", port=port, keeps_data=True)
+    try:
+        _check_free(port)
+        broker.start()
+        create_topics(broker.servers, *topics, partitions=partitions)
+        typer.echo(f"A broker is up at localhost:{port}, with {', '.join(topics)}. Ctrl-C ends it; .weir/kafka stays.")
+        signal.pause()
+    except KeyboardInterrupt:
+        broker.stop()
+    except WeirError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    finally:
+        broker.kill()
+
+
+if __name__ == "__main__":
+    typer.run(main)

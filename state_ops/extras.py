@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
+from pathlib import Path
 
 from state_ops.errors import ConfigurationError
 
+_FOLDER = Path(__file__).resolve().parent.parent
 # By the name that is imported: the package that has it, and the extra that brings it.
 _LIBRARIES = {
     "adbc_driver_postgresql": ("adbc-driver-postgresql", "postgres"),
@@ -26,8 +29,18 @@ _LIBRARIES = {
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, as errors say it."""
-    return f"pip install 'weir-state[{extra}]'"
+    """The command that installs an extra, as errors say it: from the folder in which Weir lies where that is a project.
+
+    A project's package is called as the project, and Weir's own name is on no index, so a name would be a stranger's.
+    """
+    if (_FOLDER / "pyproject.toml").is_file():
+        return f"pip install -e '{_FOLDER}[{extra}]', or make venv there, which installs all parts"
+    return f"pip install '{_distribution()}[{extra}]', from where it was installed"
+
+
+def _distribution() -> str:
+    """The installed package that Weir came with: its own, or a project's."""
+    return next(iter(packages_distributions().get("state_ops", ())), "weir-state")
 
 
 def is_installed(library: str) -> bool:

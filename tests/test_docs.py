@@ -57,8 +57,11 @@ def test_the_architecture_draws_every_room():
 
 def test_every_decision_is_in_the_index_once():
     index = (PROJECT / "docs" / "adr" / "README.md").read_text()
-    for decision in (PROJECT / "docs" / "adr").glob("0*.md"):
+    decisions = sorted((PROJECT / "docs" / "adr").glob("0*.md"))
+    for decision in decisions:
         assert index.count(f"({decision.name})") == 1, decision.name
+    numbers = [decision.name[:4] for decision in decisions]
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_every_name_that_authors_import_is_in_the_reference_once():

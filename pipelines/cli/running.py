@@ -155,9 +155,12 @@ def _say_begun(options: RunOptions, owner: Ownership) -> None:
     offsets = head.offsets if head else {}
     rows = sum(backlog.unapplied(head).values())
     try:
-        waiting = {name: len(reader.backlog(offsets.get(name))) for name, reader in context.readers.items()}
-        files, gone = sum(waiting.values()), backlog.missing(context.readers, waiting)
-        parts += [f"{counted(files, 'file')} waiting"] if files or not gone else []
+        arrived = {name: reader.look(offsets.get(name)) for name, reader in context.readers.items()}
+        units = sorted({arrivals.unit for arrivals in arrived.values()}) or ["file"]
+        numbers = {unit: sum(of.waiting for of in arrived.values() if of.unit == unit) for unit in units}
+        gone = backlog.missing(context.readers, {name: of.waiting for name, of in arrived.items()})
+        if any(numbers.values()) or not gone:
+            parts.append(f"{' and '.join(counted(number, unit) for unit, number in numbers.items())} waiting")
         parts += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
     except (OSError, WeirError):  # the run will report this error itself
         pass

@@ -98,7 +98,7 @@ def test_what_needs_an_extra_names_it(base, command, what, extra):
     done = weir(command, base)
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert f"{what}, which is not installed." in said and f"pip install 'weir-state[{extra}]'" in said
+    assert f"{what}, which is not installed." in said and f"pip install -e '{PROJECT}[{extra}]'" in said
     assert "Traceback" not in said
 
 
@@ -111,9 +111,15 @@ def test_every_library_belongs_to_an_extra_of_the_package(library, monkeypatch):
     assert not extras.is_installed(library)
     with pytest.raises(ConfigurationError, match=package) as failure, extras.needed_for("This"):
         __import__(library)
-    assert failure.value.next == f"pip install 'weir-state[{extra}]'"
+    assert failure.value.next.startswith(f"pip install -e '{PROJECT}[{extra}]'")
     with pytest.raises(ConfigurationError, match=package):
         extras.check(library, "This")
+
+
+def test_where_weir_lies_in_no_project_the_package_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(extras, "_FOLDER", tmp_path)
+    monkeypatch.setattr(extras, "packages_distributions", lambda: {"state_ops": ["shop"]})
+    assert extras.install("sql").startswith("pip install 'shop[sql]'")
 
 
 def test_an_import_that_fails_otherwise_comes_out_as_it_is():

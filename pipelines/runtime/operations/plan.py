@@ -311,7 +311,7 @@ class PlanBuilder:
                     self._allow("source", name, "files", what, advice)
             except WeirError as error:
                 self.sources[name] = expected
-                self._refuse("source", name, "files", error)
+                self._refuse("source", name, "files" if isinstance(reader.source, FileSource) else "input", error)
 
     def _look_at_new_columns(self, name: str, expected: pa.Schema | None, planned: pa.Schema | None) -> None:
         """What `evolve="add"` makes of the columns of what waits."""

