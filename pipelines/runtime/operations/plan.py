@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.lookups.lookup_table import NEWEST, Version
-from pipelines.runtime.definition import Pipeline, Source, Stage
+from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
 from pipelines.runtime.epoch.stage_job import cache_sizes
 from pipelines.runtime.epoch.stage_shapes import shapes_of, sinks_of, source_schema
 from pipelines.runtime.execution import direct_read
