@@ -36,7 +36,7 @@ def release(template: Path) -> None:
     )
     edit(template / "pyproject.toml", '  "xxhash>=3.5",\n', '  "xxhash>=3.5.0",\n')
     edit(template / "Makefile", "## Run the flights pipeline on real data", "## Run Weir's example")
-    edit(template / "configs" / "dev.yaml.jinja", "num_retained: 3", "num_retained: 4")
+    edit(template / "configs" / "dev.yaml.jinja", "num_retained: 50", "num_retained: 40")
     (template / "state_ops" / "since_v2.py").write_text('"""New in v0.0.2."""\n')
     (template / "docs" / "how-to" / "per-key.md").unlink()
     git(template, "add", "--all")
@@ -63,7 +63,7 @@ defs =""",
     edit(
         project / "shop" / "orders.py", 'total=agg.sum("amount")', 'total=agg.sum("amount"), largest=agg.max("amount")'
     )
-    edit(project / "configs" / "dev.yaml", "num_retained: 3", "num_retained: 7")
+    edit(project / "configs" / "dev.yaml", "num_retained: 50", "num_retained: 70")
     edit(
         project / "pyproject.toml",
         'description = "Flink-grade keyed state for Dagster + PySpark pipelines"',
@@ -103,7 +103,7 @@ def test_what_is_the_users_has_stayed(updated: Path):
     assert "def report()" in (updated / "shop" / "definitions.py").read_text()
     assert "our pipelines." in (updated / "assets" / "definitions.py").read_text()
     assert "largest=agg.max" in (updated / "shop" / "orders.py").read_text()
-    assert "num_retained: 7" in (updated / "configs" / "dev.yaml").read_text()
+    assert "num_retained: 70" in (updated / "configs" / "dev.yaml").read_text()
     assert 'description = "Our shop"' in (updated / "pyproject.toml").read_text()
     assert (updated / "Makefile").read_text().endswith("hello: ## Ours\n\t@echo hello\n")
     assert (updated / "shop" / "helpers.py").exists()

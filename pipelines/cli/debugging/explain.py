@@ -8,8 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, out, print_json, waiting
-from pipelines.cli.debugging.showing import show_difference, show_rows, slice_in_words
-from pipelines.cli.rendering import short
+from pipelines.cli.debugging.showing import show_difference, show_rows, slice_in_words, value_in_words
 from pipelines.loading import find
 from pipelines.runtime.debugging.explain import Certainty, Explained
 from pipelines.runtime.debugging.explain import explain as explained
@@ -41,7 +40,7 @@ def explain(
 
 
 def _show(seen: Explained, limit: int) -> None:
-    values = ", ".join(f"{escape(name)}={short(value)}" for name, value in seen.row.values.items())
+    values = ", ".join(f"{escape(name)}={value_in_words(value)}" for name, value in seen.row.values.items())
     out.print(f"[bold]{escape(seen.table)}[/]: {values}")
     for statement in seen.statements:
         color = _COLORS[statement.certainty]

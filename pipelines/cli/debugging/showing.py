@@ -32,10 +32,15 @@ def show_difference(difference: Difference, most: int) -> None:
     name = "state" if difference.of == "state" else f"rows of {difference.of}"
     for which, rows in (("then", difference.recorded), ("now", difference.replayed)):
         for row in rows[:most]:
-            values = ", ".join(f"{escape(column)}={short(value)}" for column, value in row.items())
+            values = ", ".join(f"{escape(column)}={value_in_words(value)}" for column, value in row.items())
             out.print(f"[bold red]differs[/]  {escape(name)}, {which}: {values}")
         if len(rows) > most:
             out.print(f"[bold red]differs[/]  {escape(name)}, {which}: {len(rows) - most:,} more; --json has all.")
+
+
+def value_in_words(value: Any) -> str:
+    """A value where it does not stand in a column of a table: there, null is a word."""
+    return "null" if value is None else short(value)
 
 
 def slice_in_words(recorded: Mapping[str, Any]) -> str:

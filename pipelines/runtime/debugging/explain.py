@@ -11,17 +11,18 @@ from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, debug
 from pipelines.runtime.debugging.read_only import ReadOnlyStorage
 from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
-from pipelines.runtime.debugging.tracing import Bounds, Trace, trace
-from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.debugging.tracing import Bounds, Same, Trace, trace
+from pipelines.runtime.definition import LATE, Pipeline, Stage
 from pipelines.runtime.inspection.state_reader import chain
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, from_micros, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.storage.temp_dirs import scratch
 
 _START, _END = "window_start", "window_end"
+_ON_BAD = "on_bad"  # what has set a row aside that could not be decoded
 
 
 class Certainty(StrEnum):
@@ -136,6 +137,8 @@ class _Facts:
         self._pipeline, self._settings, self._registry = pipeline, settings, registry
         self._stage, self._output, self._row, self._whence = stage, output, row, whence
         self._checkpoint = next((row for row in line if row.id == whence.epoch), None)
+        parent = self._checkpoint.parent_id if self._checkpoint is not None else None
+        self._before = next((row for row in line if row.id == parent), None)
         self.statements: list[Statement] = []
 
     def _say(self, certainty: Certainty, what: str) -> None:
@@ -172,8 +175,13 @@ class _Facts:
                 self._say(Certainty.KNOWN, f"the stage's code was {code} then")
 
     def played(self) -> tuple[Played | None, Trace | None]:
-        """Play the epoch at the row's key, and trace the rows that made the key's state."""
+        """Play the epoch at the row's key, and trace the rows that made the key's state, or a late row itself."""
         at, stage = self._checkpoint, self._stage
+        if self._row.values.get("_weir_gate") == _ON_BAD:
+            self._of_bad_row()
+            return None, None
+        if self._output == LATE:
+            self._of_late_row()
         if at is None:
             if self._whence.epoch is not None:
                 self._say(Certainty.UNKNOWN, f"what epoch {self._whence.epoch} read and did: it is not retained")
@@ -193,9 +201,28 @@ class _Facts:
             self._of_replay(seen)
         if key is None:
             return seen, None
-        traced = trace(self._pipeline, self._settings, stage, key, int(at.id), self._bounds(), seen)
+        rows = Same(self._row.values) if self._output == LATE else self._bounds()
+        traced = trace(self._pipeline, self._settings, stage, key, int(at.id), rows, seen)
         self._of_trace(traced)
         return seen, traced
+
+    def _of_bad_row(self) -> None:
+        values = self._row.values
+        self._say(
+            Certainty.KNOWN,
+            f"no stage has seen it: line or offset {values['_weir_row']} of {values['_weir_file']} could not be"
+            f" decoded: {values['_weir_reason']}",
+        )
+
+    def _of_late_row(self) -> None:
+        """Why it was late: all rows of an epoch are judged by the watermark before it."""
+        watermark = self._before.watermarks.get(self._stage.uid) if self._before is not None else None
+        if watermark is not None:
+            self._say(
+                Certainty.KNOWN,
+                f"it came late: {self._stage.uid} had the watermark {from_micros(watermark)} before epoch"
+                f" {self._whence.epoch}",
+            )
 
     def _key(self) -> list[Any] | None:
         """The row's key, by its columns."""
@@ -245,14 +272,17 @@ class _Facts:
 
     def _of_trace(self, traced: Trace) -> None:
         rows = sum(contribution.rows.height for contribution in traced.contributions)
-        epochs = ", ".join(str(contribution.epoch) for contribution in traced.contributions) or "none"
+        numbers = [str(contribution.epoch) for contribution in traced.contributions]
+        epochs = f"epoch {numbers[0]}" if len(numbers) == 1 else f"the epochs {', '.join(numbers)}"
+        came = f"came in {epochs}" if numbers else "came in epochs that can be played again"
         within = " within the window" if self._bounds() is not None else ""
+        within = " and all its values" if self._output == LATE else within
         of = "of both sides " if self._stage.join is not None else ""
         whole = "these are all" if not traced.unknown else "there may be more"
         certainty = Certainty.INFERRED if self._stage.function is not None else Certainty.KNOWN
         self._say(
             certainty if not traced.unknown else Certainty.INFERRED,
-            f"{counted(rows, 'input row')} {of}with the key{within} came in the epochs {epochs}: {whole}",
+            f"{counted(rows, 'input row')} {of}with the key{within} {came}: {whole}",
         )
         for what in traced.unknown:
             self._say(Certainty.UNKNOWN, what)

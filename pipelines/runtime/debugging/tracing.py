@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from configs.settings import Settings
+from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, subtasks_of
 from pipelines.runtime.debugging.recording import INPUT
 from pipelines.runtime.debugging.replay import replaying
@@ -41,6 +42,20 @@ class Bounds:
         if self.column not in rows.columns:
             return rows
         return rows.filter((pl.col(self.column) >= self.start) & (pl.col(self.column) < self.end))
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Rows that are the one that is asked about, as an output that hands rows on unchanged has it."""
+
+    values: dict[str, Any]
+
+    def of(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows with these values, of the columns that both have."""
+        names = [name for name in self.values if name in rows.columns]
+        wanted = canonical_text({name: self.values[name] for name in names})
+        same = [canonical_text(row) == wanted for row in rows.select(names).iter_rows(named=True)]
+        return rows.filter(pl.Series(same, dtype=pl.Boolean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +109,19 @@ def trace(
     stage: Stage,
     key: Sequence[Any],
     epoch: int,
-    bounds: Bounds | None = None,
+    bounds: Bounds | Same | None = None,
     seen: Played | None = None,
 ) -> Trace:
     """The rows of a key up to an epoch.
 
     Args:
         key: A value for each key column.
-        bounds: Of which rows, where only some made what is asked about.
+        bounds: Of which rows, where only some made what is asked about. A row that is the same came in this very epoch.
         seen: The epoch itself at the key, if it was played already.
     """
-    epochs, unknown = _epochs(pipeline, settings, stage, key, epoch)
+    epochs, unknown = [epoch], list[str]()
+    if not isinstance(bounds, Same):
+        epochs, unknown = _epochs(pipeline, settings, stage, key, epoch)
     contributions: list[Contribution] = []
     for number in epochs:
         if seen is not None and number == seen.epoch:
@@ -146,7 +163,7 @@ def _epochs(
 
 
 def _contribution(
-    pipeline: Pipeline, settings: Settings, stage: Stage, key: Sequence[Any], epoch: int, bounds: Bounds | None
+    pipeline: Pipeline, settings: Settings, stage: Stage, key: Sequence[Any], epoch: int, bounds: Bounds | Same | None
 ) -> Contribution:
     with replaying(pipeline, settings, epoch, "weir explain") as replay:
         columns = key_of(replay, stage, key)

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines import debugging
-from pipelines.api import Pipeline, agg, aggregate, delta, select, union
+from pipelines.api import Pipeline, agg, aggregate, delta, files, select, union, window
 from pipelines.debugging import Certainty, Explained
 from pipelines.runtime.operations import forks
 from state_ops.errors import ConfigurationError
@@ -25,6 +25,7 @@ from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
 from tests.runtime.debugging.test_debug import RETAINED, bank_of, digests
+from tests.runtime.rides import Rides
 
 
 def explain(of, table: str, row: str) -> Explained:
@@ -175,6 +176,36 @@ def test_a_row_that_somebody_has_rewritten_is_found_by_its_values(tmp_path):
     seen = explain(bank, "booked", "id = 'k3' AND amount = 2")
     assert (seen.origin.epoch, seen.origin.recorded) == (2, False)
     assert "epoch 2" in said(seen, Certainty.INFERRED) and seen.played.is_same
+
+
+def test_a_late_row_says_why_it_was_late_and_a_bad_line_where_it_stood(tmp_path):
+    schema = {"id": pa.string(), "at": pa.timestamp("us", "UTC")}
+    source = files("{landing}/*.csv", format="csv", schema=schema, event_time="at", name="landing", on_bad="quarantine")
+    late = delta.append("hours_late")
+    hours = window(
+        "hours",
+        source,
+        key="id",
+        on="at",
+        every="1h",
+        lateness="10m",
+        n=agg.count(),
+        sink=delta.append("hours"),
+        late=late,
+    )
+    site = Rides(tmp_path / "site", Pipeline("rides", (hours,), max_parallelism=8))
+    site.site.landing.mkdir(parents=True)
+    for number, lines in enumerate((["a,2026-01-01T09:10:00Z", "a,2026-01-01T12:10:00Z"],
+                                    ["a,2026-01-01T12:20:00Z", "a,2026-01-01T09:20:00Z", "a,yesterday"]), 1):  # fmt: skip
+        (site.site.landing / f"{number}.csv").write_text("\n".join(["id,at", *lines, ""]))
+        site.epochs(0)
+    seen = explain(site, "hours_late", "id = 'a'")
+    assert "hours had the watermark 2026-01-01 12:00:00+00:00 before epoch 2" in said(seen, Certainty.KNOWN)
+    (contribution,) = seen.trace.contributions
+    assert contribution.rows.select("_file", "_row").rows() == [("2.csv", 1)], "not the other rows of its key"
+    seen = explain(site, "hours_quarantine", "_weir_row > 0")
+    assert (seen.played, seen.trace) == (None, None)
+    assert "line or offset 4 of 2.csv" in said(seen, Certainty.KNOWN) and not said(seen, Certainty.UNKNOWN)
 
 
 def test_what_is_no_table_or_no_row_says_what_there_is(tmp_path):
