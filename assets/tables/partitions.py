@@ -134,7 +134,7 @@ def follow(
         start = first if change.start is None else max(change.start - (change.start - first) % length, first)
         if change.end is None:
             reached = min(reached, start)
-        anew.append((start, min(reached, change.end or reached), int(change.by.id)))
+        anew.append((start, min(reached, change.end or reached), int(change.by)))
     bound = complete_until(stage, head, rows)
     end = now if configured.end is None else min(now, datetime.combine(configured.end, time(), UTC))
     bound = reached if bound is None else min(bound, to_micros(end))

@@ -28,6 +28,9 @@ EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of
 FORK, PROMOTION, SEEK, POSITIONS = "fork", "promotion", "seek", "positions"
 STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
 RANGE_START, RANGE_END = "range_start", "range_end"
+TAKEN_BACK = "taken_back"  # in totals: the newest rewind or promotion, see `taken_back`
+TAKEN_BEFORE, TAKEN_START, TAKEN_END = "taken_before", "taken_start", "taken_end"
+TAKEN = (TAKEN_BACK, TAKEN_BEFORE, TAKEN_START, TAKEN_END)
 ROWS_AHEAD = "rows_ahead"  # in totals: rows that positions are past, and that the next epoch is to apply
 ROWS_LOST = "rows_lost"  # in totals: such rows whose epoch failed, so that no other has applied them
 ROWS_QUARANTINED = "rows_quarantined"  # in totals: rows that gates have set aside, or that could not be decoded
@@ -345,6 +348,27 @@ def began(parent: Checkpoint | None) -> dict[str, int]:
     if parent is None:
         return {}
     return {name: parent.totals[name] for name in (STARTED, FORKED, RANGE_START, RANGE_END) if name in parent.totals}
+
+
+def taken_back(parent: Checkpoint | None) -> dict[str, int]:
+    """What the totals of a checkpoint that follows `parent` record of the newest rewind or promotion before it, whose
+    own row is pruned one day.
+
+    Returns:
+        `taken_back` is its id, `taken_before` that of the one before it, 0: there was none. Of the promotion of a range
+        `taken_start` and `taken_end` are its bounds, in microseconds since 1970 UTC. Empty: there was none, or it is of
+        an earlier release.
+    """
+    if parent is None:
+        return {}
+    carried = {name: parent.totals[name] for name in TAKEN if name in parent.totals}
+    if parent.kind not in TAKES_BACK:
+        return carried
+    changed = [link for link in parent.sinks.values() if link.id == parent.id]
+    bounds = {}
+    if changed and all(link.column is not None for link in changed):
+        bounds = {TAKEN_START: min(link.start for link in changed), TAKEN_END: max(link.end for link in changed)}
+    return {TAKEN_BACK: int(parent.id), TAKEN_BEFORE: carried.get(TAKEN_BACK, 0), **bounds}
 
 
 def rows_lost(checkpoint: Checkpoint | None) -> int:

@@ -185,6 +185,25 @@ def test_a_rewind_takes_days_back_until_they_are_complete_again(calendar):
     assert calendar.due() == {"02", "03"}
 
 
+@pytest.mark.parametrize("how", ["rewind", "range"])
+def test_what_has_changed_days_may_be_pruned_by_the_next_tick(calendar, how):
+    calendar.tick()
+    site = calendar.plant.site
+    if how == "rewind":
+        maintenance.rewind(pipeline, site.settings, 2)
+    else:
+        calendar.plant.land(2, value=100)
+        calendar.plant.backfill(2, 2, replaces="range", promote=True)
+    site.options["WEIR_CHECKPOINTS__NUM_RETAINED"] = "1"
+    site.options["WEIR_PIPELINES__SENSORS__BACKFILL"] = json.dumps({"start": "2026-01-01", "keep": 0})
+    calendar.plant.land(5, 6)
+    calendar.plant.run()
+    _, registry = open_storage(pipeline, site.settings)
+    assert len(registry.checkpoints()) == 1
+    shown = calendar.tick()[READINGS]
+    assert shown == (["02", "04", "05"] if how == "range" else ["01", "02", "03", "04", "05"])
+
+
 def test_many_days_come_over_several_ticks(calendar, monkeypatch):
     monkeypatch.setattr(tables_sensor, "_AT_ONCE", 2)
     days: dict[dg.AssetKey, list[str]] = {}

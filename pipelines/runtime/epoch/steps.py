@@ -69,6 +69,7 @@ from state_ops.checkpoints.checkpoint import (
     rows_lost,
     spans_with,
     stats_of,
+    taken_back,
     told_times,
 )
 from state_ops.checkpoints.operator_stats import OperatorStats
@@ -358,6 +359,7 @@ def _row(
             **_lost(epoch, parent),
             **_quarantined(epoch, parent),
             **began(parent),
+            **taken_back(parent),
             **context.requested(),
         },
         files=len(files),

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import watermarks
-from state_ops.checkpoints.checkpoint import EPOCH, PROMOTION, REWIND, TAKES_BACK, Checkpoint
+from state_ops.checkpoints.checkpoint import (
+    EPOCH,
+    PROMOTION,
+    REWIND,
+    TAKEN_BACK,
+    TAKEN_BEFORE,
+    TAKEN_END,
+    TAKEN_START,
+    TAKES_BACK,
+    Checkpoint,
+    taken_back,
+)
 from state_ops.ids import CheckpointId
 
 Rows = Mapping[CheckpointId, Checkpoint]
@@ -19,12 +30,12 @@ class Change:
     """Event times whose rows a rewind or a promotion has exchanged, in microseconds since 1970 UTC.
 
     Attributes:
-        by: The rewind or the promotion.
+        by: The rewind or the promotion, which need not be retained.
         start: None: from the first one on.
         end: Without it. None: all that follow, of which not all may be there again.
     """
 
-    by: Checkpoint
+    by: CheckpointId
     start: int | None
     end: int | None
 
@@ -55,20 +66,29 @@ def complete_until(stage: Stage, row: Checkpoint, rows: Rows) -> int | None:
 
 def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[Change]:
     """What rewinds and promotions after a checkpoint have exchanged of a sink's rows, oldest first."""
-    changed: list[Change] = []
+    changed = [change for change in _pruned(rows.values()) if change.by > since and change.by not in rows]
     for row in sorted(rows.values(), key=lambda row: row.id):
         if row.id <= since or row.kind not in TAKES_BACK:
             continue
         link = row.sinks.get(sink.name)
         if row.kind == PROMOTION and link is not None and link.column is not None:
-            changed.append(Change(row, link.start, link.end))
+            changed.append(Change(row.id, link.start, link.end))
             continue
         parent = rows.get(row.parent_id) if row.parent_id is not None else None
         until = complete_until(stage, parent, rows) if parent is not None else None
-        changed.append(Change(row, until, None))
+        changed.append(Change(row.id, until, None))
         for left in rows.values():  # ranges that were promoted, and are not any more
             link = left.sinks.get(sink.name)
             is_left = left.kind == PROMOTION and (row.parent_id or 0) < left.id < row.id
             if is_left and link is not None and link.column is not None:
-                changed.append(Change(row, link.start, link.end))
-    return changed
+                changed.append(Change(row.id, link.start, link.end))
+    return sorted(changed, key=lambda change: change.by)
+
+
+def _pruned(rows: Collection[Checkpoint]) -> list[Change]:
+    """What later checkpoints tell of rewinds and promotions, which may be pruned: of the newest ranges their bounds, of
+    all others no more than that they were."""
+    told = [recorded for row in rows if (recorded := taken_back(row))]
+    changed: dict[int, tuple[int | None, int | None]] = {recorded[TAKEN_BEFORE]: (None, None) for recorded in told}
+    changed |= {recorded[TAKEN_BACK]: (recorded.get(TAKEN_START), recorded.get(TAKEN_END)) for recorded in told}
+    return [Change(CheckpointId(by), *bounds) for by, bounds in changed.items()]

@@ -30,12 +30,14 @@ from state_ops.checkpoints.checkpoint import (
     INPUT,
     START,
     STATE,
+    TAKEN,
     WITH_ARCHIVE,
     Checkpoint,
     StateFile,
     began,
     format_with,
     spans_with,
+    taken_back,
 )
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
@@ -98,7 +100,7 @@ def commit(
         kept = [file for file in context.registry.files(head) if file.kind == INPUT]
         files = [*files, *(replace(file, new=False) for file in kept)]
         base = replace(base, format_version=max(base.format_version, WITH_ARCHIVE)) if kept else base
-    sums = {name: value for name, value in base.totals.items() if name not in began(base)}
+    sums = {name: value for name, value in base.totals.items() if name not in (*began(base), *TAKEN)}
     row = replace(
         base,
         id=id,
@@ -113,7 +115,7 @@ def commit(
         reason=f"{what}: {reason}" if reason else what,
         slice={name: nothing_read() for name in base.slice},
         ms={},
-        totals={**sums, **(beginning or began(head)), **context.requested()},
+        totals={**sums, **(beginning or began(head)), **taken_back(head), **context.requested()},
         files=len(files),
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
         run_id=context.run_id,
