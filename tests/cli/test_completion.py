@@ -102,6 +102,13 @@ def complete(line: str, environment: dict[str, str]) -> tuple[list[str], str]:
 
 def test_checkpoints_are_offered_the_newest_first(environment):
     assert complete("weir restore small --checkpoint ", environment) == (["2", "1"], "")
+    assert complete("weir debug small --epoch ", environment) == (["2", "1"], "")
+
+
+def test_the_commands_that_play_epochs_again_complete_stages_and_tables(environment):
+    assert complete("weir debug small --stage ", environment) == (["accounts"], "")
+    tables, said = complete("weir explain small ", environment)
+    assert "booked" in tables and not said
 
 
 def test_where_nothing_can_be_read_nothing_is_offered_or_said(environment, tmp_path):

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, err, out, print_json, waiting
 from pipelines.cli.debugging.showing import code_in_words, show_difference, show_rows, slice_in_words
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.debugging import played
 from pipelines.runtime.debugging.played import Played
@@ -17,9 +18,21 @@ from pipelines.runtime.debugging.played import Played
 
 def debug(
     pipeline: Name,
-    epoch: Annotated[int, typer.Option(metavar="N", help="The epoch, which is its checkpoint's number.")],
+    epoch: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="The epoch, which is its checkpoint's number.",
+            autocompletion=completion.checkpoints,
+        ),
+    ],
     stage: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="The stage's uid, where several could be meant.")
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="The stage's uid, where several could be meant.",
+            autocompletion=completion.stages,
+        ),
     ] = None,
     key: Annotated[
         list[str] | None, typer.Option("--key", help="The key; once for each key column, in order. Plays its subtask.")

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, out, print_json, waiting
 from pipelines.cli.debugging.showing import show_difference, show_rows, slice_in_words, value_in_words
+from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.debugging.explain import Certainty, Explained
 from pipelines.runtime.debugging.explain import explain as explained
@@ -19,7 +20,7 @@ _COLORS = {Certainty.KNOWN: "green", Certainty.INFERRED: "yellow", Certainty.UNK
 
 def explain(
     pipeline: Name,
-    table: Annotated[str, typer.Argument(help="The table.", metavar="TABLE")],
+    table: Annotated[str, typer.Argument(help="The table.", metavar="TABLE", autocompletion=completion.tables)],
     row: Annotated[
         str, typer.Option("--row", metavar="WHERE", help="Which row: a condition on columns of the table, as SQL.")
     ],

@@ -48,6 +48,13 @@ def stages(ctx: typer.Context) -> Iterable[Completion]:
 
 
 @_completing
+def tables(ctx: typer.Context) -> Iterable[Completion]:
+    """What the newest checkpoint has given rows to."""
+    head = _registry(ctx).head()
+    return [(name, "a table") for name in sorted(head.sinks)] if head is not None else []
+
+
+@_completing
 def checkpoints(ctx: typer.Context) -> Iterable[Completion]:
     """The numbers of retained checkpoints, the newest first."""
     return _checkpoints(_registry(ctx))
