@@ -97,6 +97,7 @@ def home(platform: Path) -> Path:
     return home
 
 
+@pytest.mark.long
 def test_both_locations_load(platform: Path, home: Path):
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
     variables = {**clean(), "DAGSTER_HOME": str(home)}

@@ -55,6 +55,7 @@ def test_a_project_passes_its_own_tests_and_checks(project: Path):
     assert "everything starts empty" in passes(project, "pipelines.cli.main", "plan", "orders")
 
 
+@pytest.mark.long
 def test_an_empty_project_has_a_package_and_no_pipeline(template: Path, tmp_path: Path):
     answers = {"name": "lab", "package": "research", "example": False, "storage": "s3", "bucket": "lab/x"}
     project = generate(template, tmp_path / "lab", answers)

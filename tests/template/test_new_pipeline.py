@@ -17,7 +17,7 @@ from tests.tools.postgres_server import PASSWORD, Postgres
 from tests.tools.sampling import sampled
 
 PAIRS = [(source, sink) for source in SOURCES for sink in SINKS]
-SAMPLE = [(source, SINKS[at % len(SINKS)]) for at, source in enumerate(SOURCES)]
+SAMPLE = [(source, SINKS[at % len(SINKS)]) for at, source in enumerate(SOURCES)][::3]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def planned(project: Path, names: list[str], **variables: str) -> None:
     assert [name for name in names if f"accepted {name}\n" not in printed] == []
 
 
+@pytest.mark.long
 def test_plan_accepts_what_asks_no_server(project: Path):
     files = ["parquet", "csv", "json", "avro"]
     names = [f"{source}_to_{sink}" for source in files for sink in SINKS]
@@ -116,15 +117,17 @@ def test_the_command_says_what_it_wrote_and_overwrites_nothing(template: Path, t
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        (["Clicks"], "cannot be called"),
-        (["delta"], "cannot be called"),
-        (["checkpoint"], "cannot be called"),
-        (["lambda"], "cannot be called"),
-        (["clicks", "--source", "ftp"], "no source 'ftp'"),
-        (["clicks", "--sink", "ftp"], "no sink 'ftp'"),
-        (["clicks", "--package", "a/b"], "no name of a package"),
-    ],
+    sampled(
+        [
+            (["clicks", "--source", "ftp"], "no source 'ftp'"),
+            (["Clicks"], "cannot be called"),
+            (["delta"], "cannot be called"),
+            (["checkpoint"], "cannot be called"),
+            (["lambda"], "cannot be called"),
+            (["clicks", "--sink", "ftp"], "no sink 'ftp'"),
+            (["clicks", "--package", "a/b"], "no name of a package"),
+        ]
+    ),
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_begun_is_refused_and_nothing_written(empty: Path, arguments: list[str], says: str):
