@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("weir", deadline=None)  # how long an example takes is the machine's affair
 hypothesis.settings.load_profile("weir")
 
+_start_spark = runtime.session
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark for all tests, made as runs make it, with Delta's jars; starts only where a test asks for it."""
-    session = runtime.session(settings.load({}), app="weir-tests", delta=True)
+    session = _start_spark(settings.load({}), app="weir-tests", delta=True)
     yield session
     session.stop()
 
@@ -36,12 +38,11 @@ def spark() -> Iterator[SparkSession]:
 def spark_where_it_is_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that needs Spark says so. Otherwise it would start a JVM without Delta's jars, which stays in this process
     for all tests after it."""
-    start = runtime.session
 
     def session(*arguments: Any, **options: Any) -> SparkSession:
         if "spark" not in request.fixturenames:
             pytest.fail('this test needs Spark and does not say so: @pytest.mark.usefixtures("spark")')
-        return start(*arguments, **options)
+        return _start_spark(*arguments, **options)
 
     monkeypatch.setattr(runtime, "session", session)
 

@@ -162,6 +162,7 @@ def served(tmp_path, request) -> Iterator[Served]:
     options = {
         "WEIR_CHECKPOINTS__NUM_RETAINED": "20",
         "WEIR_DAGSTER__SENSOR_SECONDS": "5",
+        "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "600",  # a barrier is a tick's, however long a server takes to come back
         "WEIR_DAGSTER__OBSERVE_SECONDS": "0",
         "WEIR_RUN__LINGER_SECONDS": "600",
     }

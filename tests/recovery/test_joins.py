@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -308,11 +309,19 @@ def test_a_topic_is_joined_with_files_and_what_is_sought_again_is_joined_again_o
 # -- delivered before the commit, or at most once
 
 
-def spark() -> None:
-    """Stands for the executor that a run makes by itself."""
+@pytest.fixture
+def executor(request: pytest.FixtureRequest) -> type[InMemoryExecutor] | Callable[[], None]:
+    """What makes a run's executor; None is the one that a run makes by itself."""
+    if request.param == "spark":
+        request.getfixturevalue("spark")
+        return lambda: None
+    return InMemoryExecutor
 
 
-@pytest.mark.parametrize("executor", sampled([InMemoryExecutor, spark], keep=0))
+IN_MEMORY_AND_ON_SPARK = pytest.mark.parametrize("executor", sampled(["memory", "spark"], keep=0), indirect=True)
+
+
+@IN_MEMORY_AND_ON_SPARK
 def test_an_epoch_of_a_join_whose_commit_fails_is_delivered_twice_and_kept_once(tmp_path, executor, monkeypatch):
     shop = Shop.at(tmp_path, pipeline_of("full", delivery="at_least_once"))
     shop.run(1, executor=executor())
@@ -336,7 +345,7 @@ def test_an_epoch_of_a_join_whose_commit_fails_is_delivered_twice_and_kept_once(
     assert dict(state.select("id", "n").rows()) == dict(sums.rows()), (twice, "state has each row once")
 
 
-@pytest.mark.parametrize("executor", sampled([InMemoryExecutor, spark], keep=0))
+@IN_MEMORY_AND_ON_SPARK
 def test_an_epoch_of_a_join_that_is_delivered_at_most_once_and_fails_was_never_there(tmp_path, executor, monkeypatch):
     shop = Shop.at(tmp_path, pipeline_of("full", delivery="at_most_once"))
     shop.run(1, executor=executor())
