@@ -136,6 +136,7 @@ def test_a_subtask_that_is_slow_is_run_twice_by_speculation_and_counts_once(tmp_
                 _held_by(run, gate, attempts=2)
                 gate.unlink()
             assert run.process.wait(240) == 0, run.output.read_text()
+        until(spark.executors_have_ended, 60)
         with child(site, "in a stage", _LAST_RESORT) as run:  # takes away what the slower twins have uploaded
             assert run.process.wait(240) == 0, run.output.read_text()
     _assert_exact(site, landing)

@@ -57,6 +57,14 @@ class Cluster:
         }
         return {"WEIR_SPARK__MASTER": self.url, "WEIR_SPARK__PYTHON": PYTHON, "WEIR_SPARK__CONF": json.dumps(conf)}
 
+    def executors_have_ended(self) -> bool:
+        """Whether nothing that a worker has started runs any more; a worker leaves its dead unburied."""
+        try:
+            started = [child for worker in self.workers for child in worker.children(recursive=True)]
+            return all(child.status() == psutil.STATUS_ZOMBIE for child in started)
+        except psutil.NoSuchProcess:  # one ends at this moment
+            return False
+
     def add_worker(self) -> psutil.Process:
         """Start a worker of one core, whose host has an address of its own."""
         number = len(self.workers)
