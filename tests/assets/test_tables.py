@@ -72,10 +72,14 @@ def test_an_eager_asset_is_due_while_the_run_goes_on(house, monkeypatch):
     class Looked(InMemoryExecutor):
         def run(self, *given, **options):
             due.append(evaluate())
+            while len(due) > 1 and 1 not in due and time.monotonic() < deadline:  # the epoch before is still under way
+                time.sleep(0.05)
+                due.append(evaluate())
             return super().run(*given, **options)
 
     monkeypatch.setattr(ownership, "SparkExecutor", lambda *_, **__: Looked())
     house.bank.land(4, 5, 6)
+    deadline = time.monotonic() + 60
     assert house.execute("small_job").success
     assert due[0] == 0 and 1 in due[1:], "before an epoch, what an earlier one of the run has made due"
 
