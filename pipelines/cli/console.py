@@ -39,6 +39,12 @@ Force = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+AtCheckpoint = Annotated[
+    int | None, typer.Option(help="The checkpoint; by default the newest.", autocompletion=completion.checkpoints)
+]
+AtSavepoint = Annotated[
+    str | None, typer.Option(help="The savepoint of this name instead.", autocompletion=completion.savepoints)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -69,6 +75,13 @@ def waiting(what: str) -> Iterator[None]:
     finally:
         done.set()
         lines.join()
+
+
+def one_of(checkpoint: int | None, savepoint: str | None) -> int | str | None:
+    """What `AtCheckpoint` or `AtSavepoint` names; None: the newest checkpoint. Raises ConfigurationError for both."""
+    if checkpoint is not None and savepoint is not None:
+        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
+    return checkpoint if savepoint is None else savepoint
 
 
 def proceeds(

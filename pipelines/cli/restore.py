@@ -10,12 +10,15 @@ import typer
 from rich.markup import escape
 
 from pipelines.cli.console import (
+    AtCheckpoint,
+    AtSavepoint,
     Force,
     Json,
     Name,
     Yes,
     answer,
     moment,
+    one_of,
     out,
     print_obstacles,
     print_table,
@@ -40,12 +43,8 @@ from state_ops.errors import ConfigurationError
 
 def restore(
     pipeline: Name,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="The checkpoint; by default the newest.", autocompletion=completion.checkpoints)
-    ] = None,
-    savepoint: Annotated[
-        str | None, typer.Option(help="The savepoint of this name instead.", autocompletion=completion.savepoints)
-    ] = None,
+    checkpoint: AtCheckpoint = None,
+    savepoint: AtSavepoint = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be fetched.")] = False,
     storage: Annotated[
         bool, typer.Option("--storage", help="Read every object in storage, also where this host has copies of it.")
@@ -57,11 +56,10 @@ def restore(
     Of what this host has already only the sizes are compared in storage, unless --storage is given. Changes nothing in storage but a row in registry/restores, and may run beside a coordinator. To go on from an older
     checkpoint: weir rewind. Exit code 1 if the checkpoint is damaged.
     """
-    if checkpoint is not None and savepoint is not None:
-        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
+    at = one_of(checkpoint, savepoint)
     definition, settings = find(pipeline)
     durable, registry = open_storage(definition, settings)
-    meant = chosen(definition, registry, savepoint if checkpoint is None else checkpoint)
+    meant = chosen(definition, registry, at)
     with waiting("comparing this host's copies with storage"):
         plan = restoring.plan(definition, settings, durable, registry, meant)
     if not proceeds(lambda: _show_restore(plan), {**plan.to_dict(), "restored": None}, dry_run=dry_run, json=json):

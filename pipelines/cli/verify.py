@@ -8,8 +8,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from pipelines.cli.console import Json, Name, answer, out, print_json, print_table, waiting
-from pipelines.cli.shell import completion
+from pipelines.cli.console import (
+    AtCheckpoint,
+    AtSavepoint,
+    Json,
+    Name,
+    answer,
+    one_of,
+    out,
+    print_json,
+    print_table,
+    waiting,
+)
 from pipelines.loading import find
 from pipelines.runtime.gates import data_docs
 from pipelines.runtime.operations import drill as drills
@@ -18,7 +28,6 @@ from pipelines.runtime.operations.plan import StatePlan
 from pipelines.runtime.operations.plan import plan as planned
 from pipelines.runtime.operators.compatibility import Verdict
 from state_ops.counts import counted
-from state_ops.errors import ConfigurationError
 
 
 def drill(pipeline: Name, json: Json = False) -> None:
@@ -76,12 +85,8 @@ _COLORS = {
 
 def plan(
     pipeline: Name,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="The checkpoint; by default the newest.", autocompletion=completion.checkpoints)
-    ] = None,
-    savepoint: Annotated[
-        str | None, typer.Option(help="The savepoint of this name instead.", autocompletion=completion.savepoints)
-    ] = None,
+    checkpoint: AtCheckpoint = None,
+    savepoint: AtSavepoint = None,
     json: Json = False,
 ) -> None:
     """What a run with today's code and configuration would make of the state: what fits, what migrates, what is refused.
@@ -89,12 +94,11 @@ def plan(
     Changes nothing, and starts Spark only for stages with a transform. Exit code 0: a run would start; 1: something is refused or
     needs a flag; 2: wrong usage or configuration.
     """
-    if checkpoint is not None and savepoint is not None:
-        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
+    at = one_of(checkpoint, savepoint)
     definition, settings = find(pipeline)
     spark = any(stage.transform for stage in definition.stages)
     with waiting(f"comparing{'; stages with a transform need Spark to know their columns' if spark else ''}"):
-        decided = planned(definition, settings, checkpoint if savepoint is None else savepoint)
+        decided = planned(definition, settings, at)
     if json:
         print_json(decided.to_dict())
     else:
