@@ -10,6 +10,7 @@ from configs.settings import Settings
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, debug
 from pipelines.runtime.debugging.read_only import ReadOnlyStorage
+from pipelines.runtime.debugging.replay import DIRECTORY
 from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
 from pipelines.runtime.debugging.tracing import Bounds, Same, Trace, trace
 from pipelines.runtime.definition import LATE, Pipeline, Stage
@@ -109,7 +110,7 @@ def explain(pipeline: Pipeline, settings: Settings, table: str, condition: str) 
     plain, _ = open_storage(pipeline, settings)
     storage = ReadOnlyStorage.of(plain)
     registry = Registry(storage, pipeline.app_id)
-    with scratch(settings.work_dir / "debug", "explain-") as directory:
+    with scratch(settings.work_dir / DIRECTORY, "explain-") as directory:
         row = row_of(storage, table, condition, directory)
     head = registry.head()
     line = chain(registry, head) if head is not None else []

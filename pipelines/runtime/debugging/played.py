@@ -75,8 +75,7 @@ class Played:
     @property
     def rows(self) -> pl.DataFrame:
         """The rows of all inputs."""
-        given = [frame for frame in self.inputs.values() if frame.width]
-        return pl.concat(given, how="diagonal_relaxed") if given else pl.DataFrame()
+        return stacked([frame for frame in self.inputs.values() if frame.width])
 
     @property
     def out(self) -> pl.DataFrame:
@@ -355,6 +354,11 @@ class _Looking:
         names = view.keys.names
         among = touched.head(SHOWN_KEYS).rename(dict(zip(touched.columns, names, strict=True)))
         return [frames.arrow(frames.from_arrow(table).join(among, on=names, how="semi")) for table in tables]
+
+
+def stacked(rows: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Rows of several inputs, one below the other, with all their columns."""
+    return pl.concat(rows, how="diagonal_relaxed") if rows else pl.DataFrame()
 
 
 def rows_by_input(

@@ -41,14 +41,12 @@ class Recording(InMemoryExecutor):
         reads: Stages of which rows are only kept, and no subtask runs.
         wrap: By stage, what is put around its functions.
         rows: By stage and subtask, the rows that it got, with `INPUT`, `FILE` and `FILE_ROW`.
-        tasks: By stage, what its subtasks were given.
     """
 
     plays: Mapping[str, Collection[int]]
     reads: Collection[str] = ()
     wrap: Mapping[str, Wrapping] = field(default_factory=dict)
     rows: dict[tuple[str, int], pa.Table] = field(default_factory=dict)
-    tasks: dict[str, KeyedTask] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__(_BATCH_ROWS)
@@ -62,7 +60,6 @@ class Recording(InMemoryExecutor):
         table = pa.concat_tables((origins.of_inputs(rows) if rows is not None else []) or [none])
         parts = routed(stage, table, task.parallelism, task.max_parallelism, _BATCH_ROWS)
         task = replace(task, stage=self._wrapped(stage), channels=frozenset((*stage.returned, LATE)), patience=None)
-        self.tasks[uid] = task
         acks = []
         for subtask, batches in enumerate(parts):
             if time.monotonic() >= deadline():

@@ -50,7 +50,7 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 
 _SECONDS = 24 * 3600.0  # somebody may stand in a debugger
-_DIRECTORY = "debug"
+DIRECTORY = "debug"
 _INSTEAD = (
     "`weir state get PIPELINE STAGE --key K --history` shows without input when the key changed and what it was; a "
     "source with archive=True keeps what it gives for as long as a checkpoint before it is retained."
@@ -82,7 +82,7 @@ def replaying(pipeline: Pipeline, settings: Settings, epoch: int, purpose: str) 
                 next=f"These epochs can be: {', '.join(playable) or 'none'}. More stay with checkpoints.num_retained; "
                 + _INSTEAD,
             )
-        root = stack.enter_context(scratch(settings.work_dir / _DIRECTORY, f"{socket.gethostname()}-"))
+        root = stack.enter_context(scratch(settings.work_dir / DIRECTORY, f"{socket.gethostname()}-"))
         reading = ReadOnlyStorage.of(storage)
         registry = Registry(reading, pipeline.app_id)
         replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root)

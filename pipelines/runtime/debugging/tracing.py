@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.debugging.comparison import canonical_text
-from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, subtasks_of
+from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, stacked, subtasks_of
 from pipelines.runtime.debugging.recording import INPUT
 from pipelines.runtime.debugging.replay import replaying
 from pipelines.runtime.definition import Pipeline, Stage
@@ -170,8 +170,7 @@ def _contribution(
         tables: list[pa.Table | None] = list(replay.read(stage, subtasks_of(replay, columns, None)).values())
         inputs = rows_by_input(stage, tables, columns)
         given = [frame if bounds is None else bounds.of(frame) for frame in inputs.values() if frame.height]
-        rows = pl.concat(given, how="diagonal_relaxed") if given else pl.DataFrame()
-        return Contribution(epoch, rows, replay.checkpoint.slice)
+        return Contribution(epoch, stacked(given), replay.checkpoint.slice)
 
 
 def _before(
@@ -225,7 +224,7 @@ def _through(
                 given.append(rows.filter([pl.col(column) == value for column, value in values.items()]))
             elif rows.height:
                 untraced.append(f"rows of {name} in epoch {epoch}: it has no {', '.join(values.keys() - rows.columns)}")
-        together = pl.concat(given, how="diagonal_relaxed") if given else pl.DataFrame()
+        together = stacked(given)
         contributions += [Contribution(epoch, together, slices)] if together.height else []
     traces = list[Trace]()
     for upstream in stage.stages_before:
