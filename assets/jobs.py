@@ -341,8 +341,8 @@ def _resume_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_resume", out=dg.Out(dg.Nothing))
     def resume(context: dg.OpExecutionContext) -> None:
         cleared = suspension.clear(open_storage(pipeline, settings)[0])
-        said = "goes on as soon as files wait" if cleared else "was not stopped by a person"
-        context.log.info(f"{pipeline.name} {said}")
+        outcome = "goes on as soon as files wait" if cleared else "was not stopped by a person"
+        context.log.info(f"{pipeline.name} {outcome}")
 
     return job_of(
         pipeline,

@@ -20,11 +20,11 @@ from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage, is_clocked, is_timed
 from pipelines.runtime.inspection.completeness import Rows, changes, complete_until
+from pipelines.runtime.operations.backfill import step
 from state_ops.checkpoints.checkpoint import Checkpoint, from_micros, to_micros
 from state_ops.ids import CheckpointId
 
 KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
-_LENGTHS = {"day": timedelta(days=1), "hour": timedelta(hours=1)}
 
 
 def definition(configured: PartitionSettings, *, begun: bool = False) -> dg.TimeWindowPartitionsDefinition:
@@ -124,7 +124,7 @@ def follow(
         What is shown then; the partitions to materialize, each with the checkpoint that made it what it is; and those
         that were complete and are not any more.
     """
-    first, length = to_micros(_start(configured)), _LENGTHS[configured.every] // timedelta(microseconds=1)
+    first, length = to_micros(_start(configured)), step(configured) // timedelta(microseconds=1)
     if shown is None or shown.length not in (None, length):  # days are no hours: all are to be shown
         shown = Shown(first, int(head.id))
     reached, anew = max(shown.until, first), list(shown.anew)
@@ -142,19 +142,19 @@ def follow(
     due = [(at, by) for start, stop, by in anew for at in range(max(start, first), min(stop, reached), length)]
     due += [(at, int(head.id)) for at in range(reached, until, length)]
     taken, left = due[:most], due[most:]
-    made = [(_key(configured, at), by) for at, by in taken]
+    complete = [(_key(configured, at), by) for at, by in taken]
     gone = [_key(configured, at) for at in range(until, shown.until, length)]
     waiting = tuple((at, at + length, by) for at, by in left if at < reached)
     new = sum(at >= reached for at, _ in taken)
-    return Shown(reached + new * length, int(head.id), waiting, first, length), made, gone
+    return Shown(reached + new * length, int(head.id), waiting, first, length), complete, gone
 
 
 def events(
-    pipeline: Pipeline, sink: Sink, made: list[tuple[str, int]], gone: list[str], head: Checkpoint
+    pipeline: Pipeline, sink: Sink, complete: list[tuple[str, int]], gone: list[str], head: Checkpoint
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """The events that show it in Dagster."""
     asset = key(pipeline, COMPLETE, sink.name)
-    for partition, by in made:
+    for partition, by in complete:
         yield dg.AssetMaterialization(
             asset,
             partition=partition,

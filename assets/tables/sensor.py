@@ -53,13 +53,13 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
             return dg.SkipReason("there is no checkpoint yet")
         seen, head = json.loads(context.cursor) if context.cursor else {}, rows[-1]
         events: list[Event] = list(_partitions(pipeline, settings, rows, seen))
-        said = [counted(len(events), "partition")] if events else []
+        counts = [counted(len(events), "partition")] if events else []
         if seen.get("tables") != int(head.id) and not unfinished(context.instance, pipeline, set(keys)):
             changed = list(_changed(context.instance, pipeline, head, storage))
             events += changed
-            said += [counted(len(changed), "table")] if changed else []
+            counts += [counted(len(changed), "table")] if changed else []
             seen["tables"] = int(head.id)
-        what = f"shown: {', '.join(said)}" if said else "nothing is new"
+        what = f"shown: {', '.join(counts)}" if counts else "nothing is new"
         return dg.SensorResult(
             asset_events=events, cursor=json.dumps(seen), skip_reason=f"{what}, as of checkpoint {head.id}"
         )
@@ -93,9 +93,9 @@ def _partitions(
     marks, most = seen.setdefault("until", {}), _AT_ONCE
     for stage, sink in partitions.tables(pipeline):
         before = partitions.Shown.from_json(marks.get(sink.name))
-        shown, made, gone = partitions.follow(configured, stage, sink, before, head, by_id, datetime.now(UTC), most)
-        marks[sink.name], most = astuple(shown), most - len(made)
-        yield from partitions.events(pipeline, sink, made, gone, head)
+        shown, complete, gone = partitions.follow(configured, stage, sink, before, head, by_id, datetime.now(UTC), most)
+        marks[sink.name], most = astuple(shown), most - len(complete)
+        yield from partitions.events(pipeline, sink, complete, gone, head)
     if most > 0:  # else some are left for the next tick
         seen["partitions"] = look
 

@@ -88,7 +88,7 @@ def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[C
 def _pruned(rows: Collection[Checkpoint]) -> list[Change]:
     """What later checkpoints tell of rewinds and promotions, which may be pruned: of the newest ranges their bounds, of
     all others no more than that they were."""
-    told = [recorded for row in rows if (recorded := taken_back(row))]
-    changed: dict[int, tuple[int | None, int | None]] = {recorded[TAKEN_BEFORE]: (None, None) for recorded in told}
-    changed |= {recorded[TAKEN_BACK]: (recorded.get(TAKEN_START), recorded.get(TAKEN_END)) for recorded in told}
+    records = [recorded for row in rows if (recorded := taken_back(row))]
+    changed: dict[int, tuple[int | None, int | None]] = {recorded[TAKEN_BEFORE]: (None, None) for recorded in records}
+    changed |= {recorded[TAKEN_BACK]: (recorded.get(TAKEN_START), recorded.get(TAKEN_END)) for recorded in records}
     return [Change(CheckpointId(by), *bounds) for by, bounds in changed.items()]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from configs.settings import BackfillSettings, Settings
+from configs.settings import BackfillSettings, PartitionSettings, Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.definition.fingerprint import fingerprint
 from pipelines.runtime.epoch.model import EpochReport
@@ -262,7 +262,7 @@ def approve(
     return done
 
 
-def step(configured: BackfillSettings) -> timedelta:
+def step(configured: PartitionSettings) -> timedelta:
     """How long a partition is."""
     return timedelta(hours=1 if configured.every == "hour" else 24)
 
