@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dagster_overhead, epoch_profile, gates, harness
+from benchmarks import dagster_overhead, epoch_profile, exchange_phases, gates, harness
 from benchmarks.asynchronous import report
 from benchmarks.nexmark import beside
 from benchmarks.storage import asynchronous_snapshots, compression, incremental
@@ -17,6 +17,7 @@ PAGES = {
     "compression": compression.report,
     "dagster": dagster_overhead.page,
     "epoch-profile": epoch_profile.report,
+    "exchange-phases": exchange_phases.report,
     "gates": gates.report,
     "incremental": incremental.report,
     "incremental-100mb": incremental.report,

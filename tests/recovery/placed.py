@@ -1,5 +1,6 @@
 """A run on a cluster, epoch by epoch, which says how many subtasks have changed their host: `python -m
-tests.recovery.placed ENVIRONMENT EPOCHS LANDING`, and twice more as many after a line on its standard input."""
+tests.recovery.placed ENVIRONMENT EPOCHS LANDING KEYS`, and twice more as many after a line on its standard input.
+The first epoch has a row of each of KEYS keys, the others of the first 100."""
 
 from __future__ import annotations
 
@@ -24,12 +25,13 @@ TURNS = 3
 pipeline = Pipeline("placed", (sums,))
 
 
-def main(env: dict[str, str], epochs: int, landing: Path) -> None:
+def main(env: dict[str, str], epochs: int, landing: Path, keys: int) -> None:
     loaded = settings.load(env)
     executor = SparkExecutor(loaded, "placed")
     for turn in range(TURNS):
         for number in range(epochs):
-            pl.DataFrame({"key": range(100)}).write_parquet(landing / f"{turn}-{number:03}.parquet")
+            rows = 100 if turn or number else keys
+            pl.DataFrame({"key": range(rows)}).write_parquet(landing / f"{turn}-{number:03}.parquet")
             for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor):
                 pass
         assert executor.placement is not None
@@ -41,5 +43,5 @@ def main(env: dict[str, str], epochs: int, landing: Path) -> None:
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    main(json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
     os._exit(0)
