@@ -34,7 +34,6 @@ from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.stopping import ask_to_stop, end
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
-from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, DamageError, WeirError
 
 
@@ -286,8 +285,7 @@ def _rewound(
     gone = ", ".join(map(str, plan.abandoned))
     yield f"from checkpoint {plan.head.id} back to {plan.to.id}; abandoned: {gone}"
     for source in plan.sources:
-        files = len(source.again)
-        yield f"source {source.source}: {counted(files, 'file')} {agrees(files, 'is', 'are')} read again"
+        yield f"source {source.source}: {source}"
     for table in plan.tables:
         yield f"table {table.table}: {table.in_words}"
     for obstacle in plan.obstacles:

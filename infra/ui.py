@@ -1,4 +1,5 @@
-"""`make ui`: Dagster's web pages and its daemon on the demo's pipeline, until Ctrl-C. PORT chooses the port.
+"""`make ui`: Dagster's web pages and its daemon, on the demo's pipeline or on a project's, until Ctrl-C. PORT chooses
+the port.
 
     this process
       +- dagster api grpc       the code server of both; begun again when it dies
@@ -25,7 +26,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from configs.settings import PROJECT
+from configs.settings import PROJECT, load
 from infra import dagster_home
 from state_ops import extras
 from state_ops.errors import ConfigurationError, WeirError
@@ -47,9 +48,10 @@ def main() -> None:
     environment = {"WEIR_DAGSTER__SENSOR_SECONDS": _SENSOR_SECONDS, **dagster_home.environment()}
     base = f"http://{_HOST}:{port}"
     out.print(f"Dagster on the configuration [bold]{environment['WEIR_ENV']}[/], in some 15 s: [bold]{base}[/]")
-    out.print(f"  the pipeline as a graph     {base}/asset-groups")
-    out.print(f"  its epochs                  {base}/assets/flights/checkpoint?view=events")
-    out.print(f"  what the sensor decides     {base}/locations/weir/sensors/flights_checkpoint_sensor")
+    out.print(f"  the pipelines as graphs     {base}/asset-groups")
+    for name in list(load(environment).pipelines)[:1]:
+        out.print(f"  epochs of {name:<18}{base}/assets/{name}/checkpoint?view=events")
+        out.print(f"  what its sensor decides     {base}/locations/weir/sensors/{name}_checkpoint_sensor")
     out.print(f"  runs                        {base}/runs")
     alone = dagster_home.holder() is None
     if alone:

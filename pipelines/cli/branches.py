@@ -32,7 +32,7 @@ from pipelines.runtime.operations import forks as branches
 from pipelines.runtime.operations.branch_diff import BranchDiff
 from pipelines.runtime.operations.promotion import PromotionPlan
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from state_ops.counts import counted
+from pipelines.runtime.sources.positions import in_words
 from state_ops.errors import ConfigurationError
 
 _DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
@@ -83,7 +83,7 @@ def fork(
         branch.to_dict(),
         (
             f"{pipeline}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
-            f" copied.\nRead since: {counted(sum(branch.behind.values()), 'file')}. Next: weir run {pipeline}@{named}"
+            f" copied.\nRead since: {in_words(branch.behind.values())}. Next: weir run {pipeline}@{named}"
             " --until-caught-up"
             if name is not None
             else f"The branch {named} is gone, and what only it kept of {pipeline}."
@@ -106,13 +106,13 @@ def forks(pipeline: Name, json: Json = False) -> None:
                 fork.created_at.strftime("%Y-%m-%d %H:%M:%S"),
                 str(fork.head.id) if fork.head is not None else "not finished",
                 f"{fork.head.totals['bytes_new'] if fork.head is not None else 0:,}",
-                f"{sum(fork.behind.values()):,}",
+                in_words(fork.behind.values()),
                 escape(fork.reason),
             )
             for fork in forked
         ),
-        ("name", "from", "forked", "checkpoint", "own bytes", "files behind", "reason"),
-        right=("from", "checkpoint", "own bytes", "files behind"),
+        ("name", "from", "forked", "checkpoint", "own bytes", "behind", "reason"),
+        right=("from", "checkpoint", "own bytes", "behind"),
     )
 
 
@@ -147,12 +147,10 @@ def _show(difference: BranchDiff) -> None:
         f"{difference.pipeline} at checkpoint {difference.head}, {difference.pipeline}@{escape(difference.branch)}"
         f" at {difference.tip}, forked from {difference.base}."
     )
-    for name, count in difference.behind.items():
-        if count:
+    for name, arrived in difference.behind.items():
+        if arrived.waiting:
             out.print(
-                f"[yellow]behind[/]  {counted(count, 'file')} of {name} that the branch has still to "
-                f"read; it differs by"
-                " those too"
+                f"[yellow]behind[/]  {arrived} of {name} that the branch has still to read; it differs by those too"
             )
     for taken in difference.taken_back:
         out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
@@ -274,8 +272,8 @@ def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
         f" at {plan.tip.id}."
     )
     sources = [
-        ("source", name, f"{counted(count, 'file')} to be read by the branch first" if count else "caught up")
-        for name, count in plan.behind.items()
+        ("source", name, f"{arrived} to be read by the branch first" if arrived.waiting else "caught up")
+        for name, arrived in plan.behind.items()
     ]
     tables = [("table", table.table, table.in_words) for table in plan.tables]
     sinks = [

@@ -37,7 +37,7 @@ from pipelines.runtime.restore.restore import RestorePlan
 from pipelines.runtime.restore.rewind import RewindPlan
 from pipelines.runtime.restore.seek import SeekPlan
 from pipelines.runtime.run import maintenance
-from state_ops.counts import agrees, counted
+from state_ops.counts import counted
 from state_ops.errors import ConfigurationError
 
 
@@ -159,15 +159,7 @@ def _show_rewind(plan: RewindPlan) -> None:
         f"Undone: everything after {plan.to.id}; of it {retained} {verb} still retained and can be taken back to."
     )
     states = [("state", uid, f"{now:,} bytes, then {then:,}") for uid, (now, then) in plan.stages.items()]
-    sources = [
-        (
-            "source",
-            source.source,
-            f"{counted(len(source.again), 'file', 'is', 'are')} read again"
-            + (f", {len(source.gone):,} {agrees(len(source.gone), 'is', 'are')} gone" if source.gone else ""),
-        )
-        for source in plan.sources
-    ]
+    sources = [("source", source.source, str(source)) for source in plan.sources]
     tables = [
         (
             "table",

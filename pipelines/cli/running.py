@@ -22,6 +22,7 @@ from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.run.stopping import end
 from pipelines.runtime.sinks.table_commit import table_path
+from pipelines.runtime.sources.positions import in_words
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
@@ -156,11 +157,9 @@ def _say_begun(options: RunOptions, owner: Ownership) -> None:
     rows = sum(backlog.unapplied(head).values())
     try:
         arrived = {name: reader.look(offsets.get(name)) for name, reader in context.readers.items()}
-        units = sorted({arrivals.unit for arrivals in arrived.values()}) or ["file"]
-        numbers = {unit: sum(of.waiting for of in arrived.values() if of.unit == unit) for unit in units}
         gone = backlog.missing(context.readers, {name: of.waiting for name, of in arrived.items()})
-        if any(numbers.values()) or not gone:
-            parts.append(f"{' and '.join(counted(number, unit) for unit, number in numbers.items())} waiting")
+        if any(of.waiting for of in arrived.values()) or not gone:
+            parts.append(f"{in_words(arrived.values())} waiting")
         parts += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
     except (OSError, WeirError):  # the run will report this error itself
         pass

@@ -42,7 +42,8 @@ def status(pipeline: Name, json: Json = False) -> None:
         out.print(f"\n{escape(facts['held']['message'])}")
         for name, files in facts["held"]["files"].items():
             directory = short(facts["sources"].get(name, name))
-            out.print(escape(f"  files: {counted(len(files), 'file')} in {directory}: {_listed(files)}"))
+            piece = "part" if name in facts["units"] else "file"
+            out.print(escape(f"  {piece}s: {counted(len(files), piece)} in {directory}: {_listed(files)}"))
 
 
 _ALIVE = {True: "running", False: "not running", None: "unknown (on another host or in another container)"}

@@ -51,7 +51,7 @@ def test_rows_whose_columns_came_in_another_order_are_the_same_rows(bank):
 
 def test_a_branch_that_has_read_less_says_so(bank):
     compared = difference(bank)
-    assert (compared.behind, compared.same) == ({"landing": 2}, False)
+    assert (compared.to_dict()["files_behind"], compared.same) == ({"landing": 2}, False)
     assert compared.tables[0].counts == {"added": 0, "removed": 20, "changed": 0}
     assert "still to read 2 files of landing" in compared.to_markdown()
 

@@ -62,7 +62,7 @@ def ran(branch: Bank) -> list:
 def test_a_fork_copies_nothing_and_has_the_state_of_its_checkpoint(bank):
     before = bank.site.objects()
     fork = bank.fork(at=2)
-    assert (fork.branch.name, fork.base, fork.behind) == ("fix", 2, {"landing": 1})
+    assert (fork.branch.name, fork.base, fork.to_dict()["files_behind"]) == ("fix", 2, {"landing": 1})
     new = bank.site.objects().keys() - before.keys()
     assert not [name for name in new if "/state/" in name or "/channels/" in name or "/tables/" in name]
     branch = bank.branch("fix")

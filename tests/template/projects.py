@@ -44,7 +44,7 @@ def repository(folder: Path) -> Path:
         check=True,
     ).stdout
     for name in filter(None, listed.decode().split("\0")):
-        if name.startswith(("benchmarks/results/", "tests/golden/")) or not (PROJECT / name).is_file():
+        if name.startswith("tests/golden/") or not (PROJECT / name).is_file():
             continue
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -144,7 +144,7 @@ class Branch(Printed):
     bytes_total: int | None
     bytes_own: int | None
     files_behind: dict[str, int]
-    """By source, what the pipeline has read since."""
+    """By source, what the pipeline has read since: files, or rows where it is no files."""
 
 
 class PlanFinding(Printed):

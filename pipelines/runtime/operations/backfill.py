@@ -344,7 +344,7 @@ def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mappin
 
 
 def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[str]:
-    """Which input files were corrected since a backfill's branch read them, in words. The branch's rows are those of
+    """Which input was corrected since a backfill's branch read it, in words. The branch's rows are those of
     before.
     """
     here = forks.branched(pipeline, settings, name)
@@ -355,7 +355,7 @@ def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[st
             versions = [(file.size, file.mtime_ns) if file is not None else None for file in changed.values()]
             files = listed(list(changed), versions)
             yield (
-                f"{counted(len(changed), 'file', 'has', 'have')} changed, or "
+                f"{counted(len(changed), reader.piece, 'has', 'have')} changed, or "
                 f"{agrees(len(changed), 'is', 'are')} gone, since the backfill {name} of {pipeline.title} "
                 f"read them: {files}"
             )

@@ -36,8 +36,8 @@ from pipelines.runtime.sinks.replace_partitions import outside, replaced_by
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import files_at
 from pipelines.runtime.sinks.table_commit import file_path, table_path, with_partition
+from pipelines.runtime.sources.positions import Arrivals
 from state_ops.arrow import frames
-from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
@@ -110,7 +110,7 @@ class BranchDiff:
         head: The pipeline's newest checkpoint.
         base: The checkpoint that was forked.
         tip: The branch's newest checkpoint.
-        behind: By source, how many files the branch has still to read. Until then it also differs by those.
+        behind: By source, what the branch has still to read. Until then it also differs by that.
     """
 
     pipeline: str
@@ -118,7 +118,7 @@ class BranchDiff:
     head: int
     base: int
     tip: int
-    behind: dict[str, int]
+    behind: Mapping[str, Arrivals]
     tables: tuple[TableDiff, ...]
     states: tuple[StateDiff, ...]
     taken_back: tuple[promotion.TakenBack, ...] = ()
@@ -135,7 +135,7 @@ class BranchDiff:
             "head": self.head,
             "base": self.base,
             "branch_head": self.tip,
-            "files_behind": self.behind,
+            "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
             "same": self.same,
             "taken_back": [asdict(taken) for taken in self.taken_back],
             "tables": {
@@ -466,9 +466,9 @@ def _report(diff: BranchDiff) -> Iterator[str]:
         f"Forked from checkpoint {diff.base}; the pipeline is at {diff.head}, the branch at {diff.tip}. "
         + ("**Nothing differs.**" if diff.same else "Rows since the fork, and state:")
     )
-    if any(diff.behind.values()):
-        files = ", ".join(f"{counted(count, 'file')} of {name}" for name, count in diff.behind.items() if count)
-        yield f"**The branch has still to read {files}**; it differs by those too."
+    behind = [f"{arrived} of {name}" for name, arrived in diff.behind.items() if arrived.waiting]
+    if behind:
+        yield f"**The branch has still to read {', '.join(behind)}**; it differs by those too."
     yield from (f"**Promoting it would take back:** {taken}." for taken in diff.taken_back)
     yield "\n".join(
         [

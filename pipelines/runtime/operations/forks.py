@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +28,7 @@ from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.replace_where import Range
+from pipelines.runtime.sources.positions import Arrivals
 from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
 from state_ops.checkpoints.registry import BRANCH, Pin, Registry
 from state_ops.coordination import requests
@@ -54,7 +56,7 @@ class Fork:
         base: The checkpoint from which it was forked, as the pipeline numbers it.
         commit_id: The commit id of that checkpoint's row.
         head: The branch's newest checkpoint. None: its creation was cut off, and asking for it again finishes it.
-        behind: By source, how many files the pipeline has read and the branch has not.
+        behind: By source, what the pipeline has read and the branch has not.
     """
 
     branch: Branch
@@ -63,7 +65,7 @@ class Fork:
     created_at: datetime
     reason: str
     head: Checkpoint | None
-    behind: dict[str, int]
+    behind: Mapping[str, Arrivals]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -76,7 +78,7 @@ class Fork:
             "head": None if self.head is None else self.head.id,
             "bytes_total": None if self.head is None else self.head.bytes_total,
             "bytes_own": None if self.head is None else self.head.totals["bytes_new"],
-            "files_behind": dict(self.behind),
+            "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
         }
 
 
@@ -248,10 +250,10 @@ def range_of(branch: Storage, head: Checkpoint) -> Range | None:
     return Range(**json.loads(raw)) if raw and confirmed else None
 
 
-def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, int]:
-    """By source, how many files a branch has still to read until it has read what its pipeline has."""
+def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, Arrivals]:
+    """By source, what a branch has still to read until it has read what its pipeline has."""
     offsets = head.offsets if head else {}
-    return {name: len(reader.backlog(offsets.get(name))) for name, reader in readers(pipeline, settings).items()}
+    return {name: reader.look(offsets.get(name)) for name, reader in readers(pipeline, settings).items()}
 
 
 def _trunk(pipeline: Pipeline) -> Pipeline:

@@ -50,6 +50,7 @@ from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
 from pipelines.runtime.sinks.table_commit import file_path, table_path
 from pipelines.runtime.sinks.upsert import spilled
+from pipelines.runtime.sources.positions import Arrivals, in_words
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import (
     EDIT,
@@ -186,7 +187,7 @@ class PromotionPlan:
         head: The pipeline's newest checkpoint.
         base: The checkpoint from which the branch was forked.
         tip: The branch's newest checkpoint.
-        behind: By source, how many files the branch has still to read.
+        behind: By source, what the branch has still to read.
         obstacles: Why the promotion is refused unless they are accepted, in words.
         only: The range whose rows alone are replaced.
         taken_back: Those obstacles that the pipeline has promoted or edited since the fork, oldest first.
@@ -198,7 +199,7 @@ class PromotionPlan:
     head: Checkpoint
     base: Checkpoint
     tip: Checkpoint
-    behind: dict[str, int]
+    behind: Mapping[str, Arrivals]
     tables: tuple[TablePromotion, ...]
     obstacles: tuple[str, ...]
     only: Range | None = None
@@ -213,7 +214,7 @@ class PromotionPlan:
             "head": self.head.id,
             "base": self.base.id,
             "branch_head": self.tip.id,
-            "files_behind": dict(self.behind),
+            "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
             "range": str(self.only) if self.only is not None else None,
             "tables": {
                 table.table: {
@@ -271,7 +272,7 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     tables = tuple(_tables(pipeline, storage, source, head, base, tip))
     only, waiting = range_of(source, tip), behind(here, settings, tip)
     if only is not None:
-        if not any(waiting.values()):  # else it catches up first, and is looked at again
+        if not any(arrived.waiting for arrived in waiting.values()):  # else it catches up first, and is looked at again
             _check_range(here, head, tip, readers(pipeline, settings))
         written = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
         with_sink = [table for table in tables if table.table in written]
@@ -592,9 +593,10 @@ def _promoted(
         with claimed(here, settings):  # nobody else runs it
             decided = planner(pipeline, settings, name)
             check(decided, pipeline.title, accepted)
-            if any(decided.behind.values()):
+            if any(arrived.waiting for arrived in decided.behind.values()):
                 raise WeirError(
-                    f"{here.title} has not read all that {pipeline.title} has, although it was run: {decided.behind}.",
+                    f"{here.title} has not read all that {pipeline.title} has, although it was run: "
+                    f"{in_words(decided.behind.values())} are left.",
                     next=f"Nothing was changed. `weir run {here.title}` says why it does not go on.",
                 )
             return _carry_out(owner, here, decided, reason)

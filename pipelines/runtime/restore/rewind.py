@@ -28,6 +28,7 @@ from pipelines.runtime.sinks import restore_version
 from pipelines.runtime.sinks.opening import kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
+from pipelines.runtime.sources.positions import Arrivals
 from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.sink_link import SinkLink
@@ -48,13 +49,19 @@ class SourceRewind:
     """What a rewind means for one source.
 
     Attributes:
-        again: Names of files that are read again.
-        gone: Of files that would have to be, and are not there as they were.
+        again: What is read again.
+        gone: Names of files or parts that would have to be, and are not there as they were.
+        piece: "file" or "part".
     """
 
     source: str
-    again: tuple[str, ...]
+    again: Arrivals
     gone: tuple[str, ...]
+    piece: str
+
+    def __str__(self) -> str:
+        again = f"{self.again} {agrees(self.again.waiting, 'is', 'are')} read again"
+        return again + (f", {counted(len(self.gone), self.piece, 'is', 'are')} gone" if self.gone else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ class RewindPlan:
             "abandoned": list(self.abandoned),
             "state_bytes": {uid: {"now": now, "then": then} for uid, (now, then) in self.stages.items()},
             "sources": {
-                source.source: {"again": len(source.again), "gone": list(source.gone)} for source in self.sources
+                source.source: {"again": source.again.waiting, "gone": list(source.gone)} for source in self.sources
             },
             "tables": {
                 table.table: {
@@ -168,7 +175,7 @@ def planned(
     sources = []
     for name, reader in readers(pipeline, settings).items():
         again, gone = reader.again(to.offsets.get(name), head.offsets.get(name))
-        sources.append(SourceRewind(name, tuple(file.name for file in again), tuple(gone)))
+        sources.append(SourceRewind(name, Arrivals(tuple(again), unit=reader.unit), tuple(gone), reader.piece))
     tables, obstacles = [], []
     elsewhere = given(pipeline, head, to)
     for name in dict.fromkeys([*(sink.name for sink in pipeline.sinks), *head.sinks]):  # also those that the code lacks

@@ -84,6 +84,8 @@ class PartsReader(SourceReader):
         archives: Asked once for what is archived.
     """
 
+    unit, piece = "row", "part"
+
     def __init__(
         self,
         source: Source,
@@ -155,7 +157,7 @@ class PartsReader(SourceReader):
             fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
         elif not fresh and planned.passes:
             fresh = [SourceFile("what was passed without a row is recorded", 0, 0)]
-        return Arrivals(tuple(fresh), unit="row")
+        return Arrivals(tuple(fresh), unit=self.unit)
 
     def lag(self, position: Position | None) -> Lag:
         return self.connector.lag(self._at(position))

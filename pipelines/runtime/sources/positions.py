@@ -9,7 +9,7 @@ docs/adr/0004-file-positions.md says when it cannot be.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,15 @@ class Arrivals:
         """How many units wait; of rows that nobody has counted, how many parts."""
         rows = sum(file.rows for file in self.fresh) if self.unit == "row" else 0
         return rows or len(self.fresh)
+
+    def __str__(self) -> str:
+        return counted(self.waiting, self.unit)
+
+
+def in_words(arrived: Collection[Arrivals]) -> str:
+    """How much waits of several sources: "3 files and 1,200 rows"."""
+    units = sorted({of.unit for of in arrived}) or ["file"]
+    return " and ".join(counted(sum(of.waiting for of in arrived if of.unit == unit), unit) for unit in units)
 
 
 @dataclass(frozen=True, slots=True)

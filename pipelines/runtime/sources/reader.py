@@ -35,7 +35,13 @@ class SourceReader(ABC):
 
     Args:
         landed: Where its rows are written that are no Parquet files of their own.
+
+    Attributes:
+        unit: What is counted of it, as `Arrivals` says.
+        piece: What its slices consist of.
     """
+
+    unit = piece = "file"
 
     def __init__(self, source: Source, landed: LandedFiles | None) -> None:
         self.source, self.landed = source, landed

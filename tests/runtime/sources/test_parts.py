@@ -22,8 +22,10 @@ from pipelines.runtime.operations import drill, forks, plan
 from pipelines.runtime.ownership import backlog, savepoints
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance, progress, sensor
 from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.sources import positions
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut
 from state_ops.checkpoints.checkpoint import to_micros
@@ -390,6 +392,19 @@ def test_without_an_archive_a_rewind_says_what_would_be_missing(tmp_path):
     lose(site, "p", 6)
     with pytest.raises(WeirError, match=r"clicks has lost what would be read again \(3 rows of p are gone\)"):
         maintenance.rewind(site.pipeline, site.settings, int(first.checkpoint.id))
+
+
+def test_what_a_rewind_and_a_branch_read_again_is_counted_in_rows(tmp_path):
+    site = site_of(tmp_path, SOURCE, {"WEIR_CHECKPOINTS__NUM_RETAINED": "9", "WEIR_EPOCH__MAX_ROWS": "3"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(7)))
+    first = epochs(site)[0].checkpoint
+    (source,) = rewind.plan(site.pipeline, site.settings, int(first.id)).sources
+    assert (str(source), source.again.waiting) == ("4 rows are read again", 4)
+    fork = forks.fork(site.pipeline, site.settings, "fix", int(first.id))
+    assert (positions.in_words(fork.behind.values()), fork.to_dict()["files_behind"]) == ("4 rows", {"clicks": 4})
+    lose(site, "p", 7)
+    (source,) = rewind.plan(site.pipeline, site.settings, int(first.id)).sources
+    assert str(source) == "0 rows are read again, 1 part is gone"
 
 
 def test_archived_input_goes_with_the_oldest_checkpoint_that_could_need_it(tmp_path):
