@@ -11,14 +11,6 @@ from pathlib import Path
 from configs.settings import PROJECT
 
 ROOMS = ("assets", "benchmarks", "configs", "infra", "pipelines", "state_ops")
-LONG_CLASSES = {
-    "Coordinator": "the protocol's rules of barriers, acks and commits, which are proven as one model",
-    "Parser": "a method for each rule of a grammar",
-    "PartsReader": "all that a reader of a source is asked, and what a connector answers",
-    "PlanBuilder": "one walk through a pipeline, with what it has found so far",
-    "Registry": "the only writer of four tables, whose order of writing is the protocol's",
-    "Storage": "what is done to an object: put, get, list, delete, with retries and mounts",
-}
 LONG_FUNCTIONS = {
     "pipelines/api/__init__.py: stage": "as long as its arguments, like all that authors call",
     "pipelines/api/operators.py: window": "the same",
@@ -35,21 +27,27 @@ def modules() -> list[tuple[Path, ast.Module]]:
 
 def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Of a function without its docstring, which is as long as what it says."""
-    said = node.body[0] if ast.get_docstring(node) is not None and not isinstance(node, ast.ClassDef) else None
-    spoken = 0 if said is None else (said.end_lineno or 0) - said.lineno + 1
-    return (node.end_lineno or 0) - node.lineno + 1 - spoken
+    has_docstring = ast.get_docstring(node) is not None and not isinstance(node, ast.ClassDef)
+    docstring = (node.body[0].end_lineno or 0) - node.body[0].lineno + 1 if has_docstring else 0
+    return (node.end_lineno or 0) - node.lineno + 1 - docstring
+
+
+def says_why_it_is_long(node: ast.ClassDef) -> bool:
+    return "; long because " in (ast.get_docstring(node) or "").split("\n")[0]
 
 
 def test_classes_and_functions_are_short():
-    long_classes, long_functions = set[str](), set[str]()
+    misjudged, long_functions = set[str](), set[str]()
     for path, module in modules():
         for node in ast.walk(module):
-            if isinstance(node, ast.ClassDef) and lines(node) > 300:
-                long_classes.add(node.name)
+            if isinstance(node, ast.ClassDef) and (lines(node) > 300) != says_why_it_is_long(node):
+                misjudged.add(node.name)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines(node) > 60:
                 long_functions.add(f"{path.relative_to(PROJECT)}: {node.name}")
     assert long_functions == LONG_FUNCTIONS.keys()
-    assert long_classes == LONG_CLASSES.keys(), "split it where it has a seam; a reason that has gone is taken out"
+    assert not misjudged, (
+        "split it where it has a seam, or say in its first line: ...; long because ...; if it is short, take that out"
+    )
 
 
 def test_folders_have_few_files():

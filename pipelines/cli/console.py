@@ -40,10 +40,18 @@ Force = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 AtCheckpoint = Annotated[
-    int | None, typer.Option(help="The checkpoint; by default the newest.", autocompletion=completion.checkpoints)
+    int | None,
+    typer.Option(
+        "--checkpoint",
+        "--at",
+        metavar="N",
+        help="At this checkpoint; by default the newest.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
 AtSavepoint = Annotated[
-    str | None, typer.Option(help="The savepoint of this name instead.", autocompletion=completion.savepoints)
+    str | None,
+    typer.Option(metavar="NAME", help="At the checkpoint of this savepoint.", autocompletion=completion.savepoints),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 

@@ -17,12 +17,15 @@ from rich.markup import escape
 
 from configs.settings import Settings
 from pipelines.cli.console import (
+    AtCheckpoint,
+    AtSavepoint,
     Json,
     Name,
     Yes,
     answer,
     err,
     moment,
+    one_of,
     out,
     print_json,
     print_table,
@@ -36,7 +39,6 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.diff import compared
 from pipelines.runtime.inspection.export import STDOUT, Format, check_output, limited, to_delta, write
 from pipelines.runtime.inspection.sql import answered
-from pipelines.runtime.inspection.state_reader import At
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.arrow import frames
 from state_ops.counts import counted
@@ -56,16 +58,6 @@ app = typer.Typer(
 
 Stage = Annotated[str, typer.Argument(help="The stage's uid.", metavar="STAGE", autocompletion=completion.stages)]
 Key = Annotated[list[str], typer.Option("--key", help="The key; once for each key column, in order.")]
-Checkpoint = Annotated[
-    int | None,
-    typer.Option(
-        "--at", metavar="N", help="At this checkpoint; by default the newest.", autocompletion=completion.checkpoints
-    ),
-]
-Savepoint = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="At the checkpoint of this savepoint.", autocompletion=completion.savepoints),
-]
 Shape = Annotated[Format, typer.Option("--format", help="table is for people; json is one object a line.")]
 Output = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write there; - is stdout. The file appears when it is whole.")
@@ -80,8 +72,8 @@ def state_get(
     pipeline: Name,
     stage: Stage,
     key: Key,
-    at: Checkpoint = None,
-    savepoint: Savepoint = None,
+    checkpoint: AtCheckpoint = None,
+    savepoint: AtSavepoint = None,
     history: Annotated[
         bool, typer.Option("--history", help="When it changed: each retained checkpoint that has it otherwise.")
     ] = False,
@@ -91,7 +83,7 @@ def state_get(
     definition, settings = find(pipeline)
     if history:
         with waiting("reading the key in every checkpoint"):
-            changes = list(state_reader.history(definition, settings, stage, key, _at(at, savepoint)))
+            changes = list(state_reader.history(definition, settings, stage, key, one_of(checkpoint, savepoint)))
         if json:
             print_json([history_facts(change) for change in changes])
         elif changes:
@@ -100,7 +92,7 @@ def state_get(
             _nothing(stage, key)
         return
     with waiting("fetching the key's snapshot"):
-        rows = state_reader.get(definition, settings, stage, key, _at(at, savepoint))
+        rows = state_reader.get(definition, settings, stage, key, one_of(checkpoint, savepoint))
     if json:
         windows = any(declared.uid == stage and declared.closes for declared in definition.stages) or len(rows) > 1
         print_json(rows if windows else rows[0] if rows else None)
@@ -119,8 +111,8 @@ def _nothing(stage: str, key: list[str]) -> None:
 def state_scan(
     pipeline: Name,
     stage: Stage,
-    at: Checkpoint = None,
-    savepoint: Savepoint = None,
+    checkpoint: AtCheckpoint = None,
+    savepoint: AtSavepoint = None,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
     format: Shape = Format.TABLE,
     output: Output = None,
@@ -131,7 +123,7 @@ def state_scan(
     definition, settings = find(pipeline)
     form = Format.JSON if json else format
     check_output(form, output, force)
-    with state_reader.viewed(definition, settings, stage, _at(at, savepoint), "weir state scan") as view:
+    with state_reader.viewed(definition, settings, stage, one_of(checkpoint, savepoint), "weir state scan") as view:
         _hand_out(
             view.schema, limited(view.tables(), limit), form, output, force, _SHOWN_ROWS if limit is None else None
         )
@@ -139,15 +131,15 @@ def state_scan(
 
 @app.command("count")
 def state_count(
-    pipeline: Name, stage: Stage, at: Checkpoint = None, savepoint: Savepoint = None, json: Json = False
+    pipeline: Name, stage: Stage, checkpoint: AtCheckpoint = None, savepoint: AtSavepoint = None, json: Json = False
 ) -> None:
     """How many keys (of windows: open windows) a stage's state has, by subtask and in all."""
     definition, settings = find(pipeline)
     with waiting("counting"):
-        checkpoint, counts = state_reader.count(definition, settings, stage, _at(at, savepoint))
+        counted_at, counts = state_reader.count(definition, settings, stage, one_of(checkpoint, savepoint))
     total = sum(counts.values())
     if json:
-        print_json({"checkpoint": checkpoint, "stage": stage, "total": total, "subtasks": counts})
+        print_json({"checkpoint": counted_at, "stage": stage, "total": total, "subtasks": counts})
         return
     titles = ("subtask", "entries")
     print_table(((str(of), f"{number:,}") for of, number in (*counts.items(), ("all", total))), titles, right=titles)
@@ -157,8 +149,8 @@ def state_count(
 def state_sql(
     pipeline: Name,
     query: Annotated[str, typer.Argument(help="One SELECT, in DuckDB's SQL.", metavar="QUERY")],
-    at: Checkpoint = None,
-    savepoint: Savepoint = None,
+    checkpoint: AtCheckpoint = None,
+    savepoint: AtSavepoint = None,
     format: Shape = Format.TABLE,
     output: Output = None,
     force: Force = False,
@@ -174,7 +166,7 @@ def state_sql(
     check_output(form, output, force)
     with ExitStack() as stack:
         with waiting("reading state"):
-            schema, tables = stack.enter_context(answered(definition, settings, query, _at(at, savepoint)))
+            schema, tables = stack.enter_context(answered(definition, settings, query, one_of(checkpoint, savepoint)))
         _hand_out(schema, tables, form, output, force, _SHOWN_ROWS)
 
 
@@ -218,8 +210,8 @@ def state_export(
     pipeline: Name,
     stage: Stage,
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory or URI of a Delta table.")],
-    at: Checkpoint = None,
-    savepoint: Savepoint = None,
+    checkpoint: AtCheckpoint = None,
+    savepoint: AtSavepoint = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the rows of a table that is there.")] = False,
     json: Json = False,
 ) -> None:
@@ -227,7 +219,7 @@ def state_export(
     definition, settings = find(pipeline)
     with (
         waiting("exporting"),
-        state_reader.viewed(definition, settings, stage, _at(at, savepoint), "weir state export") as view,
+        state_reader.viewed(definition, settings, stage, one_of(checkpoint, savepoint), "weir state export") as view,
     ):
         uri, version = to_delta(view, settings, to, force)
     answer(
@@ -235,15 +227,6 @@ def state_export(
         {"table": uri, "version": version, "stage": stage, "checkpoint": view.checkpoint},
         f"{escape(stage)} at checkpoint {view.checkpoint} is version {version} of {escape(uri)}.",
     )
-
-
-# -- arguments
-
-
-def _at(at: int | None, savepoint: str | None) -> At:
-    if at is not None and savepoint is not None:
-        raise ConfigurationError("--at and --savepoint each name a checkpoint.", next="Say one of them.")
-    return at if savepoint is None else savepoint
 
 
 # -- output

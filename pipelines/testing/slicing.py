@@ -25,8 +25,8 @@ from pipelines.runtime.definition import (
     is_clocked,
     sources_of,
 )
+from pipelines.runtime.execution.row_order import ordered
 from pipelines.runtime.operators import EPOCH, LATE, MAIN, clocked_output
-from pipelines.runtime.sources.row_order import ordered
 from pipelines.testing.epochs import FIRST_NOW, Epochs, columns_of
 from pipelines.testing.rows import Rows, Schema, table_of
 from pipelines.testing.stage_run import StageRun, stacked

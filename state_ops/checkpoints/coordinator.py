@@ -57,7 +57,7 @@ class Policy:
 
 
 class Coordinator:
-    """What is pending, what is confirmed, what has failed.
+    """What is pending, confirmed and failed; long because barriers, acks and commits are proven as one model.
 
     Attributes:
         retained: The registry's checkpoints, oldest first; the last one is continued.

@@ -130,7 +130,7 @@ class _Arriving:
 
 
 class Storage:
-    """Files below one root.
+    """Files below one root; long because all that is done to an object is here, with its retries.
 
     A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or
     delete them.

@@ -190,8 +190,8 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "origin": [(0, "origin")],
         "rank_number": [(0, "departures"), (0, "origin")],
     }
-    known = lookup("known", hourly, table="airports", on={"origin": "iata"}, columns=["city", "departures"])
-    of_known = lineage(known, [*columns[:4], "city", "departures_table"], [columns[:4]])
+    cities = lookup("known", hourly, table="airports", on={"origin": "iata"}, columns=["city", "departures"])
+    of_known = lineage(cities, [*columns[:4], "city", "departures_table"], [columns[:4]])
     assert of_known == {
         **{name: [(0, name)] for name in columns[:4]},
         "city": [(1, "city")],
@@ -232,9 +232,9 @@ def test_a_table_that_rows_are_looked_up_in_is_an_asset_of_its_own(tmp_path):
     }
     settings = load(given)
     graph = weir_definitions([card_fraud.pipeline], settings).resolve_asset_graph()
-    known, cards = (dg.AssetKey(["card_fraud", *name]) for name in (["known"], ["lookups", "cards"]))
-    assert cards in graph.get(known).parent_keys
+    cardholders, cards = (dg.AssetKey(["card_fraud", *name]) for name in (["known"], ["lookups", "cards"]))
+    assert cards in graph.get(cardholders).parent_keys
     assert graph.get(cards).metadata["dagster/uri"] == "/warehouse/cards"
-    assert graph.get(known).kinds == {"pyspark"}
+    assert graph.get(cardholders).kinds == {"pyspark"}
     of_cards = graph.get(dg.AssetKey(["card_fraud", "tables", "alerted_cards"]))
     assert of_cards.description == "The newest row of each key that alerted_cards hands out."

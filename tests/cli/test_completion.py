@@ -107,8 +107,8 @@ def test_checkpoints_are_offered_the_newest_first(environment):
 
 def test_the_commands_that_play_epochs_again_complete_stages_and_tables(environment):
     assert complete("weir debug small --stage ", environment) == (["accounts"], "")
-    tables, said = complete("weir explain small ", environment)
-    assert "booked" in tables and not said
+    tables, message = complete("weir explain small ", environment)
+    assert "booked" in tables and not message
 
 
 def test_where_nothing_can_be_read_nothing_is_offered_or_said(environment, tmp_path):

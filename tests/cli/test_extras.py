@@ -97,9 +97,9 @@ def test_a_pipeline_runs_on_spark_without_any_extra(base):
 def test_what_needs_an_extra_names_it(base, command, what, extra):
     done = weir(command, base)
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert f"{what}, which is not installed." in said and f"pip install -e '{PROJECT}[{extra}]'" in said
-    assert "Traceback" not in said
+    message = " ".join(done.stderr.split())
+    assert f"{what}, which is not installed." in message and f"pip install -e '{PROJECT}[{extra}]'" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("library", sorted(extras._LIBRARIES))

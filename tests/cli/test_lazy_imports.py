@@ -92,8 +92,8 @@ def test_a_command_that_reads_takes_frames_of_pandas_and_logs_to_stderr(environm
     )
     path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path)])
     heavy = {**environment, "PYTHONPATH": path, "WEIR_PIPELINES__SMALL__OBJECT": "heavy:pipeline"}
-    printed, loaded, said = loaded_by("status small --json", heavy)
-    assert json.loads(printed)["last_checkpoint"]["id"] == 2 and "loaded" in said
+    printed, loaded, log = loaded_by("status small --json", heavy)
+    assert json.loads(printed)["last_checkpoint"]["id"] == 2 and "loaded" in log
     assert {"pandas", "structlog"} <= set(loaded)
 
 

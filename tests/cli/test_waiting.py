@@ -25,9 +25,9 @@ def test_off_a_terminal_a_command_that_takes_long_says_what_it_does(written, mon
         while written.getvalue().count("comparing: 0 s\n") < 2:
             assert time.monotonic() < end, written.getvalue()
             time.sleep(0.01)
-    said = written.getvalue()
+    lines = written.getvalue()
     time.sleep(0.05)
-    assert written.getvalue() == said
+    assert written.getvalue() == lines
 
 
 def test_one_that_is_quick_says_nothing_there(written, monkeypatch):

@@ -69,8 +69,8 @@ def starting(folder: Path, port: int) -> subprocess.Popen[str]:
 def test_a_broker_to_try_pipelines_on_leaves_a_port_that_is_taken_to_whoever_has_it(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        _, said = starting(project(tmp_path), port).communicate(timeout=60)
-    assert f"Something listens at port {port} already." in said and "--port" in said
+        _, message = starting(project(tmp_path), port).communicate(timeout=60)
+    assert f"Something listens at port {port} already." in message and "--port" in message
     assert not (tmp_path / ".weir" / "kafka").exists()
 
 

@@ -41,10 +41,10 @@ def cases() -> list[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory) -> House:
     events = EVENTS or 200_000
-    made = House(tmp_path_factory.mktemp("nexmark"), Options(events, files=FILES, rate=events / _SECONDS, uneven=True))
+    house = House(tmp_path_factory.mktemp("nexmark"), Options(events, files=FILES, rate=events / _SECONDS, uneven=True))
     for name in STREAMS:
-        shuffle(made.input / name, random.Random(name))
-    return made
+        shuffle(house.input / name, random.Random(name))
+    return house
 
 
 def shuffle(folder: Path, draw: random.Random) -> None:
@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_again_and_again_hands_out_each_row_once(house, tmp
             [*command, files], cwd=PROJECT, start_new_session=True, stdout=subprocess.PIPE, text=True
         )
         if kills == KILLS:
-            said, _ = process.communicate(timeout=900)
+            printed, _ = process.communicate(timeout=900)
             break
         enough = max(_entries(checkpoints), 1) + draw.randint(1, 4)
         while process.poll() is None and _entries(checkpoints) < enough:
@@ -81,7 +81,7 @@ def test_a_run_that_is_killed_again_and_again_hands_out_each_row_once(house, tmp
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         kills += 1
-    assert process.returncode == 0, said
+    assert process.returncode == 0, printed
     house.assert_equal(query, tmp_path / "out")
     assert _entries(checkpoints) >= LEAST_EPOCHS
 

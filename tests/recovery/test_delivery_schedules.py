@@ -126,7 +126,7 @@ class Play:
         self.site = self.changed()
         self.rows, self.clock = _land(self.site, self.chance), Clock()
         self.faults, self.kills = self.chance.choice([0.03, 0.1]), self.chance.choice([0.0, 0.02, 0.04])
-        self.told: list[str] = []
+        self.events: list[str] = []
 
     def changed(self, delivery: str = MORE) -> Site:
         """What may differ from run to run."""
@@ -176,13 +176,13 @@ class Play:
                 self.assert_delivered(report.checkpoint)
             return True
         except (Killed, TransientError, RunEndedError) as error:
-            self.told.append(repr(error)[:150])
+            self.events.append(repr(error)[:150])
             return False
         except DamageError as error:
             assert self.site.pipeline.delivery == EXACT and "at least once until it has got rows" in str(error), (
-                self.told
+                self.events
             )
-            self.told.append("ahead")
+            self.events.append("ahead")
             return False
 
     def assert_delivered(self, checkpoint: Checkpoint) -> None:
@@ -197,17 +197,17 @@ class Play:
         )
         for sink, wanted in zip(self.site.pipeline.sinks, (read, read - left), strict=True):
             rows = given(self.site, sink)
-            assert wanted.keys() <= rows.keys() <= self.rows.keys(), (sink.name, self.kinds, wanted - rows, self.told)
+            assert wanted.keys() <= rows.keys() <= self.rows.keys(), (sink.name, self.kinds, wanted - rows, self.events)
 
     def between(self) -> None:
         """What happens before the next run."""
         storage = self.site.storage
         if self.chance.random() < 0.2:
             (storage / LEASE).unlink(missing_ok=True)
-            self.told.append("lease lost")
+            self.events.append("lease lost")
         can = "foreach" not in self.kinds
         self.site = self.changed(self.chance.choice([MORE, MORE, EXACT]) if can else MORE)
-        self.told.append(self.site.pipeline.delivery)
+        self.events.append(self.site.pipeline.delivery)
         ids = [row.id for row in run.open_storage(self.site.pipeline, self.site.settings)[1].checkpoints()]
         if len(ids) > 1 and self.chance.random() < 0.15:
             to = self.chance.choice(ids[:-1])
@@ -216,12 +216,12 @@ class Play:
                 if any("do not come again" in obstacle for obstacle in obstacles):
                     return  # it goes forward to rows that an earlier rewind has taken back
                 maintenance.rewind(self.site.pipeline, self.site.settings, to, accepted=obstacles)
-                self.told.append(f"rewound to {to}")
+                self.events.append(f"rewound to {to}")
             except DamageError as error:
-                assert self.site.pipeline.delivery == EXACT, (error, self.told)
+                assert self.site.pipeline.delivery == EXACT, (error, self.events)
             except WeirError as error:  # it failed as it was made to, or recovery has pruned that checkpoint first
-                assert isinstance(error, TransientError | RunEndedError) or "any more" in str(error), self.told
-                self.told.append(repr(error)[:150])
+                assert isinstance(error, TransientError | RunEndedError) or "any more" in str(error), self.events
+                self.events.append(repr(error)[:150])
 
     def assert_whole(self) -> None:
         head = run.open_storage(self.site.pipeline, self.site.settings)[1].head()
@@ -236,7 +236,7 @@ class Play:
             rows = [row for table in tables for row in table.to_pylist()]
             assert {row["id"]: (row["rows"], row["total"]) for row in rows} == wanted
         findings = fsck.examine(self.site.pipeline, self.site.settings).findings
-        assert not [str(found) for found in findings if found.severity is Severity.DAMAGE], self.told
+        assert not [str(found) for found in findings if found.severity is Severity.DAMAGE], self.events
 
 
 def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
@@ -248,7 +248,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         played.between()
     played.faults = played.kills = 0.0
     played.site = played.changed()
-    assert played.run(), played.told
+    assert played.run(), played.events
     played.assert_whole()
     return played
 

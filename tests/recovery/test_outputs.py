@@ -439,10 +439,10 @@ def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
     assert origins("tumbling", "late")["nth"] == [("split/split", "nth")]
     counts = metadata.of_stage(tally, "split")
     assert counts["rows out as odd"] == len(truth(site)["odd"]) and counts["rows out as rare"] == 2
-    said = {spec.key.path[-1]: spec.description for spec in specs.tables(site.pipeline, site.settings, storage)}
-    assert said["odd"] == "What split hands out as odd, appended exactly once."
-    assert said["numbered"] == "What split hands out, appended exactly once."
-    assert said["late"].startswith("Rows that came too late for tumbling")
+    descriptions = {spec.key.path[-1]: spec.description for spec in specs.tables(site.pipeline, site.settings, storage)}
+    assert descriptions["odd"] == "What split hands out as odd, appended exactly once."
+    assert descriptions["numbered"] == "What split hands out, appended exactly once."
+    assert descriptions["late"].startswith("Rows that came too late for tumbling")
     deps = {
         spec.key.path[-1]: [dep.asset_key.path[-1] for dep in spec.deps] for spec in specs.stages(pipeline, storage)
     }

@@ -96,8 +96,8 @@ class Sizes:
         """The sum of what docs/reference/backends.md names, in MiB above the size after imports."""
         batch = self.batch_rows * _ENTRY_BYTES / (1 << 20)
         gathered = 0 if case == FUNCTION else 4 * (2 * self.pending_mb + 16)
-        own = 6 * self.pending_mb + 3 * self.resident_mb + 10 * batch
-        return self.memory_mb + slack_mb + _FREED_MB + own + gathered
+        buffers = 6 * self.pending_mb + 3 * self.resident_mb + 10 * batch
+        return self.memory_mb + slack_mb + _FREED_MB + buffers + gathered
 
 
 @dataclass(frozen=True, slots=True)

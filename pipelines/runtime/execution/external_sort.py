@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runtime.sources.row_order import ordered
+from pipelines.runtime.execution.row_order import ordered
 
 MOST_BYTES = 64 << 20  # of rows that a subtask sorts in memory
 _SAMPLES = 4  # of each run for each range

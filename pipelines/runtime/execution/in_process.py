@@ -16,8 +16,8 @@ import pyarrow as pa
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
+from pipelines.runtime.execution.row_order import ordered
 from pipelines.runtime.operators import where
-from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.arrow import frames

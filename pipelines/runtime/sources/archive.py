@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.runtime.connectors.source import Lost, Part, Planned, Position
@@ -138,3 +138,76 @@ def read(storage: Storage, file: StateFile) -> bytes:
             next="Nothing was applied. `weir fsck` says what else is damaged; put the object back.",
         )
     return data
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSlice:
+    """A slice that was read before and is kept.
+
+    Attributes:
+        planned: What it was.
+        landed: Its files with their bad rows.
+        storage: Where it is.
+        files: As a checkpoint there lists it, the note first.
+        is_here: In this pipeline's own storage, not in that of the pipeline that a branch was forked from.
+    """
+
+    planned: Planned
+    landed: list[tuple[SourceFile, list[BadRow]]]
+    storage: Storage
+    files: tuple[StateFile, ...]
+    is_here: bool
+
+
+class ArchivedSlices:
+    """What one source has archived, by the position that each slice begins at.
+
+    Args:
+        source: The source's name.
+        archives: Asked once for what is archived, and again where the pipeline may have read on; None: nothing is.
+        home: This pipeline's own storage.
+    """
+
+    def __init__(self, source: str, archives: Archives | None, home: Storage | None) -> None:
+        self._source, self._archives, self._home = source, archives, home
+        self._listed: list[tuple[Storage, list[StateFile]]] | None = None
+        self._behind: dict[str, Position] = {}
+
+    def at(self, begin: Position) -> ArchivedSlice | None:
+        """The archived slice that begins at a position; None: there is none."""
+        if self._archives is None:
+            return None
+        if self._listed is None:
+            self._listed = self._archives()
+        for storage, listing in self._listed:
+            files = slice_files(listing, self._source, begin)
+            if not files:
+                continue
+            planned, landed = noted(read(storage, files[0]))
+            if planned.position != begin:  # earlier releases kept slices without a row too, which lead nowhere
+                is_here = self._home is not None and storage.uri == self._home.uri
+                return ArchivedSlice(planned, landed, storage, files, is_here)
+        return None
+
+    def lead(self, begin: Position, end: Position) -> bool:
+        """Whether slices follow each other from one position to another, as far as is known, or now."""
+        if self._archives is None:
+            return False
+        for _ in range(2):
+            at: Position | None = begin
+            while at is not None and at != end:
+                at = self._after(at)
+            if at is not None:
+                return True
+            self._listed = None  # the pipeline may have read on
+        return False
+
+    def _after(self, at: Position) -> Position | None:
+        """The position behind the slice that begins at one."""
+        name = key(at)
+        if name not in self._behind:
+            archived = self.at(at)
+            if archived is None:
+                return None
+            self._behind[name] = archived.planned.position
+        return self._behind[name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from threading import Event
@@ -33,18 +33,17 @@ from pipelines.runtime.connectors.source import (
     changed_kind,
 )
 from pipelines.runtime.sources import archive
-from pipelines.runtime.sources.archive import Archives
+from pipelines.runtime.sources.archive import ArchivedSlice, ArchivedSlices, Archives
 from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
 from pipelines.runtime.sources.guarded import GuardedConnector, asking
 from pipelines.runtime.sources.landed import LandedFiles, LandingAttempt
+from pipelines.runtime.sources.partition_times import PartitionTimes, merged, quiet
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
-from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import InputError, TransientError, WeirError
 from state_ops.logs import Logger
-from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
 log = Logger("weir.source")
@@ -56,27 +55,8 @@ _ONE = Limits(1, 1, 1)
 _PREVIEWED = Limits(4, 1_000, 16 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """A slice that was read before and is kept.
-
-    Attributes:
-        planned: What it was.
-        landed: Its files with their bad rows.
-        storage: Where it is.
-        files: As a checkpoint there lists it, the note first.
-        is_here: In this pipeline's own storage, not in that of the pipeline that a branch was forked from.
-    """
-
-    planned: Planned
-    landed: list[tuple[SourceFile, list[BadRow]]]
-    storage: Storage
-    files: tuple[StateFile, ...]
-    is_here: bool
-
-
 class PartsReader(SourceReader):
-    """One source with the connector that its definition opens.
+    """One source with the connector that its definition opens; long because it answers all that a reader is asked.
 
     Args:
         opening: What the definition is opened with; elsewhere, where landed files alone are read, None.
@@ -95,10 +75,10 @@ class PartsReader(SourceReader):
         archives: Archives | None = None,
     ) -> None:
         super().__init__(source, landed)
-        self._opening, self._upto, self._archives = opening, upto, archives
-        self._idle_after = source.length("idle_after")
-        self._kept: list[tuple[Storage, list[StateFile]]] | None = None
-        self._behind: dict[str, Position] = {}
+        self._opening, self._upto = opening, upto
+        self._times = PartitionTimes.of(source)
+        home = landed.storage if landed is not None else None
+        self._archived = ArchivedSlices(source.name, archives if source.archive else None, home)
         self._connector: Connector | None = None
         self._opens = threading.Lock()
         self._begin: Position | None = None
@@ -147,7 +127,7 @@ class PartsReader(SourceReader):
 
     def look(self, position: Position | None) -> Arrivals:
         at, upto = self._at(position), self._bound()
-        if upto is None or self._leads_to(at, upto):
+        if upto is None or self._archived.lead(at, upto):
             parts, planned = self._ahead(at, upto, _IN_SIGHT)
         else:
             planned = self.connector.plan(at, _IN_SIGHT, upto)
@@ -197,7 +177,7 @@ class PartsReader(SourceReader):
             landed, archived = self._taken(attempt, kept)
             gathered = self._gathered(landed, expected)
         else:
-            planned = self.connector.plan(begin, limits, upto, self._too_far_ahead(before, now))
+            planned = self.connector.plan(begin, limits, upto, self._times.too_far_ahead(before, now))
             for lost in planned.lost:
                 log.warning("a part of the source is lost", source=self.source.name, where=lost.where, what=lost.what)
             gathered, archived = self._landed(attempt, planned.parts, expected, now)
@@ -212,7 +192,7 @@ class PartsReader(SourceReader):
                 unread=tuple(gathered.unread),
                 bad_rows=tuple(gathered.bad_rows),
                 position=planned.position,
-                partitions=_quiet(before, planned, now),
+                partitions=quiet(before, planned, now),
                 now=now,
                 lost=planned.lost,
                 begin=begin,
@@ -230,7 +210,7 @@ class PartsReader(SourceReader):
         ]
         assert self.landed is not None, "a connector's rows are landed"
         with self.landed.attempt() as attempt:
-            kept = self._slice_at(self._at(position)) if position is not None else None
+            kept = self._archived.at(self._at(position)) if position is not None else None
             if kept is not None and [part.name for part in kept.planned.parts] == [part.name for part in parts]:
                 gathered = self._gathered(self._taken(attempt, kept)[0], expected)
             elif self.source.replayable or not parts:
@@ -294,63 +274,24 @@ class PartsReader(SourceReader):
 
     # -- what is archived
 
-    def _slice_at(self, begin: Position) -> Archived | None:
-        """The archived slice that begins at a position; None: there is none."""
-        if not self.source.archive:
+    def _slice_before(self, begin: Position, upto: Position | None) -> ArchivedSlice | None:
+        """The archived slice that begins at a position, unless it might pass one that must not be passed: of that an
+        archive knows only whether its slices lead there."""
+        if upto is not None and (begin == upto or not self._archived.lead(begin, upto)):
             return None
-        if self._kept is None:
-            self._kept = self._archives() if self._archives is not None else []
-        for storage, listing in self._kept:
-            files = archive.slice_files(listing, self.source.name, begin)
-            if not files:
-                continue
-            planned, landed = archive.noted(archive.read(storage, files[0]))
-            if planned.position != begin:  # earlier releases kept slices without a row too, which lead nowhere
-                is_here = self.landed is not None and storage.uri == self.landed.storage.uri
-                return Archived(planned, landed, storage, files, is_here)
-        return None
-
-    def _slice_before(self, begin: Position, upto: Position | None) -> Archived | None:
-        """The same, unless it might pass a position that must not be passed: of that an archive knows only whether its
-        slices lead there."""
-        if upto is not None and (begin == upto or not self._leads_to(begin, upto)):
-            return None
-        return self._slice_at(begin)
-
-    def _leads_to(self, begin: Position, end: Position) -> bool:
-        """Whether archived slices follow each other from one position to another, as far as is known, or now."""
-        if not self.source.archive:
-            return False
-        for _ in range(2):
-            at: Position | None = begin
-            while at is not None and at != end:
-                at = self._after(at)
-            if at is not None:
-                return True
-            self._kept = None  # the pipeline may have read on
-        return False
-
-    def _after(self, at: Position) -> Position | None:
-        """The position behind the archived slice that begins at one."""
-        name = archive.key(at)
-        if name not in self._behind:
-            kept = self._slice_at(at)
-            if kept is None:
-                return None
-            self._behind[name] = kept.planned.position
-        return self._behind[name]
+        return self._archived.at(begin)
 
     def _ahead(self, at: Position, end: Position | None, limits: Limits) -> tuple[list[Part], Planned]:
         """The parts behind a position, archived ones first, and the connector's plan behind those. end: not beyond."""
         parts: list[Part] = []
-        while at != end and (kept := self._slice_at(at)) is not None:
+        while at != end and (kept := self._archived.at(at)) is not None:
             parts += kept.planned.parts
             at = kept.planned.position
         planned = self.connector.plan(at, limits, end) if at != end else Planned((), at)
         return [*parts, *planned.parts], planned
 
     def _taken(
-        self, attempt: LandingAttempt, kept: Archived
+        self, attempt: LandingAttempt, kept: ArchivedSlice
     ) -> tuple[list[tuple[SourceFile, list[BadRow]]], tuple[ArchivedFile, ...]]:
         """An archived slice's files in this storage, and as the checkpoint is to name them. A branch copies those of
         its pipeline."""
@@ -382,7 +323,7 @@ class PartsReader(SourceReader):
             "kind": self.source.kind,
             "at": planned.position if planned.position is not None else old.get("at"),
             "newest": max([time for time in (old.get("newest"), planned.newest) if time is not None], default=None),
-            "partitions": times_to_dict(_merged(planned.partitions, planned.seen)) or old.get("partitions", {}),
+            "partitions": times_to_dict(merged(planned.partitions, planned.seen)) or old.get("partitions", {}),
             "rows": old["rows"] + planned.rows,
             "parts": old["parts"] + len(planned.files),
             **({"lost": lost} if lost else {}),
@@ -449,39 +390,15 @@ class PartsReader(SourceReader):
         """The slice with the event time of the source: the least of its partitions that are not idle."""
         if self.source.event_time is None or planned.now is None:
             return planned
-        partitions = _merged(planned.partitions, newest)
-        return replace(planned, seen=newest, newest=self._event_time(partitions, planned.now))
-
-    def _event_time(self, partitions: Mapping[str, PartitionTime], now: int) -> int | None:
-        active = [of.newest for of in partitions.values() if not self._is_idle(of, now)]
-        if not active:  # the last one to fall silent says how far they all were
-            return max((of.newest for of in partitions.values() if of.newest is not None), default=None)
-        return None if None in active else min(time for time in active if time is not None)
-
-    def _is_idle(self, of: PartitionTime, now: int) -> bool:
-        after = self._idle_after
-        return after is not None and of.quiet_since is not None and now - of.quiet_since >= after
+        partitions = merged(planned.partitions, newest)
+        return replace(planned, seen=newest, newest=self._times.newest(partitions, planned.now))
 
     def _would_move(self, position: Position) -> bool:
         """Whether event time goes on without a row, since a partition has become idle."""
         if self.source.event_time is None:
             return False
-        past, newest = position.get("newest"), self._event_time(_times(position), time.time_ns() // 1000)
+        past, newest = position.get("newest"), self._times.newest(_times(position), time.time_ns() // 1000)
         return newest is not None and (past is None or newest > past)
-
-    def _too_far_ahead(self, partitions: Mapping[str, PartitionTime], now: int) -> frozenset[str]:
-        """The partitions that wait for slower ones."""
-        max_ahead = self.source.length("max_ahead")
-        if max_ahead is None:
-            return frozenset()
-        active = {name: of for name, of in partitions.items() if not self._is_idle(of, now)}
-        times = {name: of.newest for name, of in active.items() if of.newest is not None}
-        if not times:
-            return frozenset()
-        if any(of.newest is None and of.quiet_since is None for of in active.values()):  # of these nothing is known yet
-            return frozenset(times)
-        most = min(times.values()) + max_ahead
-        return frozenset(name for name, of in partitions.items() if of.newest is not None and of.newest > most)
 
 
 def _noted(
@@ -507,24 +424,3 @@ def _waiting(part: Part) -> SourceFile:
 
 def _times(position: Position | None) -> dict[str, PartitionTime]:
     return times_from_dict((position or {}).get("partitions", {}))
-
-
-def _merged(partitions: Mapping[str, PartitionTime], seen: Mapping[str, int]) -> dict[str, PartitionTime]:
-    """Partitions with the newest event times of some more rows."""
-    times = {
-        name: [time for time in (of.newest, seen.get(name)) if time is not None] for name, of in partitions.items()
-    }
-    return {name: replace(of, newest=max(times[name], default=None)) for name, of in partitions.items()}
-
-
-def _quiet(before: Mapping[str, PartitionTime], planned: Planned, now: int) -> dict[str, PartitionTime]:
-    """Since when the end of each partition has been reached, behind this plan."""
-    read = {part.partition for part in planned.parts}
-    times = {}
-    for name, is_end in planned.ends.items():
-        was = before.get(name, PartitionTime())
-        quiet_since = None
-        if is_end:
-            quiet_since = now if name in read or was.quiet_since is None else was.quiet_since
-        times[name] = replace(was, quiet_since=quiet_since)
-    return times

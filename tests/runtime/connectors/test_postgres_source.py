@@ -391,8 +391,8 @@ def test_a_transaction_that_holds_rows_back_is_named_once(by_transaction: Postgr
         for _ in range(3):
             planned = connector.plan({"after": None}, LARGE)
             assert planned.parts == () and planned.ends == {"rows": False}
-        said = capsys.readouterr().out
-        assert said.count("rows wait for a transaction") == 1 and f"pid {pid}, idle in transaction" in said
+        printed = capsys.readouterr().out
+        assert printed.count("rows wait for a transaction") == 1 and f"pid {pid}, idle in transaction" in printed
         idle.commit()
         (part,) = connector.plan({"after": None}, LARGE).parts
         assert part.rows == 2 and "wait" not in capsys.readouterr().out

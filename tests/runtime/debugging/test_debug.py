@@ -125,9 +125,13 @@ def test_nothing_below_the_root_of_the_pipeline_is_changed(small_bank):
 
 def test_storage_of_a_replay_refuses_to_be_written(small_bank):
     storage, _ = open_storage(small_bank.site.pipeline, small_bank.site.settings)
-    own = ReadOnlyStorage.of(storage)
-    assert own.read_bytes(next(iter(storage.list("state"))).path)
-    for write in (partial(own.put_bytes, "a", b""), partial(own.delete, "a"), partial(own.create, "a", b"")):
+    read_only = ReadOnlyStorage.of(storage)
+    assert read_only.read_bytes(next(iter(storage.list("state"))).path)
+    for write in (
+        partial(read_only.put_bytes, "a", b""),
+        partial(read_only.delete, "a"),
+        partial(read_only.create, "a", b""),
+    ):
         with pytest.raises(PipelineError, match="would have written"):
             write()
 
@@ -286,8 +290,8 @@ def test_a_debugger_stops_where_the_function_raises(small_bank):
 def test_the_command_says_what_was_and_ends_with_1_where_it_differs(small_bank, weir):
     shown = weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3")
     assert shown.code == 0 and "It is what the epoch made" in shown.out and "00003.parquet" in shown.out
-    told = json.loads(weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3", "--json").out)
-    assert told["after"] == [{"id": "k3", "rows": 3, "total": 6}] and told["differences"] == []
+    facts = json.loads(weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3", "--json").out)
+    assert facts["after"] == [{"id": "k3", "rows": 3, "total": 6}] and facts["differences"] == []
     other = replace(small_bank.site, module="tests.runtime.debugging.planted")
     shown = weir(other, "debug", "small", "--epoch", "3", "--subtask", "0")
     assert shown.code == 1 and "differs" in shown.out and "changed since" in shown.out

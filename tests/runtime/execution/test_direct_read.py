@@ -26,9 +26,9 @@ from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, de
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution import direct_read, exchange, in_process, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.row_order import ordered
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.sources.slices import Slice, SourceFile, position
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
@@ -142,9 +142,9 @@ def test_subtasks_see_the_same_rows_in_the_same_order_however_they_come(
     monkeypatch.setattr(staged_blocks, "MOST_BYTES", 4_000)
     monkeypatch.setattr(exchange, "_CUT_ROWS", 60)
     tables: dict[str, list[pd.DataFrame]] = {}
-    for way, said in WAYS.items():
+    for way, given in WAYS.items():
         through_storage(way)
-        options = {f"WEIR_SPARK__{name}": value for name, value in said.items()}
+        options = {f"WEIR_SPARK__{name}": value for name, value in given.items()}
         options |= {"WEIR_SPARK__PARALLELISM": "3", "WEIR_SPARK__BATCH_ROWS": "25"}
         site = Site(tmp_path / way, options, pipeline, __name__)
         landed(site)
@@ -188,9 +188,9 @@ def test_a_where_keeps_the_same_rows_and_counts_them_alike_whoever_evaluates_it(
 ):
     monkeypatch.setattr(exchange, "_CUT_ROWS", 60)
     results = []
-    for way, said in WAYS.items():
+    for way, given in WAYS.items():
         through_storage(way)
-        site = Site(tmp_path / way, {f"WEIR_SPARK__{name}": value for name, value in said.items()}, asking, __name__)
+        site = Site(tmp_path / way, {f"WEIR_SPARK__{name}": value for name, value in given.items()}, asking, __name__)
         landed(site)
         (report,) = site.run()
         operators = report.checkpoint.operators

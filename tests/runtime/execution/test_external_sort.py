@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.runtime.execution.external_sort import in_order
-from pipelines.runtime.sources.row_order import ordered
+from pipelines.runtime.execution.row_order import ordered
 
 
 def drawn(rng: np.random.Generator) -> pa.Table:

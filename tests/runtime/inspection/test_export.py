@@ -75,7 +75,10 @@ def test_the_command_reads_one_key_now_and_then(rides_run, weir):
     both = weir(
         rides_run.site, "state", "get", "rides", "riders", "--key", "r0", "--at", "2", "--savepoint", "first-day"
     )
-    assert both.code == 2
+    assert both.code == 2 and "Give one of them" in both.err
+    names = ["--checkpoint", "--at"]
+    counts = [weir(rides_run.site, "state", "count", "rides", "riders", name, "5", "--json").out for name in names]
+    assert counts[0] == counts[1] and json.loads(counts[0])["checkpoint"] == 5
 
 
 def rows_of(of, rider: str, at: int) -> list[dict]:

@@ -102,17 +102,17 @@ REFUSED: dict[str, tuple[Callable[..., Stage], str]] = {
 
 @pytest.mark.parametrize("of", REFUSED)
 def test_what_cannot_take_rows_back_refuses_changes_where_it_is_defined(of):
-    made, why = REFUSED[of]
+    operator, why = REFUSED[of]
     with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes") as refused:
-        made(CHANGES)
+        operator(CHANGES)
     assert why in refused.value.what and "transform=" in refused.value.next
     assert ("accepts_changes=True" in refused.value.next) == (of == "function")
 
 
 @pytest.mark.parametrize("of", REFUSED)
 def test_what_a_transform_leaves_is_judged_by_its_columns(of):
-    made, _ = REFUSED[of]
-    plain = made(CHANGES, transform=lambda rows: rows)
+    operator, _ = REFUSED[of]
+    plain = operator(CHANGES, transform=lambda rows: rows)
     assert shapes(plain, pa.schema([field for field in ROWS if field.name != "_change_type"]))
     with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes"):
         shapes(plain, ROWS)
@@ -188,8 +188,8 @@ def test_a_select_hands_changes_on_or_says_what_they_mean():
     assert union("it", select("a", CHANGES), select("b", CHANGES, "*")).hands_out_changes
     for kept in ("* EXCEPT (v)", "`_change_type`", "lower(kind) AS _change_type"):
         assert select("it", CHANGES, kept).hands_out_changes
-    for said in ("* EXCEPT (_change_type)", "_change_type = 'insert' AS is_new"):
-        assert not select("it", CHANGES, said).hands_out_changes
+    for columns in ("* EXCEPT (_change_type)", "_change_type = 'insert' AS is_new"):
+        assert not select("it", CHANGES, columns).hands_out_changes
     newest = select("it", CHANGES, "k", "v", where="_change_type IN ('insert', 'update_postimage')")
     assert not newest.hands_out_changes and deduplicate("after", newest, key="k")
     with pytest.raises(PipelineError, match="it cannot read users, whose rows are changes") as refused:
@@ -243,26 +243,26 @@ def test_an_aggregate_says_what_became_of_each_key():
 
 
 def test_rows_are_taken_back_from_counts_and_exact_sums():
-    def made(changes: bool) -> Stage:
+    def totals_of(changes: bool) -> Stage:
         return aggregate(
             "sums", OTHERS, key="k", n=agg.count(), some=agg.count(where="v > 1"), total=agg.sum("v"), mean=agg.mean("v"),
             changes=changes,
         )  # fmt: skip
 
-    said, plain = testing.run(made(True)), testing.run(made(False))
+    changed, plain = testing.run(totals_of(True)), testing.run(totals_of(False))
     first = changes_of(
         [("a", 1, "insert"), ("a", 7, "insert"), ("b", None, "insert"), ("c", 2, "insert"), ("c", 2, "delete")]
     )
     second = changes_of([("a", 7, "update_preimage"), ("a", 2, "update_postimage"), ("b", None, "delete")])
-    assert sorted(said.epoch(first).rows()) == [("a", 2, 1, 8, 4.0, 1, "insert"), ("b", 1, 0, 0, None, 1, "insert")]
+    assert sorted(changed.epoch(first).rows()) == [("a", 2, 1, 8, 4.0, 1, "insert"), ("b", 1, 0, 0, None, 1, "insert")]
     assert sorted(plain.epoch(first).rows())[1:] == [("b", 1, 0, 0, None, 1), ("c", 0, 0, 0, None, 1)]
-    assert sorted(said.epoch(second).rows()) == [
+    assert sorted(changed.epoch(second).rows()) == [
         ("a", 2, 1, 3, 1.5, 2, "update_postimage"),
         ("a", 2, 1, 8, 4.0, 2, "update_preimage"),
         ("b", 1, 0, 0, None, 2, "delete"),
     ]
     assert sorted(plain.epoch(second).rows()) == [("a", 2, 1, 3, 1.5, 2), ("b", 0, 0, 0, None, 2)]
-    assert set(said.state) == set(plain.state) == {"a"}, "of the others nothing is left"
+    assert set(changed.state) == set(plain.state) == {"a"}, "of the others nothing is left"
 
 
 def test_sums_and_means_of_large_numbers_lose_nothing():

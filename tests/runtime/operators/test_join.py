@@ -277,10 +277,10 @@ def test_a_stage_may_be_joined_with_what_it_reads_and_a_join_with_a_join():
     run.epoch(drain=True)
     pairs = [(1, 0), (1, 5), (2, 6), (1, 20)]
     assert sorted(run.tables["first"].select("id", "at_right").rows()) == sorted((id, at(s)) for id, s in pairs)
-    found = [
+    partners = [
         (id, p) for id, s in pairs for order_id, p in ((1, 7), (1, 30), (2, 31)) if id == order_id and 0 <= p - s <= 60
     ]
-    assert sorted(run.tables["second"].select("id", "paid_at").rows()) == sorted((id, at(p)) for id, p in found)
+    assert sorted(run.tables["second"].select("id", "paid_at").rows()) == sorted((id, at(p)) for id, p in partners)
 
 
 def test_what_a_window_reads_from_a_join_is_never_late_and_comes_as_soon_as_it_can():

@@ -340,10 +340,10 @@ def test_rows_that_wait_for_a_version_that_was_vacuumed_obey_on_lost(on_lost, wa
     before = len(joined(site))
     DeltaTable(str(site.landing / "names")).vacuum(0, dry_run=False, enforce_retention_duration=False)
     site = replace(site, pipeline=Pipeline("lookups", (passed, named(passed, on_lost=on_lost))))
-    said = [
+    findings = [
         finding for finding in plan(site.pipeline, site.settings).findings if "rows wait to be joined" in finding.what
     ]
-    assert [finding.verdict.stops for finding in said] == [on_lost == "fail"]
+    assert [finding.verdict.stops for finding in findings] == [on_lost == "fail"]
     if on_lost == "fail":
         with pytest.raises(LostError, match=r"wait to be joined with version 0, which is gone: 1 of its 1 file"):
             ran(site, 4)
@@ -461,8 +461,8 @@ def test_all_of_it_may_change_and_the_plan_says_so(tmp_path):
     site = replace(site, pipeline=changed, options={**site.options, "WEIR_SPARK__PARALLELISM": "3"})
     planned = plan(site.pipeline, site.settings)
     assert not planned.stops
-    said = "it looked up (left) in {landing}/names by k = key, and looks up (inner) in {landing}/namen by k = key"
-    assert any(said in finding.what for finding in planned.findings)
+    sentence = "it looked up (left) in {landing}/names by k = key, and looks up (inner) in {landing}/namen by k = key"
+    assert any(sentence in finding.what for finding in planned.findings)
     land(site, 2, [1, 2])
     ran(site)
     assert joined(site) == [(1, 0, "eins"), (1, 0, "one"), (2, 1, None)]

@@ -172,9 +172,9 @@ def test_a_stateless_pipeline_goes_on_with_another_parallelism_and_keeps_no_stat
 
 
 def test_a_gate_sets_rows_aside_in_front_of_a_stateless_stage(tmp_path):
-    known = expect("ExpectColumnValuesToNotBeNull", column="price", on_failure="quarantine", quarantine_at_most=1.0)
+    priced = expect("ExpectColumnValuesToNotBeNull", column="price", on_failure="quarantine", quarantine_at_most=1.0)
 
-    @stage("marked", source=WEB, key=None, sink=delta.append("marked"), gate=known)
+    @stage("marked", source=WEB, key=None, sink=delta.append("marked"), gate=priced)
     def marked(rows: pl.DataFrame, epoch) -> pl.DataFrame:
         return rows.with_columns(pl.col("text").fill_null("?"))
 

@@ -264,10 +264,10 @@ def test_columns_that_are_made_have_sparks_types_and_values(frame, rows):
     types = frames.canonical_schema(to_arrow_schema(of_spark.schema, timezone="UTC"))
     values = frames.canonical(of_spark.toArrow())
     for name, sql in zip(names, columns, strict=True):
-        made = frames.canonical(projected((sql,), rows.schema).of(rows))
-        field, expected = made.schema.field(0), types.field(name)
+        projection = frames.canonical(projected((sql,), rows.schema).of(rows))
+        field, expected = projection.schema.field(0), types.field(name)
         assert (field.type, field.nullable) == (expected.type, expected.nullable), sql
-        assert pl.Series(values[name]).equals(pl.Series(made.column(0)), null_equal=True), sql
+        assert pl.Series(values[name]).equals(pl.Series(projection.column(0)), null_equal=True), sql
 
 
 @pytest.mark.parametrize(
@@ -294,10 +294,10 @@ def test_columns_that_only_spark_makes_are_refused(rows, sql):
 def test_quotients_and_decimals_are_the_nearest_doubles():
     cents = range(5_000)
     rows = pa.table({"i": pa.array(cents, pa.int32()), "m": [Decimal(number).scaleb(-2) for number in cents]})
-    made = projected(("i / 10 AS tenth", "i / 0.7D AS more", "CAST(m AS double) AS d"), rows.schema).of(rows)
-    assert made["tenth"].to_pylist() == [number / 10 for number in cents]
-    assert made["more"].to_pylist() == [number / 0.7 for number in cents]
-    assert made["d"].to_pylist() == [float(f"{number}e-2") for number in cents]
+    projection = projected(("i / 10 AS tenth", "i / 0.7D AS more", "CAST(m AS double) AS d"), rows.schema).of(rows)
+    assert projection["tenth"].to_pylist() == [number / 10 for number in cents]
+    assert projection["more"].to_pylist() == [number / 0.7 for number in cents]
+    assert projection["d"].to_pylist() == [float(f"{number}e-2") for number in cents]
     assert compiled("m = 0.57D", rows.schema).kept(rows)["i"].to_pylist() == [57]
 
 

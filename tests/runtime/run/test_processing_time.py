@@ -189,9 +189,9 @@ SECONDS = Pipeline("seconds", (by_clock(every="1s"), reminders), max_parallelism
 
 
 def site(root, pipeline: Pipeline = SECONDS, **options: str) -> Site:
-    made = Site(root, {"WEIR_RUN__POLL_SECONDS": "0.02", **options}, pipeline, "tests.runtime.run.test_processing_time")
-    made.landing.mkdir(parents=True, exist_ok=True)
-    return made
+    site = Site(root, {"WEIR_RUN__POLL_SECONDS": "0.02", **options}, pipeline, "tests.runtime.run.test_processing_time")
+    site.landing.mkdir(parents=True, exist_ok=True)
+    return site
 
 
 def land(here: Site, name: str, users: list[str]) -> None:

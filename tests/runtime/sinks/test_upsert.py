@@ -305,13 +305,13 @@ def test_changes_that_a_condition_splits_keep_a_copy_of_what_it_holds_of(tmp_pat
         draw.shuffle(free)
         stay = {id: (free.pop(), number) for id in went if draw.random() < 0.8}
         there.update(stay)
-        said = [(*row, "update_preimage" if id in stay else "delete") for id, row in went.items()]
-        said += [(*row, "update_postimage") for row in stay.values()]
+        changes = [(*row, "update_preimage" if id in stay else "delete") for id, row in went.items()]
+        changes += [(*row, "update_postimage") for row in stay.values()]
         if free:
             there[number * 10] = (free.pop(), number)
-            said.append((*there[number * 10], "insert"))
-        draw.shuffle(said)
-        return [row if by == "n" else (*row, number) for row in said]
+            changes.append((*there[number * 10], "insert"))
+        draw.shuffle(changes)
+        return [row if by == "n" else (*row, number) for row in changes]
 
     def holds(row: tuple) -> bool:
         return int(row[0][1:]) % 4 > 0 and row[1] % 3 > 0

@@ -132,8 +132,8 @@ def test_declared_columns_may_widen_and_go_where_columns_may_come(tmp_path):
         site, pipeline=of(replace(source, schema=pa.schema({"id": pa.string(), "n": pa.int64(), "more": pa.bool_()})))
     )
     planned = plan.plan(changed.pipeline, changed.settings, executor=InMemoryExecutor())
-    said = [(finding.verdict, finding.what) for finding in planned.findings if finding.kind == "source"]
-    assert said == [(Verdict.COMPATIBLE, "'at' is declared no more: it is null from here on")]
+    findings = [(finding.verdict, finding.what) for finding in planned.findings if finding.kind == "source"]
+    assert findings == [(Verdict.COMPATIBLE, "'at' is declared no more: it is null from here on")]
     (site.landing / "k=1" / "2.csv").write_text("id,n,more\na,2,true\n")
     assert len(epochs(changed)) == 1 and totals(changed) == {"a": (2, 3)}
 

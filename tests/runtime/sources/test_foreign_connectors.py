@@ -190,8 +190,8 @@ def test_a_connector_that_cannot_be_told_of_a_checkpoint_or_closed_ends_nothing(
     BROKEN["close"] = RuntimeError("closed already")
     assert len(list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))) == 1
     assert totals(site) == {"a": (1, 1)}
-    said = capsys.readouterr()
-    assert "no such group" in said.out + said.err and "closed already" in said.out + said.err
+    printed = capsys.readouterr()
+    assert "no such group" in printed.out + printed.err and "closed already" in printed.out + printed.err
 
 
 def test_whether_input_is_overdue_cannot_be_told_of_a_source_that_fails(site):

@@ -615,16 +615,16 @@ def test_status_and_sensors_say_that_a_source_cannot_be_looked_at_and_show_the_r
             raise TransientError("The server is away.")
 
         monkeypatch.setattr(Partitions, "plan", plan)
-        there, said = site, "The server is away."
+        there, reason = site, "The server is away."
     else:
         there = replace(site, pipeline=of(replace(SOURCE, connection="clicks_db")))
         there.options["WEIR_CONNECTIONS__CLICKS_DB"] = "{options: {password: {env: NOT_THERE_AT_ALL}}}"
-        said = "The environment variable NOT_THERE_AT_ALL is not set in this process."
+        reason = "The environment variable NOT_THERE_AT_ALL is not set in this process."
     facts = status.status_of(there.pipeline, there.settings)
-    assert facts["unreachable"] == {"clicks": said} and facts["last_checkpoint"]["id"] == 1
-    assert f"not known in partitions clicks: {said}" in dict(status._lines("clicks", facts))["waiting"]
-    assert sensor.observe(there.pipeline, there.settings).unreachable == (said,)
-    assert backlog.observed(there.pipeline, there.settings, head(there)) == {"clicks": {"not known": said}}
+    assert facts["unreachable"] == {"clicks": reason} and facts["last_checkpoint"]["id"] == 1
+    assert f"not known in partitions clicks: {reason}" in dict(status._lines("clicks", facts))["waiting"]
+    assert sensor.observe(there.pipeline, there.settings).unreachable == (reason,)
+    assert backlog.observed(there.pipeline, there.settings, head(there)) == {"clicks": {"not known": reason}}
 
 
 def head(site: Site) -> Any:

@@ -30,9 +30,9 @@ def cut(kind: str, values: np.ndarray, parts: int) -> pl.Series:
 
 def test_sketches_have_the_bytes_that_they_once_had_and_are_read_from_them():
     values = {DISTINCT: [3, 1, 2], QUANTILE: [3.0, 1.0, 2.0]}
-    for kind, known in GOLDEN.items():
-        assert sketched(kind, pl.Series([values[kind]]))[0].hex() == known
-        old = pl.Series([bytes.fromhex(known)])
+    for kind, golden in GOLDEN.items():
+        assert sketched(kind, pl.Series([values[kind]]))[0].hex() == golden
+        old = pl.Series([bytes.fromhex(golden)])
         more = united(kind)([old, sketched(kind, pl.Series([[values[kind][0] + 1, values[kind][0] + 2]]))])
         assert estimates(kind, 1.0)(more).to_list() == [5]
 

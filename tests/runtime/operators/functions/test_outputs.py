@@ -146,8 +146,8 @@ def test_whatever_reads_a_stage_reads_one_of_its_outputs():
         "union": lambda given: union("r", cars, given),
         "stage": lambda given: stage("r", source=given, key="car", state=Driven)(plain),
     }
-    for name, made in of.items():
-        reader = made(cars.output("alerts"))
+    for name, reading in of.items():
+        reader = reading(cars.output("alerts"))
         assert (cars, "alerts") in reader.outputs_before, name
         assert Pipeline("fleet", (cars, reader)).outputs_read(cars) >= {"alerts"}, name
 
@@ -191,9 +191,9 @@ def test_what_a_function_raises_after_it_has_yielded_is_shown_by_its_own_lines_a
     def keys(key: str, rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> Iterator[pl.DataFrame]:
         yield from batches(rows, state, epoch)
 
-    made = stage("s", source=TRIPS, key="car", state=Driven, per_key=per_key)(keys if per_key else batches)
+    failing = stage("s", source=TRIPS, key="car", state=Driven, per_key=per_key)(keys if per_key else batches)
     with pytest.raises(StageError, match="ValueError: no more") as raised:
-        testing.run(made, schema=SCHEMA).epoch(trips(3))
+        testing.run(failing, schema=SCHEMA).epoch(trips(3))
     assert "test_outputs.py" in raised.value.traceback and "pipelines/runtime" not in raised.value.traceback
 
 
@@ -241,7 +241,7 @@ def test_each_output_says_for_itself_whether_its_rows_are_changes():
     plain_columns = {"car": pa.string(), "at": pa.timestamp("us", "UTC")}
     changes = {**plain_columns, "_change_type": pa.string()}
     for main, beside in ((changes, plain_columns), (plain_columns, changes)):
-        made = stage(
+        of_changes = stage(
             "s",
             source=TRIPS,
             key="car",
@@ -251,11 +251,11 @@ def test_each_output_says_for_itself_whether_its_rows_are_changes():
             outputs={"beside": None},
         )(each)
         is_main = main is changes
-        assert made.hands_out_changes == select("x", made, "*").hands_out_changes == is_main
-        assert select("x", made.output("beside"), "*").hands_out_changes != is_main
-        deduplicate("d", made.output("beside") if is_main else made, key="car")
+        assert of_changes.hands_out_changes == select("x", of_changes, "*").hands_out_changes == is_main
+        assert select("x", of_changes.output("beside"), "*").hands_out_changes != is_main
+        deduplicate("d", of_changes.output("beside") if is_main else of_changes, key="car")
         with pytest.raises(PipelineError, match="rows are changes"):
-            deduplicate("d", made if is_main else made.output("beside"), key="car")
+            deduplicate("d", of_changes if is_main else of_changes.output("beside"), key="car")
 
 
 def test_timers_hand_out_to_outputs_too():
