@@ -39,6 +39,7 @@ _MODULES = {
     "explain": "debugging.explain",
     **dict.fromkeys(("prune", "cancel"), "savepoints"),
     "fsck": "fsck",
+    "top": "watching.top",
     "metrics": "metrics",
     "state": "state",
     "schema": "schemas.schema",
@@ -49,7 +50,7 @@ _MODULES = {
 _GROUPS = {"state", "new"}  # that have commands of their own
 
 # Commands that look and run nothing of what an author has written but his module.
-_READING = {"status", "checkpoints", "savepoints", "forks", "prune", "fsck", "state"}
+_READING = {"status", "checkpoints", "savepoints", "forks", "prune", "fsck", "state", "top"}
 
 
 @cache

@@ -7,10 +7,7 @@ and while no coordinator lives. Reading needs no right and no JVM. `FAMILIES` sa
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,24 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from configs.settings import Settings
-from pipelines.loading import load_pipeline
-from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.ownership import hold_causes
-from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.ownership.publish import unpublished
-from pipelines.runtime.sources.reader import SourceReader
-from pipelines.runtime.sources.slices import SourceFile
-from state_ops.checkpoints import restore_log
+from pipelines.cli.watching.look import Look, Looks, Outcome, Watched
 from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
 from state_ops.checkpoints.operator_stats import OperatorStats
-from state_ops.checkpoints.registry import SAVEPOINT, Publication, Registry
-from state_ops.checkpoints.restore_log import Restored
-from state_ops.coordination import lease
-from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
-from state_ops.errors import plainly
+from state_ops.checkpoints.registry import SAVEPOINT
+from state_ops.errors import TransientError, plainly
 from state_ops.logs import Logger
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
-from state_ops.storage.storage import Storage
 
 log = Logger("weir.metrics")
 
@@ -119,92 +105,12 @@ _TOTALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one scrape read from a pipeline's storage.
-
-    Attributes:
-        alive: Whether a coordinator lives; None if this cannot be told yet.
-        waiting: Files that wait, by source.
-    """
-
-    interval: float
-    holder: Lease | None
-    alive: bool | None
-    generation: int
-    retained: Sequence[Checkpoint]
-    savepoints: int
-    unpublished: int
-    publications: Sequence[Publication]
-    waiting: Mapping[str, Sequence[SourceFile]]
-    restored: Restored | None
-    held: bool = False
-
-
-class Watched:
-    """What is kept of one pipeline between scrapes: its open storage, and since when the lease's counter stands still."""
-
-    def __init__(self, name: str, settings: Settings) -> None:
-        self.name, self._settings = name, settings
-        self._opened: tuple[Pipeline, Storage, Registry, dict[str, SourceReader]] | None = None
-        self._beat: tuple[int, int] | None = None
-        self._since, self._has_moved = 0.0, False
-
-    def look(self, now: Callable[[], float] = time.monotonic) -> Look:
-        """Read the pipeline's storage. After an error, which is raised, the next call opens everything anew."""
-        try:
-            return self._look(now())
-        except BaseException:
-            self._opened = None
-            raise
-
-    def _look(self, now: float) -> Look:
-        if self._opened is None:
-            pipeline = load_pipeline(self.name, self._settings)
-            self._opened = (pipeline, *open_storage(pipeline, self._settings), readers(pipeline, self._settings))
-        _, storage, registry, sources = self._opened
-        holder = lease.read(storage)  # before the head: a coordinator that ends in between is seen alive once more
-        retained = registry.checkpoints()
-        offsets = retained[-1].offsets if retained else {}
-        return Look(
-            interval=self._settings.checkpoints.interval_seconds,
-            holder=holder,
-            alive=self._alive(holder, now),
-            generation=registry.generation(),
-            retained=retained,
-            savepoints=sum(pin.kind == SAVEPOINT for pin in registry.pins()),
-            unpublished=len(unpublished(registry)),
-            publications=registry.publications(),
-            waiting={name: reader.backlog(offsets.get(name)) for name, reader in sources.items()},
-            restored=restore_log.newest(storage),
-            held=hold_causes.standing(storage, retained[-1] if retained else None, sources) is not None,
-        )
-
-    def _alive(self, holder: Lease | None, now: float) -> bool | None:
-        """Whether the coordinator lives, by the lease's rule; None if this cannot be told yet.
-
-        A coordinator on another host is dead if its counter has not changed for 3 heartbeats, and lives if its counter was seen to change.
-        """
-        alive = lease.alive(holder)
-        if alive is not None or holder is None:
-            return bool(alive)
-        beat = (holder.generation, holder.counter)
-        if beat != self._beat:
-            self._has_moved = self._beat is not None
-            self._beat, self._since = beat, now
-        if now - self._since >= DEAD_AFTER_HEARTBEATS * holder.heartbeat_seconds:
-            return False
-        return True if self._has_moved else None
-
-
 class Exporter(Collector):
     """What Prometheus scrapes: all pipelines, read in parallel. A pipeline that cannot be read in time does not hold up the others."""
 
     def __init__(self, names: Sequence[str], settings: Settings, patience: float = PATIENCE) -> None:
         self._watched = [Watched(name, settings) for name in names]
-        self._patience = patience
-        self._looking: dict[str, Future[tuple[Look, float]]] = {}
-        self._threads = ThreadPoolExecutor(max(1, len(names)), thread_name_prefix="weir-metrics")
+        self._patience, self._looks = patience, Looks()
         self._reasons: dict[str, str] = {}
         self._one_at_a_time = threading.Lock()
 
@@ -221,18 +127,11 @@ class Exporter(Collector):
 
     def _samples(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
         for watched in self._watched:
-            if watched.name not in self._looking:  # a read that has not returned yet is not repeated
-                self._looking[watched.name] = self._threads.submit(_timed, watched)
-        wait_for(self._looking.values(), self._patience)
+            self._looks.begin(watched)  # a read that has not returned yet is not repeated
+        self._looks.wait(self._patience)
         for watched in self._watched:
-            looking = self._looking[watched.name]
-            if not looking.done():
-                self._failed(watched.name, f"storage has not answered for {self._patience:g} s")
-                yield watched.name, "weir_up", (), 0
-                continue
-            del self._looking[watched.name]
             try:
-                look, took = looking.result()
+                look, took = _read(self._looks.ended(watched.name), self._patience)
                 values = list(samples(look))
             except Exception as error:
                 self._failed(watched.name, plainly(error))
@@ -251,9 +150,16 @@ class Exporter(Collector):
         self._reasons[pipeline] = reason
 
 
-def _timed(watched: Watched) -> tuple[Look, float]:
-    started = time.perf_counter()
-    return watched.look(), time.perf_counter() - started
+def _read(outcome: Outcome | None, patience: float) -> tuple[Look, float]:
+    """What a look has read, and the seconds it took. Raises what it ended with, or that it, or a source, does not answer."""
+    if outcome is None:
+        raise TransientError(f"storage has not answered for {patience:g} s")
+    if outcome.look is None:
+        raise outcome.error or TransientError("nothing was read")
+    for name, arrivals in outcome.look.arrived.items():
+        if arrivals.problem is not None:
+            raise TransientError(arrivals.problem, where=f"source {name}")
+    return outcome.look, outcome.seconds
 
 
 def _family(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
@@ -268,14 +174,14 @@ def samples(look: Look) -> Iterator[Sample]:
     if look.alive is not None:
         yield "weir_coordinator_alive", (), float(look.alive)
     yield "weir_coordinator_generation", (), float(look.generation)
-    yield "weir_held", (), float(look.held)
+    yield "weir_held", (), float(look.hold is not None)
     yield "weir_checkpoint_interval_seconds", (), look.interval
     yield "weir_retained_checkpoints", (), float(len(look.retained))
-    yield "weir_savepoints", (), float(look.savepoints)
-    yield "weir_unpublished_checkpoints", (), float(look.unpublished)
-    for source, files in look.waiting.items():
-        yield "weir_source_files_waiting", (source,), float(len(files))
-        yield "weir_source_bytes_waiting", (source,), float(sum(file.size for file in files))
+    yield "weir_savepoints", (), float(sum(pin.kind == SAVEPOINT for pin in look.pins))
+    yield "weir_unpublished_checkpoints", (), float(len({id for id, _ in look.unpublished}))
+    for source, arrivals in look.arrived.items():
+        yield "weir_source_files_waiting", (source,), float(len(arrivals.fresh))
+        yield "weir_source_bytes_waiting", (source,), float(sum(file.size for file in arrivals.fresh))
     if look.retained:
         yield from _of_head(look.retained[-1])
     newest = {row.sink: row for row in sorted(look.publications, key=lambda row: row.checkpoint_id)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from configs.settings import load
 from pipelines.cli.console import (
     AtCheckpoint,
     AtSavepoint,
@@ -28,6 +30,7 @@ from pipelines.runtime.operations.plan import StatePlan
 from pipelines.runtime.operations.plan import plan as planned
 from pipelines.runtime.operators.compatibility import Verdict
 from state_ops.counts import counted
+from state_ops.errors import ConfigurationError
 
 
 def drill(pipeline: Name, json: Json = False) -> None:
@@ -142,11 +145,32 @@ def _colored(verdict: Verdict, text: str) -> str:
 def report(
     pipeline: Name,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where to; by default below local.work_dir.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Where the Data Docs go; by default below local.work_dir."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one page about an incident to this file instead."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="With --html: what happened since; 90m, 6h, 2d, or a time such as 2026-05-01T03:00Z."),
+    ] = None,
+    last: Annotated[int, typer.Option(help="With --html: how many epochs at most, the newest.", min=1, max=1000)] = 100,
     json: Json = False,
 ) -> None:
-    """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures."""
+    """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures.
+
+    With --html FILE make one page about an incident instead, to be read anywhere and passed on: what is wrong and what to do, what
+    happened when, and plots of the last epochs. It is read from storage alone, and nothing is written but the file.
+    """
+    if html is not None:
+        if to is not None:
+            raise ConfigurationError("--to is for Data Docs, and --html makes a page.", next="Give one of them.")
+        _incident(pipeline, html, since, last, json)
+        return
+    if since is not None:
+        raise ConfigurationError("--since is for the page that --html makes.", next="Add --html FILE.")
     definition, settings = find(pipeline)
     with waiting("asking the gates"):
         docs = data_docs.build(definition, settings, to)
@@ -161,4 +185,27 @@ def report(
         ),
         *(f"left out  {escape(reason)}" for reason in docs.left_out),
         f"{len(docs.verdicts)} expectations, {failed} failed: {docs.index}",
+    )
+
+
+def _incident(pipeline: str, file: Path, since: str | None, last: int, json: bool) -> None:
+    """Write the page of `weir report --html`."""
+    from pipelines.cli.watching import report as incidents
+
+    begin = None if since is None else incidents.moment(since, datetime.now(UTC))
+    with waiting("reading storage, and drawing"):
+        incident = incidents.incident(pipeline, load(), last, begin)
+        text = incidents.page(incident)
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The page cannot be written: {error.strerror or error}.", where=str(file), next="Name a file elsewhere."
+        ) from error
+    wrong = [problem.what for problem in incident.problems] or ["nothing is wrong that storage tells of"]
+    answer(
+        json,
+        incident.to_dict(file),
+        *(escape(what) for what in wrong),
+        f"{counted(len(incident.epochs), 'epoch')}, {counted(len(incident.events), 'event')}: {escape(str(file))}",
     )

@@ -16,13 +16,15 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from configs.redaction import redacted
 from state_ops.coordination.processes import born, pid_namespace, process_lives
-from state_ops.errors import DamageError, first_line, plainly
+from state_ops.errors import DamageError, GateError, first_line, plainly
 from state_ops.ids import CheckpointId, Generation
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
@@ -30,7 +32,11 @@ from state_ops.storage.store import UNFINISHED
 
 LEASE = "coordinator/lease.json"
 DEAD_AFTER_HEARTBEATS = 3
+FAILURES = 8
+"""How many failures a lease remembers: the newest."""
+FAILED, INTERRUPTED, DIED = "failed", "interrupted", "died"
 _LAST_SECONDS = 5.0
+_MESSAGE = 500  # characters of one: it is written at each heartbeat
 log = Logger("weir.lease")
 Record = TypeVar("Record")
 
@@ -45,6 +51,8 @@ class Lease:
             none; None: an older release wrote it.
         born: Tells the process from a later one of the same pid.
         pids: Among which processes that pid counts (`pid_namespace`).
+        failures: How coordinators before it, and in the end itself, ended that were not asked to, oldest first; each as
+            `failure` gives it.
         stopped: It ended by itself; outcome says how: "stopped" or "drained" as it was asked to, "interrupted" by a
             signal, "ended" because there was nothing more to do, or "failed".
     """
@@ -61,6 +69,7 @@ class Lease:
     outcome: str | None = None
     pids: str = ""  # as older releases wrote it
     early_id: int | None = None
+    failures: list[Any] = field(default_factory=list)
 
     @property
     def process(self) -> tuple[str, int, str]:
@@ -137,6 +146,35 @@ def remove_unfinished(storage: Storage) -> None:
             storage.delete(file.path)
 
 
+def failure(how: str, holder: Lease, error: BaseException | None = None) -> dict[str, Any]:
+    """What is kept of the end of a coordinator that nobody asked to end, for who looks later. Nothing depends on it.
+
+    Args:
+        how: FAILED by an error; INTERRUPTED by a signal; DIED: its successor found that it had ended without a word,
+            and when it did so is not known.
+        holder: Its lease.
+
+    Returns:
+        JSON-ready: `how`, `when` in ISO 8601 UTC, `run_id`, `generation`, `host`, `pid`, and of an error its name as
+        `error` and the first lines of what it says as `message`, redacted.
+    """
+    message = None
+    if error is not None and how == FAILED:
+        # Samples of rows stay in the hold's note, which goes with its cause.
+        text = str(error).partition(":")[0] if isinstance(error, GateError) else str(error)
+        message = " ".join(redacted(text).split())[:_MESSAGE]
+    return {
+        "how": how,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run_id": holder.run_id,
+        "generation": holder.generation,
+        "host": holder.host,
+        "pid": holder.pid,
+        "error": type(error).__name__ if message is not None else None,
+        "message": message,
+    }
+
+
 def alive(lease: Lease | None) -> bool | None:
     """True, False, or None when only watching the counter can tell (the coordinator runs on another host, or in a
     container)."""
@@ -200,13 +238,15 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._done.set()
         self._thread.join(timeout=self._seconds + _LAST_SECONDS)
+        failures = self._lease.failures
         if kind is not None and not issubclass(kind, GeneratorExit):
-            self.outcome = "failed" if issubclass(kind, Exception) else "interrupted"
+            self.outcome = FAILED if issubclass(kind, Exception) else INTERRUPTED
+            failures = [*failures, failure(self.outcome, self._lease, error)][-FAILURES:]
         try:
-            self._write(stopped=True, outcome=self.outcome)
+            self._write(stopped=True, outcome=self.outcome, failures=failures)
         except OSError as error:  # must not replace the error that ended the run
             log.warning("the lease could not be given back", error=plainly(error))
 
@@ -241,7 +281,16 @@ class Heartbeat:
                 current = read(self._storage)
                 if current is not None and current.generation > self._lease.generation:
                     return  # a successor holds the lease; the registry will tell us that we are fenced
+                if current is not None and not self._lease.counter:
+                    changes["failures"] = _before(current)
             self._lease = replace(self._lease, counter=self._lease.counter + 1, **changes)
             self._storage.put_bytes(LEASE, json.dumps(asdict(self._lease)).encode())
         finally:
             self._lock.release()
+
+
+def _before(predecessor: Lease) -> list[Any]:
+    """The failures up to the end of a predecessor, which is dead."""
+    if predecessor.stopped:
+        return predecessor.failures
+    return [*predecessor.failures, failure(DIED, predecessor)][-FAILURES:]

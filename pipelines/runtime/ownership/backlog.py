@@ -32,8 +32,12 @@ def timers_due(head: Checkpoint | None, now: datetime) -> tuple[str, ...]:
 def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:
     """What has arrived beside the newest checkpoint, by source; one listing each. A server that is away, or refuses, is
     no reason to show nothing else."""
+    return looked_at(readers(pipeline, settings), head)
+
+
+def looked_at(sources: Mapping[str, SourceReader], head: Checkpoint | None) -> Mapping[str, Arrivals]:
+    """The same, by readers that are open."""
     offsets = head.offsets if head else {}
-    sources = readers(pipeline, settings)
     looks = [partial(_looked, reader, offsets.get(name)) for name, reader in sources.items()]
     return dict(zip(sources, at_once(looks), strict=True))
 

@@ -16,7 +16,8 @@ import pytest
 from assets.metadata import Tally, of_epochs, of_run
 from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
 from pipelines.cli import status
-from pipelines.cli.prometheus import Look, samples
+from pipelines.cli.prometheus import samples
+from pipelines.cli.watching.look import Look
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, forks, plan
 from pipelines.runtime.ownership import backlog, savepoints
@@ -273,7 +274,7 @@ def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp
     (last,) = epochs(site, drain=True)
     facts = status.status_of(site.pipeline, site.settings)
     assert facts["rows_quarantined"] == facts["last_checkpoint"]["totals"]["rows_quarantined"] == 2
-    look = Look(60, None, None, 1, [last.checkpoint], 0, 0, [], {}, None)
+    look = Look(60, retained=[last.checkpoint])
     assert ("weir_rows_quarantined_total", (), 2.0) in samples(look)
 
     failing = site_of(tmp_path / "failing")

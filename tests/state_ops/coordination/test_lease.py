@@ -14,6 +14,7 @@ import pytest
 
 from state_ops.coordination import lease, processes
 from state_ops.coordination.lease import Heartbeat, Lease
+from state_ops.errors import GateError, StageError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.storage import Storage
 
@@ -205,3 +206,43 @@ def test_the_lease_of_a_successor_is_left_alone(storage):
             assert held(storage) == theirs
         theirs = held(storage)
     assert held(storage) == theirs and theirs.generation == 2
+
+
+# -- how coordinators ended
+
+
+def ended(storage: Storage, generation: int, error: BaseException | None) -> None:
+    with suppress(BaseException), a_heartbeat(storage, generation):
+        if error is not None:
+            raise error
+
+
+def test_a_lease_remembers_how_coordinators_ended_that_nobody_had_asked_to(storage):
+    ended(storage, 1, None)
+    assert held(storage).failures == []
+    ended(storage, 2, StageError("accounts raised ValueError: no", where="password=hunter22", next="Correct it."))
+    ended(storage, 3, KeyboardInterrupt())
+    ended(storage, 4, None)
+    failures = held(storage).failures
+    assert [(each["how"], each["generation"], each["error"]) for each in failures] == [
+        ("failed", 2, "StageError"),
+        ("interrupted", 3, None),
+    ]
+    assert failures[0]["message"] == "accounts raised ValueError: no where: password=*** next: Correct it."
+
+
+def test_one_that_ended_without_a_word_is_noticed_by_its_successor(storage, mine):
+    storage.put_bytes(lease.LEASE, json.dumps({**asdict(mine), "stopped": False, "run_id": "killed"}).encode())
+    ended(storage, 2, None)
+    (died,) = held(storage).failures
+    assert (died["how"], died["generation"], died["run_id"]) == ("died", 1, "killed")
+
+
+def test_of_many_failures_the_newest_are_remembered_and_rows_that_a_gate_refused_are_not(storage):
+    for generation in range(1, 12):
+        ended(storage, generation, GateError(f"A quality gate of {generation} failed: 'k1' is above 3" + "!" * 9999))
+    failures = held(storage).failures
+    assert [each["generation"] for each in failures] == list(range(4, 12))
+    assert failures[-1]["message"] == "A quality gate of 11 failed"
+    ended(storage, 12, ValueError("x" * 9999))
+    assert len(held(storage).failures[-1]["message"]) == 500

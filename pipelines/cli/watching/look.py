@@ -1,0 +1,256 @@
+"""One look at a pipeline's storage, for what watches pipelines: `weir top`, `weir report --html` and `weir metrics`.
+
+A look reads the registry, the lease, the notes beside it and what waits in the sources. It asks no coordinator, so it also works while
+Dagster is down and while no coordinator lives. It takes no right, starts no JVM and writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from configs.settings import Settings
+from pipelines.loading import named
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership import backlog, hold_causes
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.sources.positions import Arrivals
+from pipelines.runtime.sources.reader import SourceReader
+from state_ops.checkpoints import restore_log
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.registry import Pin, Publication, Registry
+from state_ops.checkpoints.restore_log import Restored
+from state_ops.coordination import lease, restore_progress, suspension
+from state_ops.coordination.gate_hold import GateHold
+from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
+from state_ops.coordination.restore_progress import Restoring
+from state_ops.coordination.suspension import Suspension
+from state_ops.errors import PrunedError
+from state_ops.ids import CheckpointId
+from state_ops.storage.storage import Storage
+
+_REST, _LISTING_SECONDS = 20.0, 10.0
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was read of one pipeline.
+
+    Attributes:
+        interval: `checkpoints.interval_seconds` of the configuration.
+        alive: Whether a coordinator lives; None if this cannot be told yet.
+        generation: The one that owns the pipeline.
+        retained: Its completed checkpoints, oldest first.
+        arrived: By source, what waits beside the newest checkpoint.
+        restored: The restore that was recorded last.
+        hold: What holds the pipeline, if its cause stands.
+        at: When this was read.
+        files: Of a watched pipeline with `with_files`, the listing of the newest checkpoint, or of one not long before.
+        suspended, restoring, missing: Only of a close look: that a person has ended the pipeline, the fetches of state
+            that are going on, and by source a landing directory that does not exist.
+    """
+
+    interval: float
+    holder: Lease | None = None
+    alive: bool | None = None
+    generation: int = 0
+    retained: Sequence[Checkpoint] = ()
+    pins: Sequence[Pin] = ()
+    publications: Sequence[Publication] = ()
+    arrived: Mapping[str, Arrivals] = field(default_factory=dict)
+    restored: Restored | None = None
+    hold: GateHold | None = None
+    suspended: Suspension | None = None
+    restoring: Sequence[Restoring] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[StateFile] = ()
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The newest completed checkpoint."""
+        return self.retained[-1] if self.retained else None
+
+    @property
+    def unpublished(self) -> list[tuple[CheckpointId, str]]:
+        """Retained checkpoints with output that a sink lacks, each with the sink's name."""
+        published = {(row.checkpoint_id, row.sink) for row in self.publications}
+        return [
+            (row.id, sink)
+            for row in self.retained
+            for sink, link in row.sinks.items()
+            if link.id == row.id and (row.id, sink) not in published
+        ]
+
+    @property
+    def in_flight(self) -> int:
+        """How many epochs a living coordinator has begun since the newest checkpoint."""
+        if not self.alive or self.holder is None:
+            return 0
+        return max(0, self.holder.last_id - (self.head.id if self.head is not None else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A pipeline whose storage and sources are open for reading."""
+
+    pipeline: Pipeline
+    storage: Storage
+    registry: Registry
+    sources: Mapping[str, SourceReader]
+
+
+class Watched:
+    """What is kept of one pipeline between looks: its open storage, and since when the lease's counter stands still.
+
+    Args:
+        name: As the configuration has it, or PIPELINE@BRANCH.
+        closely: Read what only people need, too. Since they look every few seconds, sources and the record of
+            restores, which cost most, then rest for twenty times as long as reading them took.
+
+    Attributes:
+        with_files: Whether looks read a listing, too. That has a row for each file of state, so it is read at most every
+            ten seconds.
+    """
+
+    def __init__(self, name: str, settings: Settings, *, closely: bool = False) -> None:
+        self.name, self.settings, self._closely = name, settings, closely
+        self.opened: Opened | None = None
+        self._beat: tuple[int, int] | None = None
+        self._since, self._has_moved = 0.0, False
+        self._slow: tuple[Mapping[str, Arrivals], Mapping[str, str], Restored | None] = ({}, {}, None)
+        self._rests_until = 0.0
+        self.with_files = False
+        self._files: tuple[str, Sequence[StateFile]] = ("", ())
+        self._files_at = float("-inf")
+
+    def look(self, now: Callable[[], float] = time.monotonic) -> Look:
+        """Read the pipeline's storage. After an error, which is raised, the next call opens everything anew."""
+        try:
+            return self._look(now())
+        except BaseException:
+            self.opened = None
+            raise
+
+    def open(self) -> Opened:
+        """The pipeline with its storage, which is opened at the first call."""
+        if self.opened is None:
+            pipeline = named(self.name, self.settings)
+            self.opened = Opened(pipeline, *open_storage(pipeline, self.settings), readers(pipeline, self.settings))
+            self._rests_until = 0.0
+        return self.opened
+
+    def _look(self, now: float) -> Look:
+        opened = self.open()
+        storage, registry = opened.storage, opened.registry
+        holder = lease.read(storage)  # before the head: a coordinator that ends in between is seen alive once more
+        retained = registry.checkpoints()
+        head = retained[-1] if retained else None
+        if now >= self._rests_until:
+            began = time.perf_counter()
+            self._slow = self._look_slowly(opened, head)
+            self._rests_until = now + (time.perf_counter() - began) * _REST if self._closely else 0.0
+        arrived, missing, restored = self._slow
+        return Look(
+            interval=self.settings.checkpoints.interval_seconds,
+            holder=holder,
+            alive=self._alive(holder, now),
+            generation=registry.generation(),
+            retained=retained,
+            pins=registry.pins(),
+            publications=registry.publications(),
+            arrived=arrived,
+            missing=missing,
+            restored=restored,
+            hold=hold_causes.standing(storage, head, opened.sources),
+            suspended=suspension.read(storage) if self._closely else None,
+            restoring=restore_progress.read(storage) if self._closely else (),
+            files=self._listing(opened, head, now) if self.with_files and head is not None else (),
+        )
+
+    def _listing(self, opened: Opened, head: Checkpoint, now: float) -> Sequence[StateFile]:
+        if self._files[0] != head.commit_id and now - self._files_at >= _LISTING_SECONDS:
+            with suppress(PrunedError):  # the next look has a newer one
+                # A registry of its own, since one keeps every listing that it has read.
+                listing = Registry(opened.storage, opened.pipeline.app_id).files(head)
+                self._files, self._files_at = (head.commit_id, listing), now
+        return self._files[1]
+
+    def _look_slowly(
+        self, opened: Opened, head: Checkpoint | None
+    ) -> tuple[Mapping[str, Arrivals], Mapping[str, str], Restored | None]:
+        arrived = backlog.looked_at(opened.sources, head)
+        waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
+        missing = backlog.missing(opened.sources, waiting) if self._closely else {}
+        return arrived, missing, restore_log.newest(opened.storage)
+
+    def _alive(self, holder: Lease | None, now: float) -> bool | None:
+        """Whether the coordinator lives, by the lease's rule; None if this cannot be told yet.
+
+        A coordinator on another host is dead if its counter has not changed for 3 heartbeats, and lives if its counter was seen to change.
+        """
+        alive = lease.alive(holder)
+        if alive is not None or holder is None:
+            return bool(alive)
+        beat = (holder.generation, holder.counter)
+        if beat != self._beat:
+            self._has_moved = self._beat is not None
+            self._beat, self._since = beat, now
+        if now - self._since >= DEAD_AFTER_HEARTBEATS * holder.heartbeat_seconds:
+            return False
+        return True if self._has_moved else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a look ended: with what it read, or with an error.
+
+    Attributes:
+        opened: The pipeline that was looked at.
+        seconds: How long it took.
+    """
+
+    look: Look | None
+    opened: Opened | None
+    error: Exception | None
+    seconds: float
+
+
+class Looks:
+    """Looks at several pipelines at the same time. One whose storage does not answer holds up no other, and nobody asks
+    it again before it has answered."""
+
+    def __init__(self) -> None:
+        self.going: dict[str, Future[Outcome]] = {}
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="weir-look")
+
+    def begin(self, watched: Watched) -> None:
+        """Begin a look, unless one at this pipeline is going on."""
+        if watched.name not in self.going:
+            self.going[watched.name] = self._threads.submit(_looked, watched)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all looks have ended, or for so many seconds."""
+        wait(self.going.values(), seconds)
+
+    def ended(self, name: str) -> Outcome | None:
+        """How the look at a pipeline ended, which is told once; None while it goes on, or if there is none."""
+        look = self.going.get(name)
+        if look is None or not look.done():
+            return None
+        del self.going[name]
+        return look.result()
+
+
+def _looked(watched: Watched) -> Outcome:
+    began = time.perf_counter()
+    try:
+        look, error = watched.look(), None
+    except Exception as raised:
+        look, error = None, raised
+    return Outcome(look, watched.opened, error, time.perf_counter() - began)

@@ -1,0 +1,141 @@
+"""What happened to a pipeline, in the order in which it did, from all that its storage remembers of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipelines.cli.watching.figures import EpochFigures, ago, size
+from pipelines.cli.watching.look import Look
+from pipelines.cli.watching.problems import LOOK, NOTE, WRONG
+from state_ops.checkpoints.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION, REWIND, SEEK, START, Checkpoint
+from state_ops.checkpoints.registry import BRANCH
+from state_ops.checkpoints.restore_log import Restored
+from state_ops.coordination.lease import DIED
+from state_ops.counts import counted
+
+_LATE_SECONDS = 60.0
+_KINDS = {
+    START: "started from another checkpoint",
+    REWIND: "rewound",
+    EDIT: "state edited by hand",
+    SEEK: "a source was set to another position",
+    FORK: "a branch began",
+    PROMOTION: "a branch was promoted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        kind: In a word or two.
+        severity: WRONG, LOOK or NOTE, as problems have it.
+    """
+
+    at: datetime
+    kind: str
+    what: str
+    severity: str = NOTE
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"at": self.at.isoformat(), "kind": self.kind, "what": self.what, "severity": self.severity}
+
+
+def events(
+    look: Look, epochs: Sequence[EpochFigures], restores: Sequence[Restored], since: datetime | None = None
+) -> list[Event]:
+    """What happened, the newest first.
+
+    Args:
+        epochs: Those that are known, oldest first.
+        restores: All that are recorded.
+        since: Leave out what was before; None: what was before the oldest epoch that is known.
+    """
+    begin = since or (epochs[0].triggered_at if epochs else datetime.min.replace(tzinfo=UTC))
+    listed = [
+        *_checkpoints(look.retained),
+        *_restarts(epochs),
+        *_failures(look),
+        *_restored(restores),
+        *_notes(look),
+        *_published(look),
+    ]
+    return sorted((event for event in listed if event.at >= begin), key=lambda event: event.at, reverse=True)
+
+
+def _checkpoints(retained: Sequence[Checkpoint]) -> Iterator[Event]:
+    for row in retained:
+        if row.kind not in (EPOCH, POSITIONS):
+            what = (
+                f"checkpoint {row.id} of {row.parent_id or 'nothing'}: {_KINDS.get(row.kind, row.kind)} ({row.reason})"
+            )
+            yield Event(row.completed_at, row.kind, what, LOOK)
+        warned = [
+            f"{verdict['title']} of {uid} ({verdict['unexpected']:,} of {counted(verdict['rows'], 'row')})"
+            for uid, stats in row.operators.items()
+            for verdict in stats.gates
+            if not verdict["passed"]
+        ]
+        if warned:
+            yield Event(row.completed_at, "gate warned", f"epoch {row.id}: {'; '.join(warned)}", LOOK)
+        if row.rows_quarantined:
+            what = f"epoch {row.id} set {counted(row.rows_quarantined, 'row')} aside"
+            yield Event(row.completed_at, "quarantine", what, LOOK)
+
+
+def _restarts(epochs: Sequence[EpochFigures]) -> Iterator[Event]:
+    for before, epoch in itertools.pairwise(epochs):
+        if epoch.generation != before.generation:
+            passed = (epoch.triggered_at - before.completed_at).total_seconds()
+            run = f", run {epoch.run_id}" if epoch.run_id else ""
+            what = (
+                f"generation {epoch.generation} goes on after generation {before.generation}, {ago(max(0.0, passed))}"
+                f" after its last epoch{run}"
+            )
+            yield Event(epoch.triggered_at, "restart", what)
+
+
+def _failures(look: Look) -> Iterator[Event]:
+    for failure in look.holder.failures if look.holder is not None else ():
+        who = f"generation {failure.get('generation')}, process {failure.get('pid')} on {failure.get('host')}"
+        if failure.get("how") == DIED:
+            what = f"{who} had ended without a word; its successor found that now"
+        else:
+            what = f"{who}: " + ": ".join(filter(None, (failure.get("error"), failure.get("message")))) or who
+        yield Event(datetime.fromisoformat(failure["when"]), f"run {failure.get('how')}", what, WRONG)
+
+
+def _restored(restores: Sequence[Restored]) -> Iterator[Event]:
+    for row in restores:
+        took = ago((row.fetch_ms + row.check_ms) / 1000)
+        whole = "whole" if row.valid else f"damaged: {row.problem}"
+        what = f"checkpoint {row.checkpoint_id} is {whole}; {size(row.bytes_fetched)} fetched, {took}, on {row.host}"
+        kind = row.purpose if row.purpose == "drill" else f"restore ({row.purpose})"
+        yield Event(row.restored_at, kind, what, NOTE if row.valid else WRONG)
+
+
+def _notes(look: Look) -> Iterator[Event]:
+    for pin in look.pins:
+        kind = "branch" if pin.kind == BRANCH else "savepoint"
+        yield Event(pin.created_at, kind, f"{pin.name} names checkpoint {pin.checkpoint_id}")
+    if look.hold is not None:
+        what = f"epoch {look.hold.epoch}: {look.hold.message.splitlines()[0]}"
+        yield Event(datetime.fromisoformat(look.hold.when), "held", what, WRONG)
+    if look.suspended is not None:
+        what = f"{look.suspended.how} by a person: {look.suspended.why}"
+        yield Event(datetime.fromisoformat(look.suspended.when), "suspended", what, LOOK)
+
+
+def _published(look: Look) -> Iterator[Event]:
+    committed = {row.id: row.completed_at for row in look.retained}
+    for row in look.publications:
+        late = (row.published_at - committed.get(row.checkpoint_id, row.published_at)).total_seconds()
+        if late > _LATE_SECONDS:
+            what = f"epoch {row.checkpoint_id} came to {row.sink} {ago(late)} after its commit"
+            yield Event(row.published_at, "published late", what, LOOK)
