@@ -37,6 +37,7 @@ _MODULES = {
     **dict.fromkeys(("drill", "plan", "report"), "verify"),
     "debug": "debugging.debug",
     "explain": "debugging.explain",
+    "ci": "pull_requests.ci",
     **dict.fromkeys(("prune", "cancel"), "savepoints"),
     "fsck": "fsck",
     "top": "watching.top",

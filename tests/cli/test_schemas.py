@@ -21,6 +21,7 @@ COMMANDS = {
     "fork": "fork small --name {number}",
     "forks": "forks small",
     "plan": "plan small",
+    "ci": "ci small --in-process",
     "fsck": "fsck small",
     "prune": "prune small --dry-run",
     "state count": "state count small accounts",

@@ -8,8 +8,9 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
-from pipelines.api import Epoch, State, Timestamp, ValueState, agg, files, stage
+from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, foreach, stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill as drills
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -17,6 +18,7 @@ from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import STATE
 from state_ops.errors import WeirError
 from tests.assets.without_spark import in_this_process
+from tests.recovery import small
 from tests.recovery.small import Bank
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "2", "WEIR_SPARK__PARALLELISM": "2"}
@@ -200,3 +202,22 @@ def test_timers_are_compared_though_no_row_shows_them(tmp_path, gone):
 
 def _fires(fired: pl.DataFrame, state, epoch) -> pl.DataFrame:
     return fired.select("id")
+
+
+def test_no_sink_outside_of_the_pipelines_storage_gets_the_rows_again(tmp_path):
+    given: list[int] = []
+
+    def take(rows: pa.Table, checkpoint: int) -> None:
+        given.append(checkpoint)
+
+    outside = replace(small.accounts, sink=foreach(take, name="outside"))
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank = Bank(replace(bank.site, pipeline=Pipeline("small", (outside,), max_parallelism=8, delivery="at_least_once")))
+    bank.epochs(1, 2)
+    assert drilled(bank).problems == () and given == [1, 2]
+    there = tmp_path / "warehouse" / "booked"
+    elsewhere = Pipeline("other", (replace(small.accounts, sink=delta.append(str(there))),), max_parallelism=8)
+    bank = Bank(replace(Bank.at(tmp_path / "other", **RETAINED).site, pipeline=elsewhere))
+    bank.epochs(1, 2)
+    version = DeltaTable(str(there)).version()
+    assert drilled(bank).problems == () and DeltaTable(str(there)).version() == version

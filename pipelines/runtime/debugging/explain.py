@@ -9,7 +9,6 @@ from typing import Any
 from configs.settings import Settings
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, debug
-from pipelines.runtime.debugging.read_only import ReadOnlyStorage
 from pipelines.runtime.debugging.replay import DIRECTORY
 from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
 from pipelines.runtime.debugging.tracing import Bounds, Same, Trace, trace
@@ -20,6 +19,7 @@ from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, from_micros, sta
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
 
 _START, _END = "window_start", "window_end"

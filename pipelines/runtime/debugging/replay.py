@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.debugging.read_only import ReadOnlyStorage
 from pipelines.runtime.debugging.recording import Recording
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
@@ -46,6 +45,7 @@ from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.sweep import attempts, owner
+from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 

@@ -184,7 +184,8 @@ def finish(
     stage_upload.clear(done_with)
     for name, planned in epoch.plan.slices.items():
         context.readers[name].release(planned)
-        context.readers[name].committed(checkpoint.offsets[name])
+        if context.tells_sources:
+            context.readers[name].committed(checkpoint.offsets[name])
     for request in epoch.plan.requests:
         as_owner(context, partial(_answer, context, checkpoint, request))
     record_ms(ms, "prune", clock)

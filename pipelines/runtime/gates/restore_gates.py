@@ -4,14 +4,16 @@ rows of tables."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Expected, Pipeline
 from pipelines.runtime.gates import evaluation
+from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.sinks.table_commit import file_path, table_path, with_partition
 from state_ops.arrow import frames
@@ -40,14 +42,8 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
         GateError: One of a table does.
         PipelineError: One cannot be evaluated.
     """
-    asked = [expected for expected in pipeline.on_restore if expected.of == "state" or newest]
     failed: dict[str, list[str]] = {"state": [], "table": []}
-    for of, name in dict.fromkeys((expected.of, expected.name) for expected in asked):
-        rows = sample(_state(pipeline, settings, checkpoint, name) if of == "state" else newest_rows(storage, name))
-        if rows is None:
-            continue
-        gates = [expected.gate for expected in asked if (expected.of, expected.name) == (of, name)]
-        verdicts = evaluation.evaluated(f"{of} {name}", name, gates, rows)
+    for of, name, verdicts in judged(pipeline, settings, storage, checkpoint, newest=newest):
         failed[of] += [f"{of} {name}: {verdict}" for verdict in verdicts if verdict.holds]
         for verdict in verdicts:
             if not (verdict.passed or verdict.holds):
@@ -57,7 +53,24 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
         raise DamageError(what)
     if failed["table"]:  # going back to an earlier checkpoint would only make the same rows again
         raise GateError(what, next="Nothing was used. Look at the rows; repair the table, or correct on_restore.")
-    return len(asked)
+    return len(_asked(pipeline, newest=newest))
+
+
+def _asked(pipeline: Pipeline, *, newest: bool) -> list[Expected]:
+    return [expected for expected in pipeline.on_restore if expected.of == "state" or newest]
+
+
+def judged(
+    pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool
+) -> Iterator[tuple[Literal["state", "table"], str, list[Verdict]]]:
+    """What they say, by stage or table. Where there are no rows yet, nothing is asked. Arguments and errors as of
+    `evaluate`."""
+    asked = _asked(pipeline, newest=newest)
+    for of, name in dict.fromkeys((expected.of, expected.name) for expected in asked):
+        rows = sample(_state(pipeline, settings, checkpoint, name) if of == "state" else newest_rows(storage, name))
+        if rows is not None:
+            gates = [expected.gate for expected in asked if (expected.of, expected.name) == (of, name)]
+            yield of, name, evaluation.evaluated(f"{of} {name}", name, gates, rows)
 
 
 def sample(tables: Iterator[pa.Table]) -> pa.Table | None:

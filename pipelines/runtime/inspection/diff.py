@@ -75,21 +75,33 @@ def compared(
     with (
         viewed(pipeline, settings, uid, first, _PURPOSE) as a,
         viewed(other or pipeline, there or settings, uid, second, _PURPOSE) as b,
+        compared_views(a, b, without) as difference,
     ):
-        if a.keys != b.keys or a.identity != b.identity:
-            raise ConfigurationError(
-                f"The states of {uid} in checkpoints {a.checkpoint} and {b.checkpoint} have other keys: "
-                f"{_said(a)}; {_said(b)}.",
-                next="They cannot be compared row by row; weir state sql can ask for both with NAME_history.",
-            )
-        with database() as connection:
-            _load_both(connection, a, b)
-            columns = _Columns.of(a, b, frozenset(without))
-            connection.execute(columns.join())
-            seal(connection)
-            rows = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
-            counts = {ADDED: 0, REMOVED: 0, CHANGED: 0} | dict(rows)
-            yield Difference(a.checkpoint, b.checkpoint, counts, columns.gone, columns.new, columns.retyped, connection)
+        yield difference
+
+
+@contextmanager
+def compared_views(a: View, b: View, without: Sequence[str] = (), *, rounded: bool = False) -> Iterator[Difference]:
+    """Compare two states of a stage, as `compared` does.
+
+    Args:
+        rounded: Floats count as equal if their first nine digits are, since sums depend on the order in which rows
+            arrive.
+    """
+    if a.keys != b.keys or a.identity != b.identity:
+        raise ConfigurationError(
+            f"The states of {a.uid} in checkpoints {a.checkpoint} and {b.checkpoint} have other keys: "
+            f"{_said(a)}; {_said(b)}.",
+            next="They cannot be compared row by row; weir state sql can ask for both with NAME_history.",
+        )
+    with database() as connection:
+        _load_both(connection, a, b)
+        columns = _Columns.of(a, b, frozenset(without), rounded=rounded)
+        connection.execute(columns.join())
+        seal(connection)
+        rows = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
+        counts = {ADDED: 0, REMOVED: 0, CHANGED: 0} | dict(rows)
+        yield Difference(a.checkpoint, b.checkpoint, counts, columns.gone, columns.new, columns.retyped, connection)
 
 
 def _said(view: View) -> str:
@@ -126,7 +138,7 @@ def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """keys: those that tell rows apart. old, new: the other columns of either; common: those of both that are
-    compared."""
+    compared; rounded: those whose floats count as equal by nine digits."""
 
     keys: tuple[str, ...]
     old: tuple[str, ...]
@@ -134,18 +146,19 @@ class _Columns:
     retyped: dict[str, tuple[str, str]]
     as_text: frozenset[str]
     without: frozenset[str]
+    rounded: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, a: View, b: View, without: frozenset[str]) -> _Columns:
+    def of(cls, a: View, b: View, without: frozenset[str], *, rounded: bool = False) -> _Columns:
         old = tuple(name for name in a.schema.names if name not in a.identity)
         new = tuple(name for name in b.schema.names if name not in b.identity)
         types = {name: (a.schema.field(name).type, b.schema.field(name).type) for name in old if name in new}
         other = {name: both for name, both in types.items() if both[0] != both[1]}
         # Types with parts are only compared by DuckDB if they have the same ones.
         nested = frozenset(name for name, both in other.items() if any(pa.types.is_nested(type) for type in both))
-        return cls(
-            a.identity, old, new, {name: (str(was), str(now)) for name, (was, now) in other.items()}, nested, without
-        )
+        floats = [name for name, both in types.items() if all(map(_is_number, both)) and any(map(_is_float, both))]
+        retyped = {name: (str(was), str(now)) for name, (was, now) in other.items()}
+        return cls(a.identity, old, new, retyped, nested, without, frozenset(floats if rounded else ()))
 
     @property
     def common(self) -> tuple[str, ...]:
@@ -182,9 +195,19 @@ class _Columns:
 
     def _differs(self, name: str) -> str:
         old, new = f"a.{quoted(name)}", f"b.{quoted(name)}"
+        if name in self.rounded:
+            old, new = (f"format('{{:.8e}}', CAST({column} AS DOUBLE) + 0.0)" for column in (old, new))
         if name in self.as_text:
             old, new = f"to_json({old})::VARCHAR", f"to_json({new})::VARCHAR"
         return f"{old} IS DISTINCT FROM {new}"
+
+
+def _is_float(type: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(type))
+
+
+def _is_number(type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type))
 
 
 def _packed(side: str, names: tuple[str, ...]) -> str:

@@ -1,9 +1,6 @@
 """How a branch differs from its pipeline: in the rows that both made of the same input since the fork, and in state.
 
-Rows are compared as multisets. If a row of one side has a counterpart of the same key on the other side, it counts as
-changed. Keys are the stage's key columns, a window's start and the event time, as far as the table has them. Floats
-count as equal if their first nine digits are, since sums depend on the order in which rows arrive. Columns that say
-when a row was processed are left out and named, because a branch reads everything later.
+Rows are compared as `row_diff` says.
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ import pyarrow.parquet as pq
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.inspection.database import asked, database, load, quoted
-from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
+from pipelines.runtime.inspection.database import database, load, quoted
+from pipelines.runtime.inspection.diff import compared
 from pipelines.runtime.inspection.value_text import text_of
 from pipelines.runtime.operations import promotion
 from pipelines.runtime.operations.forks import branched
-from pipelines.runtime.operators import clocked_output, clocked_state
-from pipelines.runtime.operators.event_time import START
+from pipelines.runtime.operations.row_diff import KINDS, OURS, SAMPLE, THEIRS, TableDiff, compared_rows
+from pipelines.runtime.operators import clocked_state
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.changes import ROW, Changes
 from pipelines.runtime.sinks.predicates import predicate
@@ -46,37 +43,7 @@ from state_ops.storage.storage import Storage
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-_SAMPLE = 10
 _DAYS_SHOWN = 31
-_KINDS = (ADDED, REMOVED, CHANGED)
-
-
-@dataclass(frozen=True, slots=True)
-class TableDiff:
-    """The difference of one table.
-
-    Attributes:
-        rows: How many rows the pipeline and the branch have made since the fork, those included that a promotion would
-            bring back.
-        counts: How many rows a promotion of the branch adds, removes and changes.
-        days: The same counts by day of the event time, for days in which something differs; under "" if the table has
-            no event time.
-        sample: Some of the rows that differ. Their column `change` says added, removed, was or is.
-        columns: Columns that only one side has, in words.
-        left_out: Columns that are not compared, since they say when a row was processed.
-    """
-
-    table: str
-    rows: tuple[int, int]
-    counts: dict[str, int]
-    days: dict[str, dict[str, int]]
-    sample: list[dict[str, Any]]
-    columns: str = ""
-    left_out: tuple[str, ...] = ()
-
-    @property
-    def same(self) -> bool:
-        return not any(self.counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,60 +264,11 @@ def _table(
 ) -> TableDiff:
     """within: rows of both sides; left: of the branch's. changes: to that, of a table with keys."""
     with database() as connection:
-        first = _loaded(connection, "ours", table, ours, within, scratch)
-        second = _loaded(connection, "theirs", table, theirs, left or within, scratch)
+        first = _loaded(connection, OURS, table, ours, within, scratch)
+        second = _loaded(connection, THEIRS, table, theirs, left or within, scratch)
         if changes is not None:
             second = _changed(connection, second, changes)
-        schemas = [schema for schema in (first, second) if schema is not None]
-        rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
-        if not schemas:
-            return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
-        stage = next((stage for stage in pipeline.stages if table in [sink.name for sink in stage.sinks]), None)
-        is_main = stage is not None and stage.sink is not None and stage.sink.name == table
-        clocked = clocked_output(stage) if stage is not None and is_main else ()
-        shared = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
-        columns = [name for name in shared if name not in clocked]
-        alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
-        event = pipeline.event_time_of(table, schemas[-1])
-        wanted = dict.fromkeys(
-            [*(stage.key if stage is not None else ()), START, *([event] if event is not None else [])]
-        )
-        key = [name for name in wanted if name in columns]
-        _compare(connection, columns, schemas[-1], key, event, first is not None, second is not None)
-        counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
-        days: dict[str, dict[str, int]] = {}
-        for day, kind, count in connection.execute(
-            "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY "
-            "ALL"
-        ).fetchall():
-            counts[kind] += count
-            days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
-        query = (
-            "SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
-            f"{', '.join(_as_shown(schemas[-1].field(name)) for name in columns)} FROM differing "
-            f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT "
-            f"{_SAMPLE}"
-        )
-        with asked(connection, query) as (_, differing):
-            sample = [row for rows in differing for row in frames.python_rows(rows)]
-    left_out = tuple(name for name in clocked if name in shared)
-    return TableDiff(table, rows, counts, days, sample, "; ".join(alone), left_out)
-
-
-def _as_shown(field: pa.Field) -> str:
-    """A column of `differing` as the table has it: floats are compared as texts of nine digits."""
-    name = quoted(field.name)
-    if not pa.types.is_floating(field.type):
-        return name
-    # A float32 has fewer digits than these: as its own shortest text it is 1.1, and not 1.10000002.
-    short = name if pa.types.is_float64(field.type) else f"CAST(CAST({name} AS FLOAT) AS VARCHAR)"
-    return f"CAST({short} AS DOUBLE) AS {name}"
-
-
-def _alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[tuple[str, str]]:
-    if first is not None and second is not None:
-        yield from (("the pipeline", name) for name in first.names if name not in second.names)
-        yield from (("the branch", name) for name in second.names if name not in first.names)
+        return compared_rows(connection, pipeline, table, first, second)
 
 
 def _loaded(
@@ -385,54 +303,6 @@ def _loaded(
     return schema
 
 
-def _count(connection: Connection, name: str, schema: pa.Schema | None) -> int:
-    if schema is None:
-        return 0
-    ((count,),) = connection.execute(f"SELECT count(*) FROM {name}").fetchall()
-    return int(count)
-
-
-def _compare(
-    connection: Connection,
-    columns: Sequence[str],
-    schema: pa.Schema,
-    key: Sequence[str],
-    event: str | None,
-    has_ours: bool,
-    has_theirs: bool,
-) -> None:
-    """Create the table `differing`: rows that one side has more often than the other.
-
-    Of each key the pipeline's rows (turn 0) come before the branch's (turn 1).
-    """
-    floats = {field.name for field in schema if pa.types.is_floating(field.type)}
-    same = ", ".join(
-        f"format('{{:.8e}}', {quoted(name)} + 0.0) AS {quoted(name)}" if name in floats else quoted(name)
-        for name in columns
-    )
-    listed = ", ".join(map(quoted, columns))
-    other = "theirs" if has_theirs else "ours"
-    for name, loaded in (("ours", has_ours), ("theirs", has_theirs)):
-        origin = name if loaded else f"(SELECT * FROM {other} LIMIT 0)"
-        connection.execute(f"CREATE TABLE {name}_as AS SELECT {same} FROM {origin}")
-    day = f"strftime({quoted(event)}, '%Y-%m-%d')" if event is not None and event in columns else "''"
-    by = f"PARTITION BY {', '.join(map(quoted, key))}" if key else "PARTITION BY 1"
-    connection.execute(
-        f"""CREATE TABLE differing AS
-        WITH removed AS (SELECT * FROM ours_as EXCEPT ALL SELECT * FROM theirs_as),
-             added AS (SELECT * FROM theirs_as EXCEPT ALL SELECT * FROM ours_as),
-             both_sides AS (SELECT 0 AS turn, * FROM removed UNION ALL SELECT 1 AS turn, * FROM added),
-             numbered AS (SELECT *, row_number() OVER ({by}, turn ORDER BY {listed}) AS place,
-                                 count(*) FILTER (turn = 0) OVER ({by}) AS less,
-                                 count(*) FILTER (turn = 1) OVER ({by}) AS more
-                          FROM both_sides)
-        SELECT CASE WHEN {"place <= least(less, more)" if key else "false"} THEN 'changed'
-                    WHEN turn = 0 THEN 'removed' ELSE 'added' END
-                   AS change, turn, place, coalesce({day}, '') AS day, {listed}
-        FROM numbered"""
-    )
-
-
 def _states(
     pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
 ) -> Iterator[StateDiff]:
@@ -451,7 +321,7 @@ def _states(
                 compared(
                     pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here, without=left_out
                 ) as difference,
-                difference.rows(_SAMPLE) as (_, tables),
+                difference.rows(SAMPLE) as (_, tables),
             ):
                 sample = [row for table in tables for row in frames.python_rows(table)]
                 yield StateDiff(uid, dict(difference.counts), sample, left_out=left_out)
@@ -495,11 +365,11 @@ def _report(diff: BranchDiff) -> Iterator[str]:
     for state in diff.states:
         if state.sample:
             yield f"## State of {state.stage}"
-            yield "\n".join(_rows(list(_by_field(state))))
+            yield "\n".join(_rows(list(by_field(state))))
 
 
 def _figures(counts: Mapping[str, int]) -> str:
-    return " | ".join(f"{counts[kind]:,}" for kind in _KINDS)
+    return " | ".join(f"{counts[kind]:,}" for kind in KINDS)
 
 
 def _by_day(days: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -509,11 +379,17 @@ def _by_day(days: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         yield f"| ... {len(days) - _DAYS_SHOWN} more days | | | |"
 
 
-def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:
+def by_field(
+    state: StateDiff, most: int | None = None, ours: str = "pipeline", theirs: str = "branch"
+) -> Iterator[dict[str, Any]]:
     """A state's sample with one line for each field in which a key differs. A key that only one side has gets a line
     for each of its fields.
+
+    Args:
+        most: Of how many keys; None: of all.
+        ours, theirs: What the sides are called.
     """
-    for row in state.sample:
+    for row in state.sample[:most]:
         old, new = row["old"] or {}, row["new"] or {}
         fields = (
             [name for name in (old or new) if name not in state.left_out] if row["fields"] is None else row["fields"]
@@ -524,8 +400,8 @@ def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:
                 "change": row["change"],
                 "key": key,
                 "field": name,
-                "pipeline": old.get(name),
-                "branch": new.get(name),
+                ours: old.get(name),
+                theirs: new.get(name),
             }
 
 

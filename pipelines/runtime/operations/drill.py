@@ -15,9 +15,10 @@ import math
 import shutil
 import socket
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,7 @@ from state_ops.logs import Logger
 from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key
+from state_ops.storage.branches import Branch
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 
@@ -185,14 +187,16 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
         there = _at(settings, work=directory / "replayed", root=directory / "storage")
+        # On a branch all sinks are tables in its storage: no other system, and no table elsewhere, gets the rows again.
+        here = replace(pipeline, branch=Branch(PURPOSE, uuid.uuid4().hex))
         try:
-            report, took = _replayed(pipeline, settings, there, storage, registry, head, parent, executor)
+            report, took = _replayed(here, settings, there, storage, registry, head, parent, executor)
         except InputError as error:
             return done(replay=None, not_replayed=str(error), problems=())
         except Exception as error:
             return done(replay=None, not_replayed="it failed", problems=(f"The replay failed: {_problem(error)}",))
         try:
-            entries, problems = _compared(pipeline, settings, there, head, report.checkpoint)
+            entries, problems = _compared(pipeline, here, settings, there, head, report.checkpoint)
         except PrunedError:
             raise
         except Exception as error:
@@ -276,7 +280,7 @@ def _not_comparable(pipeline: Pipeline, settings: Settings, head: Checkpoint, pa
 
 
 def _replayed(
-    pipeline: Pipeline,
+    here: Pipeline,
     settings: Settings,
     there: Settings,
     storage: Storage,
@@ -293,7 +297,7 @@ def _replayed(
     offsets = SourceOffsets.at(parent)
     slices = {
         name: reader.plan_again(head.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
-        for name, reader in readers(pipeline, there, archived=settings).items()
+        for name, reader in readers(here, there, archived=settings).items()
         if name in head.slice
     }
     drained = head.trigger == Trigger.DRAIN.value
@@ -307,9 +311,10 @@ def _replayed(
         lookups=recorded(head),
     )
     before = CheckpointId(head.id - 1)
-    with claimed(pipeline, there, executor) as owner:
+    with claimed(here, there, executor) as owner:
+        owner.context.tells_sources = False
         seeded = seed(owner, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
-        check_fits(pipeline, seeded)
+        check_fits(here, seeded)
         coordinator = coordinator_of(owner.context, RunOptions(), before)
         threads = Threads()
         scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
@@ -336,7 +341,7 @@ def _raised(epoch: int, error: WeirError) -> None:
 
 
 def _compared(
-    pipeline: Pipeline, settings: Settings, there: Settings, head: Checkpoint, replayed: Checkpoint
+    pipeline: Pipeline, here: Pipeline, settings: Settings, there: Settings, head: Checkpoint, replayed: Checkpoint
 ) -> tuple[int, list[str]]:
     """How many entries of state were compared, and how the replay differs from the checkpoint."""
     problems, entries = [], 0
@@ -362,7 +367,7 @@ def _compared(
             continue
         with (
             state_reader.viewed(pipeline, settings, uid, int(head.id), "weir drill") as was,
-            state_reader.viewed(pipeline, there, uid, int(head.id), "weir drill") as now,
+            state_reader.viewed(here, there, uid, int(head.id), "weir drill") as now,
         ):
             first, second = digests(was), digests(now)
         entries += sum(count for count, _ in first.values())
@@ -371,7 +376,7 @@ def _compared(
             # What is no row is compared to the byte; rows may differ in the last digits of floats, and what has expired
             # may be swept.
             parts = [_NO_ROWS[kind] for kind in sorted({kind for _, kind in differing} & _NO_ROWS.keys())]
-            parts += [rows] if (rows := _differing_rows(pipeline, settings, there, uid, head)) else []
+            parts += [rows] if (rows := _differing_rows(pipeline, here, settings, there, uid, head)) else []
             if parts:
                 groups = f"{len({group for group, _ in differing})} key groups"
                 problems.append(f"The state of {uid} differs in {groups}: {', '.join(parts)}")
@@ -409,10 +414,15 @@ def _kind(entry: tuple[bytes, bytes]) -> int:
     return entry[0][2]  # behind the key group
 
 
-def _differing_rows(pipeline: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint) -> str | None:
+def _differing_rows(
+    pipeline: Pipeline, here: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint
+) -> str | None:
     """How the rows differ, in words; None if they differ at most in the last digits of floats."""
     at = int(head.id)
-    with compared(pipeline, settings, uid, at, at, there) as difference, difference.rows(_LOOKED_AT) as (_, tables):
+    with (
+        compared(pipeline, settings, uid, at, at, there, here) as difference,
+        difference.rows(_LOOKED_AT) as (_, tables),
+    ):
         rows = [row for table in tables for row in frames.python_rows(table) if not _same(row)]
         many = sum(difference.counts.values()) > _LOOKED_AT
     if not rows:

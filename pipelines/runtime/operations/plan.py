@@ -114,9 +114,27 @@ def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Execut
     evaluation.check_installed(pipeline)
     runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
-        builder = PlanBuilder(pipeline, settings, storage, registry, head, runs)
-        builder.all()
-        return StatePlan(pipeline.name, head, builder.ordered(), builder.samples, tuple(builder.spark), builder.where)
+        return compared(pipeline, settings, storage, registry, head, runs)
+
+
+def compared(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint | None,
+    executor: Executor,
+    *,
+    asks_sinks: bool = True,
+) -> StatePlan:
+    """Compare a pipeline as it is now with a checkpoint, as `plan` does, without a hold.
+
+    Args:
+        asks_sinks: Whether sinks that are no tables are asked whether they take the rows, which connects to them.
+    """
+    builder = PlanBuilder(pipeline, settings, storage, registry, head, executor, asks_sinks=asks_sinks)
+    builder.all()
+    return StatePlan(pipeline.name, head, builder.ordered(), builder.samples, tuple(builder.spark), builder.where)
 
 
 @contextmanager
@@ -173,9 +191,11 @@ class PlanBuilder:
         registry: Registry,
         head: Checkpoint | None,
         executor: Executor,
+        *,
+        asks_sinks: bool = True,
     ) -> None:
         self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
-        self._head, self._executor = head, executor
+        self._head, self._executor, self._asks_sinks = head, executor, asks_sinks
         self._sinks, self._lookups = Sinks(pipeline, settings, storage), Lookups(pipeline, settings)
         self.sources: dict[str, pa.Schema | None] = {}
         self._inputs: dict[str, pa.Schema] = {}
@@ -218,7 +238,7 @@ class PlanBuilder:
         work, which might change that."""
         changed = any(finding.aspect == "delivery" for finding in self.findings)
         holder, newest = lease.read(self._storage), self._registry.head()
-        is_at_rest = lease.alive(holder) is False and not unpublished(self._registry)
+        is_at_rest = self._asks_sinks and lease.alive(holder) is False and not unpublished(self._registry)
         if not changed or not is_at_rest or newest is None or newest.id != head.id:
             return
         with self._sinks:
@@ -416,6 +436,10 @@ class PlanBuilder:
     def _look_at_tables(self, stage: Stage, fixed: Shapes) -> None:
         for sink, schema in sinks_of(stage, fixed):
             of = "table" if self._pipeline.is_table(sink) else "sink"
+            if of == "sink" and not self._asks_sinks:
+                what = "it was not asked whether it takes the rows, since it lies outside of the storage that is read"
+                self._report(of, sink.name, "columns", Verdict.UNKNOWN, what)
+                continue
             try:
                 self._sinks.check(sink, schema)
             except WeirError as error:

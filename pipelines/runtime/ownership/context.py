@@ -44,6 +44,8 @@ class RunContext:
         requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint.
         claiming: Held while the run renews its claim, which changes `generation`.
         codes: By stage, the fingerprint of its code, found once.
+        tells_sources: Sources are told of what is committed, for people's own tools. Who plays epochs again does not:
+            their systems have come further since.
     """
 
     pipeline: Pipeline
@@ -66,6 +68,7 @@ class RunContext:
     early_id: int = 0
     claiming: Lock = field(default_factory=Lock)
     codes: dict[str, str] = field(default_factory=dict)
+    tells_sources: bool = True
     sinks: Sinks = field(init=False)
     lookups: Lookups = field(init=False)
 

@@ -18,11 +18,11 @@ import pytest
 
 from pipelines import debugging
 from pipelines.api import Epoch, KeyState, Pipeline, ValueState, agg, aggregate, delta
-from pipelines.runtime.debugging.read_only import ReadOnlyStorage
 from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.checkpoint import snapshots_of
 from state_ops.errors import ConfigurationError, InputError, PipelineError, StageError, WeirError
+from state_ops.storage.read_only import ReadOnlyStorage
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
@@ -132,7 +132,7 @@ def test_storage_of_a_replay_refuses_to_be_written(small_bank):
         partial(read_only.delete, "a"),
         partial(read_only.create, "a", b""),
     ):
-        with pytest.raises(PipelineError, match="would have written"):
+        with pytest.raises(PipelineError, match="would have been written"):
             write()
 
 

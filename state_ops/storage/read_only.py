@@ -23,7 +23,7 @@ class ReadOnlyStorage(Storage):
 
     def _writable(self, path: str) -> tuple[InstrumentedStore, str]:
         raise PipelineError(
-            f"An epoch that is played again would have written {path!r}.",
+            f"{path!r} would have been written, in storage that is only read.",
             where=self.uri,
             next="Nothing was written. Report it: it must not.",
         )

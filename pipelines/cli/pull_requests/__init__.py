@@ -1,0 +1,1 @@
+"""The command for pull requests: `ci`."""

@@ -1,0 +1,103 @@
+"""`weir ci`: a pull request's code, tried on production's state and newest epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from configs.settings import load
+from pipelines.cli.console import Json, Name, err, print_json, waiting
+from pipelines.cli.shell import completion
+from pipelines.loading import named
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations.pull_request import comment, review
+from pipelines.runtime.operations.pull_request.review import DEFAULT_FAILURES, KINDS, MAIN, Review
+from state_ops.errors import ConfigurationError, PipelineError
+
+_NOTHING = "nothing"
+
+
+def ci(
+    pipeline: Name,
+    origin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="BRANCH",
+            help="Whose epochs are replayed: main is the pipeline itself, else a branch of it.",
+            autocompletion=completion.branches,
+        ),
+    ] = MAIN,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest epochs are replayed.")] = 3,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the comment to this file; by default it is printed.")
+    ] = None,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where everything is written meanwhile; by default below local.work_dir."),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="How many rows and keys that differ are shown of each table and stage."),
+    ] = 10,
+    fail_on: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help=f"What ends it with exit code 1, with commas between: {', '.join(KINDS)}; or nothing.",
+        ),
+    ] = ",".join(DEFAULT_FAILURES),
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Without Spark, which stages with a transform need.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Try a pull request's code on production: replay its newest epochs from the state before them, and write as one Markdown comment what differs.
+
+    Of production everything is read and nothing written, not even a hold: credentials that may only read are enough. Exit code 1 if
+    something of --fail-on is found: by default a refused plan, code that fails, or a gate that would hold; 2: wrong usage or configuration.
+    """
+    fails = _kinds(fail_on)
+    tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
+    if output is not None:
+        output.write_text(comment.markdown(tried, samples))
+        err.print(escape(f"{comment.verdict(tried)}. The comment: {output}"))
+    if json:
+        print_json(tried.to_dict())
+    elif output is None:
+        typer.echo(comment.markdown(tried, samples), nl=False)
+    if tried.fails(fails):
+        raise typer.Exit(1)
+
+
+def _kinds(text: str) -> set[str]:
+    """What `--fail-on` names. Raises ConfigurationError for what is no such thing."""
+    kinds = {kind.strip() for kind in text.split(",")} - {_NOTHING, ""}
+    if unknown := sorted(kinds - set(KINDS)):
+        raise ConfigurationError(
+            f"--fail-on does not know {', '.join(unknown)}.", next=f"Say some of {', '.join(KINDS)}; or {_NOTHING}."
+        )
+    return kinds
+
+
+def _tried(name: str, origin: str, epochs: int, scratch: Path | None, samples: int, in_process: bool) -> Review:
+    settings = load()
+    try:
+        definition = named(name, settings)
+    except (PipelineError, ConfigurationError) as error:
+        if name not in settings.pipelines:
+            raise
+        return review.not_imported(name, origin, error)
+    with waiting("trying the code on production's newest epochs"):
+        return review.review(
+            definition,
+            settings,
+            origin=origin,
+            epochs=epochs,
+            scratch=scratch,
+            sample=samples,
+            executor=InMemoryExecutor() if in_process else None,
+        )

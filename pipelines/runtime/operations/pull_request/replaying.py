@@ -1,0 +1,290 @@
+"""The epochs of production, played again with the code of a branch, in storage of its own below a directory.
+
+The slices are those that production has read, under the ids and at the processing times of then. Rows that gates of
+production have set aside are read again: the branch's gates decide anew. A gate that would hold an epoch is only asked
+here, so that the epochs after it can be compared too; who writes the comment says what it would have done.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from configs.settings import Settings
+from pipelines.runtime.connectors.lookups.lookup_table import Version
+from pipelines.runtime.connectors.source import RUNNING
+from pipelines.runtime.definition import HOLD, Gate, Pipeline, Stage
+from pipelines.runtime.definition.names import WARN
+from pipelines.runtime.epoch.model import EpochReport, SourceOffsets
+from pipelines.runtime.epoch.scheduler import EpochScheduler
+from pipelines.runtime.epoch.step_runner import Threads
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.gates.evaluation import Verdict
+from pipelines.runtime.operations.pull_request.taking import Taken
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.derived_checkpoint import commit, copied, pointed
+from pipelines.runtime.ownership.lookups import recorded as versions_of
+from pipelines.runtime.ownership.ownership import Ownership, claimed
+from pipelines.runtime.ownership.pipeline_storage import readers
+from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
+from pipelines.runtime.sources.reader import SourceReader
+from pipelines.runtime.sources.slices import EpochPlan
+from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint, StateFile, stats_of
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.errors import (
+    InputError,
+    LostError,
+    PrunedError,
+    StageError,
+    TransientError,
+    VanishedError,
+    WeirError,
+)
+from state_ops.ids import CheckpointId
+from state_ops.storage.branches import Branch
+
+BRANCH = "ci"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlayed:
+    """An epoch that was replayed.
+
+    Attributes:
+        recorded: What production made of it.
+        now: What the branch makes of it.
+        files: What that lists.
+        verdicts: Of the branch's gates, each with the policy that the code gives it.
+        seconds: From its begin to the end of its publishing.
+    """
+
+    recorded: Checkpoint
+    now: Checkpoint
+    files: tuple[StateFile, ...]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why the replay ended before its end.
+
+    Attributes:
+        epoch: The epoch that could not be replayed, as production numbers it; None: none had begun.
+        unreadable: What the epoch has read cannot be read again. Else the code is to blame.
+        error: In words, without secrets.
+        traceback: Of the author's code; "" if it is not that which raised.
+    """
+
+    epoch: int | None
+    unreadable: bool
+    error: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the branch has made of production's epochs.
+
+    Attributes:
+        played: Those that it came to the end of, oldest first.
+        failed: What ended it; None: it came to the end.
+    """
+
+    played: tuple[EpochPlayed, ...]
+    failed: Failed | None = None
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The branch's newest checkpoint."""
+        return self.played[-1].now if self.played else None
+
+
+def branch_of(pipeline: Pipeline) -> Pipeline:
+    """The pipeline as a branch that only this replay knows: all its sinks are tables of the branch's own."""
+    return replace(pipeline, branch=Branch(BRANCH, uuid.uuid4().hex))
+
+
+def settings_for(settings: Settings, directory: Path, epochs: int) -> Settings:
+    """The same settings with storage and local files below a directory, for epochs that are all retained."""
+    changed: dict[str, Any] = {
+        "storage": settings.storage.model_copy(update={"root": str(directory / "storage")}),
+        "local": settings.local.model_copy(update={"work_dir": str(directory / "work"), "objects_mb": 0}),
+        "checkpoints": settings.checkpoints.model_copy(
+            update={
+                "alignment_timeout_seconds": None,
+                "max_concurrent": 1,
+                "min_pause_seconds": 0.0,
+                "num_retained": epochs + 1,
+            }
+        ),
+    }
+    return settings.model_copy(update=changed)
+
+
+def replay(
+    here: Pipeline,
+    there: Settings,
+    production: Settings,
+    taken: Taken,
+    executor: Executor | None,
+    on_epoch: Callable[[EpochPlayed], None],
+) -> Replayed:
+    """Replay epochs of production.
+
+    Args:
+        here: The pipeline as `branch_of` has it, with the branch's code.
+        there: As `settings_for` has them.
+        production: Whose storage has what sources have archived.
+        on_epoch: Is told of each epoch that came to its end.
+
+    Raises:
+        PrunedError: Archived input was pruned meanwhile.
+    """
+    asked = _only_asked(here)
+    played: list[EpochPlayed] = []
+    sources = readers(here, there, RUNNING, archived=production)
+    at: Checkpoint | None = None
+    planned = False
+    try:
+        with claimed(asked, there, executor) as owner:
+            owner.context.tells_sources = False
+            if taken.chosen.base is not None:
+                check_fits(asked, _seeded(owner, taken, taken.chosen.base))
+            before = taken.chosen.base
+            for at in taken.chosen.epochs:
+                planned = False
+                plan = _plan(owner.context, sources, at, before)
+                planned = True
+                clock = time.perf_counter()
+                report = _played(owner, plan, _first_id(at, before))
+                files = owner.context.registry.files(report.checkpoint)
+                verdicts = tuple(_as_meant(here, verdict) for verdict in report.verdicts)
+                played.append(EpochPlayed(at, report.checkpoint, files, verdicts, time.perf_counter() - clock))
+                on_epoch(played[-1])
+                before = at
+    except PrunedError:
+        raise
+    except WeirError as error:
+        is_of_plan = isinstance(error, InputError) and at is not None and not planned
+        unreadable = is_of_plan or isinstance(error, VanishedError | LostError)
+        traceback = error.traceback if isinstance(error, StageError) else ""
+        failed = Failed(int(at.id) if at is not None else None, unreadable, str(error), traceback)
+        return Replayed(tuple(played), failed)
+    finally:
+        for reader in sources.values():
+            reader.close()
+    return Replayed(tuple(played))
+
+
+def _seeded(owner: Ownership, taken: Taken, base: Checkpoint) -> Checkpoint:
+    """Begin the branch's registry with the checkpoint of production from which the replay goes on."""
+    context = owner.context
+    owner.heartbeat.begin(base.id)
+    moved = copied(context, taken.copy, taken.base_files, base.id)
+    beginning = replace(base, sinks={}, operators=pointed(base.operators, moved))
+    files = [here for _, here in moved]
+    what = f"checkpoint {base.id} of {context.pipeline.name}, for a pull request"
+    return commit(context, beginning, base.id, files, kind=FORK, what=what, beginning={FORKED: int(base.id)})
+
+
+def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
+    """The id with which an epoch begins. Where gates have set rows aside, it came to its end under a later one."""
+    set_aside = any(part.get("excluded") for part in recorded.slice.values())
+    return CheckpointId(before.id + 1) if set_aside and before is not None else recorded.id
+
+
+def _plan(
+    context: RunContext, sources: Mapping[str, SourceReader], recorded: Checkpoint, before: Checkpoint | None
+) -> EpochPlan:
+    """An epoch's plan as it was, of those sources that the branch still reads.
+
+    Raises InputError if something cannot be read again.
+    """
+    expected = SourceOffsets.at(context.registry.head()).expected
+    slices = {}
+    for name, reader in sources.items():
+        if name in recorded.slice:
+            part = {key: value for key, value in recorded.slice[name].items() if key != "excluded"}
+            position = before.offsets.get(name) if before is not None else None
+            slices[name] = reader.plan_again(part, expected.get(name), position)
+    return EpochPlan(
+        Trigger.MANUAL,
+        f"epoch {recorded.id} of {context.pipeline.name}, for a pull request",
+        slices,
+        recorded.trigger == Trigger.DRAIN.value,
+        at=recorded.triggered_at,
+        now=recorded.epoch_now,
+        lookups=_versions(context, recorded),
+    )
+
+
+def _versions(context: RunContext, recorded: Checkpoint) -> dict[str, Version]:
+    """By stage, the version of the table that its rows are looked up in: that of then, or the newest if the lookup is
+    new. Raises InputError if the version of then is gone."""
+    then, now = versions_of(recorded), []
+    for stage in context.pipeline.stages:
+        is_same = (
+            stage.lookup is not None and (stats_of(recorded, stage.uid).window or {}).get("table") == stage.lookup.table
+        )
+        if not is_same:
+            then.pop(stage.uid, None)
+            now += [stage.uid] if stage.lookup is not None else []
+    if (gone := context.lookups.gone(then)) is not None:
+        raise InputError(
+            f"{gone}.", where=f"epoch {recorded.id}", next="Keep a table's versions for as long as epochs."
+        )
+    return {**(context.lookups.plan(context.head, now) if now else {}), **then}
+
+
+def _played(owner: Ownership, plan: EpochPlan, first: CheckpointId) -> EpochReport:
+    """Play one epoch to its end, also if gates set rows of it aside. Raises whatever it fails over."""
+    coordinator = coordinator_of(owner.context, RunOptions(), CheckpointId(first - 1))
+    threads = Threads()
+    scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
+    reports: list[EpochReport] = []
+    again: EpochPlan | None = plan
+    try:
+        while again is not None:
+            if not scheduler.begin(again):
+                raise TransientError(
+                    "An epoch could not be begun.", where=f"epoch {first}", next="The log says why. Ask again."
+                )
+            while not scheduler.empty:
+                reports += scheduler.turn(owner.context.settings.run.poll_seconds)
+            again = scheduler.again
+    finally:
+        scheduler.close()
+        threads.close()
+    return reports[-1]
+
+
+def _raised(_: int, error: WeirError) -> None:
+    raise error
+
+
+# -- gates
+
+
+def _only_asked(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with gates that warn instead of holding an epoch."""
+    stages: dict[str, Stage] = {}
+    for stage in pipeline.stages:  # each after those that it reads
+        gates = tuple(replace(gate, on_failure=WARN) if gate.on_failure == HOLD else gate for gate in stage.gates)
+        stages[stage.uid] = replace(stage.reading(stages), gates=gates)
+    return replace(pipeline, stages=tuple(stages.values()))
+
+
+def _as_meant(pipeline: Pipeline, verdict: Verdict) -> Verdict:
+    """A verdict with the policy of its gate in the code."""
+    gates = pipeline.stage(verdict.stage).gates
+    policies = [gate.on_failure for gate in gates if _is_of(verdict, gate)]
+    return replace(verdict, on_failure=HOLD) if HOLD in policies and verdict.on_failure == WARN else verdict
+
+
+def _is_of(verdict: Verdict, gate: Gate) -> bool:
+    return (gate.title, gate.of) == (verdict.gate, verdict.of)

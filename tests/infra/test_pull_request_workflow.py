@@ -1,0 +1,98 @@
+"""The workflow for pull requests: its commands do what the page says, on a production that they only read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.settings import PROJECT
+from tests.recovery.small import Bank
+
+WORKFLOW = PROJECT / "infra" / "github" / "weir-ci.yml"
+PAGE = PROJECT / "docs" / "how-to" / "pull-requests.md"
+
+
+@pytest.fixture(scope="module")
+def workflow() -> dict:
+    return yaml.safe_load(WORKFLOW.read_text())
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="3", WEIR_SPARK__PARALLELISM="2")
+    bank.epochs(1, 2, 3)
+    return bank
+
+
+def steps(workflow: dict) -> dict[str, dict]:
+    return {step["name"]: step for step in workflow["jobs"]["production"]["steps"] if "run" in step}
+
+
+def ended(step: dict, env: dict[str, str]) -> subprocess.CompletedProcess:
+    """A step as the runner has it: `bash -e` in the project's folder."""
+    shell = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
+    return subprocess.run(shell, cwd=PROJECT, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
+
+
+def test_its_commands_write_the_comment_and_hand_it_over(workflow, bank, tmp_path):
+    job = workflow["jobs"]["production"]
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    hub = programs / "gh"  # the hub itself is not here: what it would get is noted
+    hub.write_text('#!/bin/sh\necho "$@" >> "$HANDED_OVER"\ncase "$*" in *--edit-last*) exit 1;; esac\n')
+    hub.chmod(0o755)
+    comment, summary = tmp_path / "comment.md", tmp_path / "summary.md"
+    env = {
+        **bank.site.env,
+        "WEIR_ENV": job["env"]["WEIR_ENV"],
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PIPELINE": "small",
+        "OPTIONS": "--epochs 2 --in-process",
+        "COMMENT": str(comment),
+        "NUMBER": "7",
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "HANDED_OVER": str(tmp_path / "handed-over"),
+    }
+    assert re.fullmatch(r"--epochs \d+", job["env"]["OPTIONS"])
+    tried = ended(steps(workflow)["Try"], env)
+    assert tried.returncode == 0, tried.stderr
+    assert comment.read_text().startswith("**weir ci small: nothing differs**")
+    done = ended(steps(workflow)["Comment"], env)
+    assert done.returncode == 0, done.stderr
+    assert summary.read_text() == comment.read_text()
+    handed_over = (tmp_path / "handed-over").read_text().splitlines()
+    assert handed_over == [
+        f"pr comment 7 --edit-last --body-file {comment}",
+        f"pr comment 7 --body-file {comment}",
+    ]
+
+
+def test_a_pull_request_that_a_gate_would_hold_fails_and_is_commented_all_the_same(workflow):
+    comment = steps(workflow)["Comment"]
+    assert comment["if"].startswith("always()")
+    assert not any("continue-on-error" in step for step in workflow["jobs"]["production"]["steps"])
+
+
+def test_what_it_installs_with_is_a_target_of_the_makefile(workflow):
+    install = steps(workflow)["Install"]["run"].split()
+    assert install[0] == "make"
+    known = subprocess.run(["make", "-n", *install[1:]], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert known.returncode == 0, known.stderr
+    assert sys.version_info >= (3, 11)
+
+
+def test_it_may_write_nothing_but_the_comment(workflow):
+    assert workflow["permissions"] == {"contents": "read", "pull-requests": "write", "id-token": "write"}
+    assert workflow[True] == {"pull_request": None}, "not pull_request_target, which has secrets for code of strangers"
+
+
+def test_the_page_shows_the_workflow_that_is_there():
+    assert f"]({os.path.relpath(WORKFLOW, PAGE.parent)})" in PAGE.read_text()
+    assert Path(WORKFLOW).is_file()

@@ -1,0 +1,497 @@
+"""A pull request is tried on production's newest epochs: it says exactly what differs, and nothing of production changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, expect, files, select
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import forks
+from pipelines.runtime.operations.pull_request import comment, review, taking
+from pipelines.runtime.operations.pull_request.review import Review
+from pipelines.runtime.restore import rewind
+from pipelines.runtime.run import maintenance
+from state_ops.errors import ConfigurationError, PrunedError, WeirError
+from state_ops.storage.filesystem_store import FileSystemStore
+from tests.recovery import small, test_joins, test_upserts
+from tests.recovery.conftest import days as days
+from tests.recovery.harness import Site
+from tests.recovery.queue_source import Queue, QueueSource
+from tests.recovery.small import Bank
+from tests.recovery.test_joins import Shop
+from tests.runtime.debugging import planted
+
+RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "4", "WEIR_SPARK__PARALLELISM": "2"}
+KEYED = {"key": "id", "order_by": ["at"]}
+
+
+def bank_of(root: Path, pipeline: Pipeline = small.pipeline, *numbers: int, **options: str) -> Bank:
+    bank = Bank(replace(Bank.at(root, **{**RETAINED, **options}).site, pipeline=pipeline))
+    bank.epochs(*numbers)
+    return bank
+
+
+def tried(of, pipeline: Pipeline | None = None, **asked) -> Review:
+    """Of a site's production, the review of other code."""
+    settings = of.site.settings
+    scratch = of.site.root.parent / f"{of.site.root.name}-scratch"
+    options = {"sample": 1000, "scratch": scratch, "executor": InMemoryExecutor(), **asked}
+    return review.review(pipeline or of.site.pipeline, settings, **options)
+
+
+def with_function(function, **changed) -> Pipeline:
+    return Pipeline("small", (replace(small.accounts, function=function, **changed),), max_parallelism=8)
+
+
+def everything(root: Path) -> dict[str, tuple]:
+    """Of each file and directory its content, and its times and rights."""
+    facts = {}
+    for path in [root, *root.rglob("*")]:
+        stat = path.stat()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        facts[str(path)] = (digest, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_mode)
+    return facts
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Lets nobody write below some directories, by rights and by what every write goes through."""
+    closed: list[str] = []
+
+    def refusing(name: str):
+        real = getattr(FileSystemStore, name)
+
+        def call(self, *asked, **options):
+            assert not any(f"{self.root}/".startswith(f"{root}/") for root in closed), f"{name} in {self.root}"
+            return real(self, *asked, **options)
+
+        return call
+
+    for name in ("write", "create", "delete", "delete_files", "delete_all"):
+        monkeypatch.setattr(FileSystemStore, name, refusing(name))
+
+    def close(root: Path) -> None:
+        closed.append(str(root))
+        for path in [root, *root.rglob("*")]:
+            path.chmod(path.stat().st_mode & ~0o222)
+
+    yield close
+    for root in closed:
+        for path in [Path(root), *Path(root).rglob("*")]:
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+def test_the_same_code_differs_in_nothing_and_nothing_of_production_is_touched(rides_run, tmp_path, read_only):
+    root = rides_run.site.root
+    read_only(root / "storage")
+    before = everything(root)
+    same = tried(rides_run, scratch=tmp_path)
+    assert same.found == () and same.failed is None and same.notes == ()
+    assert [int(epoch.recorded.id) for epoch in same.played] == [6, 7, 8]
+    assert [epoch.recorded.id for epoch in same.played] == [epoch.now.id for epoch in same.played]
+    assert {table.table: table.rows for table in same.tables if table.rows[0]}.keys() >= {"rides", "hourly", "unique"}
+    assert all(table.rows[0] == table.rows[1] for table in same.tables)
+    assert {state.stage for state in same.states} == {"riders", "hourly", "trips", "unique"}
+    assert comment.markdown(same).startswith("**weir ci rides: nothing differs**\n")
+    assert everything(root) == before
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_planted_change_of_state_gives_exactly_the_keys_that_differ(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4, 5)
+    differs = tried(bank, planted.pipeline, epochs=2)
+    assert differs.found == ("state",)
+    (state,) = differs.states
+    sums = duckdb.sql(
+        f"""SELECT id, sum(amount)::BIGINT,
+                   (sum(amount) + sum(amount) FILTER (filename > '{bank.site.landing}/00004'))::BIGINT
+            FROM read_parquet('{bank.site.landing}/*.parquet', filename = true)
+            GROUP BY id HAVING count(*) FILTER (filename > '{bank.site.landing}/00004') > 0"""
+    ).fetchall()
+    shown = [(row["key"]["id"], row["old"]["total"], row["new"]["total"]) for row in state.sample]
+    assert sorted(shown) == sorted(sums) and state.counts == {"added": 0, "removed": 0, "changed": len(sums)}
+    assert differs.keys_differing == len(sums) and all(row["fields"] == ["total"] for row in state.sample)
+    (table,) = differs.tables
+    assert table.same and table.rows == (20, 20)
+
+
+def fewer_and_more(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Leaves k1 out, changes k2, hands k3 out twice."""
+    booked = small.accounts(rows, state, epoch)
+    changed = booked.with_columns(amount=pl.when(pl.col("id") == "k2").then(pl.col("amount") * 10).otherwise("amount"))
+    return pl.concat([changed.filter(pl.col("id") != "k1"), changed.filter(pl.col("id") == "k3")])
+
+
+def test_a_planted_change_of_rows_gives_exactly_the_rows_that_differ(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4, 5)
+    differs = tried(bank, with_function(fewer_and_more))
+    assert differs.found == ("rows",)
+    (table,) = differs.tables
+    ours = pl.read_parquet(sorted(bank.site.landing.glob("*.parquet"))[-3:])
+    theirs = pl.concat(
+        [
+            ours.filter(~pl.col("id").is_in(["k1", "k2"])),
+            ours.filter(pl.col("id") == "k2").with_columns(pl.col("amount") * 10),
+            ours.filter(pl.col("id") == "k3"),
+        ]
+    )
+    first, second = (Counter(frame.select("id", "at", "amount").rows()) for frame in (ours, theirs))
+    shown = {
+        kinds: Counter((row["id"], row["at"], row["amount"]) for row in table.sample if row["change"] in kinds)
+        for kinds in (("removed", "was"), ("added", "is"))
+    }
+    assert shown == {("removed", "was"): first - second, ("added", "is"): second - first}
+    assert table.counts == {"added": 3, "removed": 3, "changed": 3} and table.rows == (30, 30)
+
+
+def test_a_table_with_keys_is_compared_by_what_becomes_of_each_key(tmp_path):
+    bank = bank_of(tmp_path / "site", test_upserts.pipeline, 1, 2, 3)
+    assert tried(bank).found == ()
+
+    def keeps_k1(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        """k1 stays, whatever its total is; what only file 3 has is 99."""
+        handed_out = test_upserts.totals(rows, state, epoch)
+        stays, is_new = pl.col("id") == "k1", pl.col("id").str.starts_with("only-3")
+        return handed_out.with_columns(
+            total=pl.when(is_new).then(99).otherwise("total"),
+            _change_type=pl.when(stays).then(pl.lit("update_postimage")).otherwise("_change_type"),
+        )
+
+    other = Pipeline("small", (replace(test_upserts.keyed, function=keeps_k1),), max_parallelism=8)
+    differs = tried(bank, other, epochs=2)
+    (table,) = differs.tables
+    turns = {
+        turn: [(row["id"], row["total"]) for row in table.sample if row["change"] == turn] for turn in ("was", "is")
+    }
+    assert turns == {
+        "was": [("k1", None), ("only-3-0", 3), ("only-3-1", 3)], "is": [("k1", 6), ("only-3-0", 99), ("only-3-1", 99)],
+    }  # fmt: skip
+    assert table.rows == (12, 12) and table.counts == {"added": 0, "removed": 0, "changed": 3}
+
+
+@pytest.mark.parametrize("how", ["left"])
+def test_joins_of_several_inputs_are_replayed(tmp_path, how):
+    shop = Shop.at(tmp_path / "site", test_joins.pipeline_of(how))
+    for day in (1, 2, 3):
+        shop.run(day)
+    same = tried(shop, epochs=2)
+    assert same.found == () and {table.table for table in same.tables} >= {"paid", "sums"}
+    assert sum(table.rows[0] for table in same.tables) > 0
+
+
+def test_a_stage_without_state_is_compared_by_its_rows(tmp_path):
+    source = files("{landing}/*.parquet", name="landing")
+    plain = select("picked", source, "id", "amount + 1 AS more", sink=delta.append("picked"))
+    other = select("picked", source, "id", "amount + 2 AS more", sink=delta.append("picked"))
+    bank = bank_of(tmp_path / "site", Pipeline("small", (plain,), max_parallelism=8), 1, 2, 3)
+    assert tried(bank).found == ()
+    differs = tried(bank, Pipeline("small", (other,), max_parallelism=8), epochs=1)
+    (table,) = differs.tables
+    assert (differs.found, table.rows, table.counts["added"], table.counts["removed"]) == (("rows",), (10, 10), 10, 10)
+
+
+def test_epochs_of_the_very_beginning_are_replayed_from_nothing(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    same = tried(bank, epochs=5)
+    assert same.found == () and same.chosen.base is None and len(same.played) == 2
+    assert "2 epochs instead of the 5 that were asked for: there were no more." in same.notes
+
+
+def test_fewer_epochs_than_asked_for_are_replayed_where_older_ones_are_not_retained(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4, 5, 6)
+    same = tried(bank, epochs=5)
+    assert [int(epoch.recorded.id) for epoch in same.played] == [4, 5, 6] and int(same.chosen.base.id) == 3
+    assert "3 epochs instead of the 5" in same.notes[0] and "num_retained" in same.notes[0]
+
+
+def test_only_epochs_before_a_rewind_or_after_it_are_replayed(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
+    with maintenance.owning(small.pipeline, bank.site.settings, epochs=False) as owner:
+        rows = {row.id: row for row in bank.registry.checkpoints()}
+        plan = rewind.planned(
+            small.pipeline, bank.site.settings, owner.context.storage, owner.context.registry, rows[3], rows[2]
+        )
+        rewind.carry_out(owner, plan)
+    before = tried(bank)
+    assert before.found == () and [int(epoch.recorded.id) for epoch in before.played] == [1, 2]
+    assert "Checkpoint 4 is no epoch but a rewind" in before.notes[0]
+    bank.epochs()
+    after = tried(bank)
+    assert after.found == () and [int(epoch.recorded.id) for epoch in after.played] == [5]
+    assert int(after.chosen.base.id) == 4
+
+
+def test_a_branch_of_production_is_what_it_is_compared_with(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
+    forks.fork(small.pipeline, bank.site.settings, "fix", 2)
+    branch = Bank(replace(bank.site, pipeline=forks.branched(planted.pipeline, bank.site.settings, "fix")))
+    branch.epochs()
+    assert tried(bank, planted.pipeline, origin="fix", epochs=1).found == ()
+    assert tried(bank, origin="fix", epochs=1).found == ("state",)
+    with pytest.raises(WeirError, match="no branch 'other'"):
+        tried(bank, origin="other")
+    with pytest.raises(ConfigurationError, match="is a branch"):
+        tried(bank, branch.site.pipeline)
+
+
+@pytest.mark.parametrize("subtasks", ["1", "3"])
+def test_another_parallelism_differs_in_nothing(tmp_path, subtasks):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
+    bank.site.options["WEIR_SPARK__PARALLELISM"] = subtasks
+    same = tried(bank, epochs=2)
+    assert same.found == () and f"with {subtasks} subtask" in comment.markdown(same)
+
+
+class More(State):
+    """An account that has one field more."""
+
+    rows: int = 0
+    total: int = 0
+    largest: int | None = None
+
+
+class Other(State):
+    """An account whose total is a text."""
+
+    rows: int = 0
+    total: str = ""
+
+
+def with_largest(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Knows the largest amount too."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"), largest=agg.max("amount"))
+    return rows.select("id", "at", "amount")
+
+
+def test_a_state_that_gets_a_field_migrates_and_says_so(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
+    more = tried(bank, with_function(with_largest, state=More))
+    assert more.found == () and more.states[0].why == "only the branch has largest"
+    text = comment.markdown(more)
+    assert "only the branch has largest" in text and "migrates" in text
+
+
+def test_a_refused_plan_is_the_comment_and_nothing_is_replayed(tmp_path, weir):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    refused = tried(bank, with_function(small.accounts.function, state=Other))
+    assert refused.found == ("plan",) and not refused.played
+    text = comment.markdown(refused)
+    assert text.startswith("**weir ci small: a run would be refused**")
+    assert "`weir plan small` ends with exit code 1" in text and "No epoch was replayed" in text
+
+
+def failing(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Fails where a row is of the third file."""
+    if rows.height and rows["amount"].max() == 3:
+        raise ValueError("no threes: password=hunter2hunter2")
+    return small.accounts(rows, state, epoch)
+
+
+def test_an_authors_error_is_shown_without_secrets_and_epochs_before_it_are_compared(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4)
+    ended = tried(bank, with_function(failing), epochs=3)
+    assert ended.found == ("code",) and [int(epoch.recorded.id) for epoch in ended.played] == [2]
+    assert ended.failed.epoch == 3 and not ended.states and ended.tables[0].rows == (10, 10)
+    text = comment.markdown(ended)
+    assert text.startswith("**weir ci small: the code fails in epoch 3**")
+    assert "no threes" in text and "raise ValueError" in text and "hunter2" not in text
+
+
+def test_a_gate_that_would_hold_is_said_and_later_epochs_are_compared(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4)
+    strict = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=2)
+    gated = Pipeline("small", (replace(small.accounts, gates=(strict,)),), max_parallelism=8)
+    held = tried(bank, gated)
+    assert held.found == ("gates",) and held.fails({"gates"}) and not held.fails({"rows", "state"})
+    (outcome,) = held.gates
+    assert (outcome.failed, outcome.asked, outcome.before, outcome.holds) == ((3, 4), 3, None, True)
+    text = comment.markdown(held)
+    assert "1 gate would hold it" in text and "would hold epochs 3, 4" in text and "10 of 10 rows" in text
+    assert "10 of 10 rows" not in comment.markdown(held, sample=0)
+
+
+def hands_on(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Every column, also that by which a row is set aside."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows
+
+
+def test_rows_that_a_gate_sets_aside_are_decided_anew(tmp_path):
+    strict = expect("ExpectColumnValuesToBeBetween", column="at", max_value=8, on_failure="quarantine")
+    gated = with_function(hands_on, gates=(strict,))
+    bank = bank_of(tmp_path / "site", gated, 1, 2, 3)
+    assert tried(bank).found == ()
+    without = tried(bank, with_function(hands_on))
+    assert without.found == ("rows", "state")
+    tables = {table.table: (table.rows, table.counts) for table in without.tables}
+    assert tables["booked"][0] == (27, 30) and tables["accounts_quarantine"][0] == (3, 0)
+    assert "0 rows were set aside; in production 3" in comment.markdown(without)
+
+
+def test_what_is_expected_of_a_restore_is_asked(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    bank.site.options["WEIR_PIPELINES__SMALL__ON_RESTORE"] = json.dumps(
+        [{"state": "accounts", "expect": "ExpectColumnMaxToBeBetween", "column": "total", "max_value": 2}]
+    )
+    from pipelines.loading import load_pipeline
+
+    held = tried(bank, load_pipeline("small", bank.site.settings))
+    assert held.found == ("gates",) and "would refuse a restore" in comment.markdown(held)
+
+
+def test_epochs_whose_input_is_gone_are_left_out(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4)
+    (bank.site.landing / "00003.parquet").unlink()
+    left = tried(bank)
+    assert left.found == () and [int(epoch.recorded.id) for epoch in left.played] == [4]
+    assert any("Epoch 3 cannot be replayed" in note and "00003.parquet is gone" in note for note in left.notes)
+    (bank.site.landing / "00004.parquet").unlink()
+    nothing = tried(bank)
+    assert nothing.found == ("input",) and not nothing.played
+    assert "cannot be read again" in comment.verdict(nothing)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_source_that_gives_each_row_once_is_replayed_from_its_archive(tmp_path, monkeypatch, archive):
+    source = QueueSource(name="in", archive=archive)
+    counting = aggregate("counted", source, key="id", n=agg.count(), sink=delta.append("counts"))
+    pipeline = Pipeline("small", (counting,), max_parallelism=8, delivery="at_least_once")
+    bank = Bank(replace(Bank.at(tmp_path / "site", **RETAINED).site, pipeline=pipeline))
+    bank.site.landing.mkdir(parents=True)
+    queue = Queue(str(bank.site.landing / "queue.db"))
+    for number in (1, 2, 3):
+        queue.put([("a", number), ("b", number + 10)])
+        bank.epochs()
+    told: list[object] = []
+    monkeypatch.setattr(Queue, "committed", lambda _, position: told.append(position))
+    assert tried(bank, epochs=2).found == (() if archive else ("input",))
+    assert not told, "its system has come further since"
+
+
+def test_what_is_pruned_while_it_is_read_is_taken_anew(tmp_path, monkeypatch):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    real, numbers = taking.together, iter((4, 5))
+
+    def overtaken(*asked, **options):
+        for number in numbers:  # production goes on
+            bank.epochs(number)
+        return real(*asked, **options)
+
+    monkeypatch.setattr(taking, "together", overtaken)
+    same = tried(bank, epochs=1)
+    assert same.found == () and [int(epoch.recorded.id) for epoch in same.played] == [5]
+
+
+def test_production_that_always_prunes_faster_is_said_so(tmp_path, monkeypatch):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    real, numbers = taking.together, iter(range(3, 100))
+
+    def overtaken(*asked, **options):
+        for _ in range(3):
+            bank.epochs(next(numbers))
+        return real(*asked, **options)
+
+    monkeypatch.setattr(taking, "together", overtaken)
+    with pytest.raises(PrunedError, match="nothing holds what may only be read") as pruned:
+        tried(bank, epochs=1)
+    assert "--epochs" in str(pruned.value)
+
+
+def test_a_pipeline_without_a_checkpoint_says_what_to_look_at(tmp_path):
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank.land(1)
+    with pytest.raises(WeirError, match="no checkpoint yet") as nothing:
+        tried(bank)
+    assert "storage.root" in str(nothing.value)
+
+
+def test_the_command_writes_the_comment_and_ends_as_it_was_asked(tmp_path, weir):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
+    other = replace(bank.site, module="tests.runtime.debugging.planted")
+    target = tmp_path / "comment.md"
+    shown = weir(other, "ci", "small", "--from", "main", "--epochs", "2", "--in-process", "--output", str(target))
+    assert shown.code == 0 and shown.out == "" and "keys of state differ" in shown.err
+    assert target.read_text().startswith("**weir ci small: 12 keys of state differ**")
+    shown = weir(other, "ci", "small", "--epochs", "2", "--in-process", "--fail-on", "rows,state", "--json")
+    facts = json.loads(shown.out)
+    assert shown.code == 1 and facts["found"] == ["state"] and facts["state"]["accounts"]["changed"] == 12
+    assert weir(bank.site, "ci", "small", "--in-process", "--fail-on", "any").code == 2
+    assert weir(bank.site, "ci", "unknown").code == 2
+    broken = replace(bank.site, module="tests.runtime.debugging.nowhere")
+    shown = weir(broken, "ci", "small", "--in-process")
+    assert shown.code == 1 and shown.out.startswith("**weir ci small: the code fails**")
+    assert weir(broken, "ci", "small", "--in-process", "--fail-on", "nothing").code == 0
+
+
+# -- the comment
+
+
+def wide(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Rows whose texts would be markup."""
+    texts = ["| a |\n# b", "@somebody <img src=x>", "http://evil.test `c` [d](e)", "token=abcdefgh12345678"]
+    return small.accounts(rows, state, epoch).with_columns(
+        text=pl.Series((texts * rows.height)[: rows.height], dtype=pl.String)
+    )
+
+
+def test_values_of_rows_are_no_markup(tmp_path):
+    plain = with_function(wide)
+    bank = bank_of(tmp_path / "site", plain, 1, 2)
+
+    def shouts(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        """The same rows, louder."""
+        return wide(rows, state, epoch).with_columns(pl.col("text") + "!")
+
+    text = comment.markdown(tried(bank, with_function(shouts)))
+    lines = [line for line in text.splitlines() if "somebody" in line or "evil" in line or "\\# b" in line]
+    assert lines and all(line.startswith("| ") and line.endswith(" |") for line in lines)
+    assert "@" not in text and "<img" not in text and "://" not in text and "abcdefgh12345678" not in text
+    assert "\\| a \\| \\# b" in text
+    assert "somebody" not in comment.markdown(tried(bank, with_function(shouts)), sample=0)
+
+
+def test_a_comment_is_never_longer_than_github_takes(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    differs = tried(bank, planted.pipeline)
+    (state,) = differs.states
+    row = {**state.sample[0], "key": {"id": "k" * 100}}
+    many = replace(differs, states=(replace(state, counts={**state.counts, "changed": 5000}, sample=[row] * 2000),))
+    text = comment.markdown(many, sample=2000)
+    assert 20_000 < len(text) <= comment.LIMIT and "more keys." in text
+    noisy = replace(differs, notes=("n" * 1000,) * 100)
+    text = comment.markdown(noisy)
+    assert len(text) <= comment.LIMIT and "does not fit into a comment" in text
+
+
+# -- on Spark
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("spark")
+def test_flights_on_spark(tmp_path, days, weir):
+    site = Site(
+        tmp_path / "site",
+        {
+            "WEIR_EPOCH__MAX_FILES": "3",
+            "WEIR_SPARK__PARALLELISM": "2",
+            "WEIR_CHECKPOINTS__NUM_RETAINED": "3",
+            "WEIR_PIPELINES__FLIGHTS__ON_RESTORE": json.dumps(
+                [{"state": "aircraft_rotation", "expect": "ExpectColumnValuesToNotBeNull", "column": "legs"}]
+            ),
+        },
+    )
+    site.land(days[:12])
+    site.run()
+    before = everything(site.root / "storage")
+    shown = weir(site, "ci", "flights", "--from", "main", "--epochs", "2")
+    assert shown.code == 0 and shown.out.startswith("**weir ci flights: nothing differs**"), shown.out
+    assert "aircraft\\_legs" in shown.out and "ExpectColumnValuesToNotBeNull" in shown.out
+    assert everything(site.root / "storage") == before
