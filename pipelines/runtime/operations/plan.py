@@ -438,7 +438,7 @@ class PlanBuilder:
             of = "table" if self._pipeline.is_table(sink) else "sink"
             if of == "sink" and not self._asks_sinks:
                 what = "it was not asked whether it takes the rows, since it lies outside of the storage that is read"
-                self._report(of, sink.name, "columns", Verdict.UNKNOWN, what)
+                self.findings.report(of, sink.name, "columns", Verdict.UNKNOWN, what)
                 continue
             try:
                 self._sinks.check(sink, schema)
