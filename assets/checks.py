@@ -1,4 +1,6 @@
-"""Asset checks: gates on the stages, and on the checkpoint whether the pipeline would come back.
+"""Asset checks: gates on the tables that get the rows, and on the checkpoint whether the pipeline would come back.
+
+A gate that looks at state or figures, or at rows that go to no sink, is a check of its stage.
 
 Runs and sensors report verdicts as they learn of them. Executing a check from Dagster's pages asks again: a gate's
 check shows what the newest checkpoint recorded, the others look at the pipeline.
@@ -11,9 +13,10 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import CHECKPOINT, DRILL, key
+from assets.metadata import as_json, gate_in_words
+from assets.names import CHECKPOINT, DRILL, key, stage_key, table_key
 from configs.settings import Settings
-from pipelines.runtime.definition import Gate, Pipeline, Stage
+from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.inspection.state_reader import chosen
 from pipelines.runtime.ownership import backlog
@@ -50,10 +53,21 @@ def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
     ]
     for stage in pipeline.stages:
         evaluations += [
-            dg.AssetCheckSpec(name, asset=key(pipeline, stage.uid), description=f"`{gate.title}`, before each commit.")
+            dg.AssetCheckSpec(
+                name,
+                asset=gate_asset(pipeline, stage, gate),
+                description=f"{gate_in_words(gate)}. A gate of {stage.uid} on {gate.of}, before each commit.",
+            )
             for name, gate in gate_names(stage)
         ]
     return evaluations
+
+
+def gate_asset(pipeline: Pipeline, stage: Stage, gate: Gate) -> dg.AssetKey:
+    """The asset that a gate is a check of: what gets the rows that it looks at; else the stage."""
+    if gate.of == ROWS and stage.sink is not None:
+        return table_key(pipeline, stage.sink.name)
+    return stage_key(pipeline, stage.uid)
 
 
 def gate_names(stage: Stage) -> list[tuple[str, Gate]]:
@@ -133,14 +147,18 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
     }
     if spec.name in ask and spec.asset_key == key(pipeline, _ON[spec.name][0]):
         return ask[spec.name](pipeline, settings)
-    stage = pipeline.stage(spec.asset_key.path[-1])
     storage, registry = open_storage(pipeline, settings)
-    holds = gate_hold.read(storage, head.id if (head := registry.head()) else None)
+    head = registry.head()
+    holds = gate_hold.read(storage, head.id if head is not None else None)
     refused = [Verdict.from_dict(str(facts["stage"]), facts) for facts in holds.verdicts] if holds is not None else []
-    verdicts = [*recorded(pipeline, settings, stage), *of_gates(pipeline, stage, refused)]
-    refusals = {refusal.check_name: refusal for refusal in verdicts}  # what holds the pipeline now is newer
-    if spec.name in refusals:
-        return refusals[spec.name]
+    verdicts = [
+        evaluation
+        for stage in pipeline.stages
+        for evaluation in (*recorded(pipeline, head, stage), *of_gates(pipeline, stage, refused))
+    ]
+    by_check = {evaluation.asset_check_key: evaluation for evaluation in verdicts}  # what holds the pipeline is newer
+    if spec.key in by_check:
+        return by_check[spec.key]
     description = "the newest checkpoint handed out no rows for it to look at"
     return dg.AssetCheckEvaluation(asset_key=spec.asset_key, check_name=spec.name, passed=True, description=description)
 
@@ -189,32 +207,40 @@ def _of_gate(
 ) -> dg.AssetCheckEvaluation:
     rows, unexpected = sum(each.rows for each in several), sum(each.unexpected for each in bad)
     shown: dict[str, Any] = {
-        "expectation": dg.MetadataValue.md(f"`{gate.title}`"),
-        "looks at": gate.of,
+        "expectation": dg.MetadataValue.text(gate_in_words(gate)),
+        "looks at": f"{gate.of} of {stage.uid}",
         "if it fails": gate.on_failure,
         "epochs": len(several),
         "rows": rows,
         "rows unexpected": unexpected,
     }
     if bad:
-        shown["sample"] = dg.MetadataValue.json([str(value) for value in bad[-1].sample])
+        shown["sample"] = dg.MetadataValue.json(list(bad[-1].sample))
     return dg.AssetCheckEvaluation(
-        asset_key=key(pipeline, stage.uid),
+        asset_key=gate_asset(pipeline, stage, gate),
         check_name=name,
         passed=not bad,
         severity=dg.AssetCheckSeverity.ERROR if gate.on_failure == "hold" else dg.AssetCheckSeverity.WARN,
-        description=f"{unexpected:,} of {counted(rows, 'row')}, e.g. {list(bad[-1].sample)}"
-        if bad
-        else counted(rows, "row"),
+        description=_failed_in_words(stage, gate, rows, unexpected, bad[-1]) if bad else counted(rows, "row"),
         metadata=shown,
     )
 
 
-def recorded(pipeline: Pipeline, settings: Settings, stage: Stage) -> list[dg.AssetCheckEvaluation]:
-    """What the newest checkpoint recorded of a stage's gates."""
-    _, registry = open_storage(pipeline, settings)
-    verdicts = [Verdict.from_dict(stage.uid, raw) for raw in stats_of(registry.head(), stage.uid).gates]
-    return of_gates(pipeline, stage, verdicts)
+def _failed_in_words(stage: Stage, gate: Gate, rows: int, unexpected: int, last: Verdict) -> str:
+    sample = ", ".join(map(as_json, last.sample))
+    what = f"it is {sample or 'otherwise'}"
+    if unexpected:
+        what = f"{unexpected:,} of {counted(rows, 'row')}, e.g. {sample}"
+    became = {
+        HOLD: "the epoch is declined, and nothing of it is in the table or in state",
+        QUARANTINE: f"such rows of its source are in {stage.uid}_quarantine",
+    }.get(gate.on_failure, "the epoch went on")
+    return f"{what}; {became}"
+
+
+def recorded(pipeline: Pipeline, row: Checkpoint | None, stage: Stage) -> list[dg.AssetCheckEvaluation]:
+    """What a checkpoint, usually the newest, recorded of a stage's gates."""
+    return of_gates(pipeline, stage, [Verdict.from_dict(stage.uid, raw) for raw in stats_of(row, stage.uid).gates])
 
 
 def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:

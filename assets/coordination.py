@@ -13,7 +13,18 @@ import dagster as dg
 
 from assets import checks, history, metadata
 from assets.metadata import Tally
-from assets.names import CHECKPOINT, COORDINATES, DATA_VERSION, PROCESS, REASON, TICK, TRIGGER, key, table_key
+from assets.names import (
+    CHECKPOINT,
+    COORDINATES,
+    DATA_VERSION,
+    PROCESS,
+    REASON,
+    TRIGGER,
+    key,
+    recorded,
+    stage_key,
+    table_key,
+)
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage
@@ -177,8 +188,9 @@ class Watcher:
             self._observe_stages()
         self._judge()
         if self.run.newest is None:  # what stood there before still does
+            head = runtime.open_storage(self._pipeline, self._settings)[1].head()
             for stage in self._pipeline.stages:
-                show(self._context, checks.recorded(self._pipeline, self._settings, stage))
+                show(self._context, checks.recorded(self._pipeline, head, stage))
 
     def materializations(self) -> Iterator[dg.AssetMaterialization]:
         """One materialization of each asset, for the whole run; of tables too, which have had theirs: the assets
@@ -190,7 +202,7 @@ class Watcher:
             shown: dict[str, Any] = {}
             with showing(f"the run of {stage.uid}"):
                 shown = metadata.of_stage_run(pipeline, run, stage, storage)
-            yield dg.AssetMaterialization(key(pipeline, stage.uid), metadata=shown)
+            yield dg.AssetMaterialization(stage_key(pipeline, stage.uid), metadata=shown)
             for sink in stage.sinks:
                 yield self._of_sink(run, stage, sink, storage, time.monotonic() - self._begun)
         shown = metadata.of_run(run)
@@ -213,11 +225,15 @@ class Watcher:
 
     def _materialize_sinks(self, lag: Mapping[str, int]) -> None:
         """Materialize each sink with new rows; at the run's first epochs all of them, since Dagster takes an asset for
-        in progress until its run has materialized it, and starts nothing downstream meanwhile.
+        in progress until its run has materialized it, and starts nothing downstream meanwhile; and the stages before
+        them, without which it calls a table out of step with what it is made of.
         """
-        pipeline = self._pipeline
+        pipeline, is_first = self._pipeline, not self._sinks_at
         storage, _ = runtime.open_storage(pipeline, self._settings)
         for stage in pipeline.stages:
+            if is_first:
+                of_stage = metadata.of_stage_run(pipeline, self._epochs, stage, storage)
+                self._context.log_event(dg.AssetMaterialization(stage_key(pipeline, stage.uid), metadata=of_stage))
             for sink in stage.sinks:
                 if self._epochs.tables[sink.name] or sink.name not in self._sinks_at:
                     seconds = time.monotonic() - self._sinks_at.get(sink.name, self._begun)
@@ -242,7 +258,7 @@ class Watcher:
     def _observe_stages(self) -> None:
         for stage in self._pipeline.stages:
             shown = metadata.of_stage(self._stages, stage.uid)
-            self._context.log_event(dg.AssetObservation(key(self._pipeline, stage.uid), metadata=shown))
+            self._context.log_event(dg.AssetObservation(stage_key(self._pipeline, stage.uid), metadata=shown))
         assert self._stages.newest is not None, "there is something to observe"
         for name, observed in backlog.observed(self._pipeline, self._settings, self._stages.newest.checkpoint).items():
             shown = metadata.of_source_read(self._stages, name, observed)
@@ -275,17 +291,10 @@ def _options(context: Context, settings: Settings) -> RunOptions:
     # person has executed again.
     retried = _RETRIES in tags
     again = _REPEATS in tags and not retried
-    by_sensor = tags.get(TRIGGER) == Trigger.SENSOR.value and not again
-    tick = f" (tick {tags[TICK]})" if TICK in tags else ""
+    by_sensor = recorded(context.run, TRIGGER) == Trigger.SENSOR.value and not again
     return RunOptions(
         trigger=Trigger.SENSOR if by_sensor else Trigger.MANUAL,
-        reason=(
-            f"{tags.get(REASON, 'sensor')}{tick}"
-            if by_sensor
-            else "re-executed in Dagster"
-            if again
-            else "run in Dagster"
-        ),
+        reason=tags.get(REASON, "sensor") if by_sensor else "re-executed in Dagster" if again else "run in Dagster",
         # A sensor only makes it sooner: it may be off, and the daemon dead.
         interval=settings.checkpoints.interval_seconds,
         until_caught_up=True,

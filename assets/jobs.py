@@ -63,8 +63,11 @@ class SavepointConfig(dg.Config):
 class RewindConfig(dg.Config):
     """What the rewind job does."""
 
-    checkpoint: int | None = Field(None, description="The checkpoint to go back to. This or a savepoint is required.")
-    savepoint: str | None = Field(None, description="The savepoint of this name instead.")
+    # The Launchpad writes down what has a default but null, so that nobody has to look for these.
+    checkpoint: int | None = Field(
+        0, description="Required, or a savepoint: the checkpoint to go back to. 0: not said."
+    )
+    savepoint: str | None = Field("", description="Required, or a checkpoint: the savepoint's name. Empty: not said.")
     dry_run: bool = Field(True, description="Only show what would change: state, files read again, rows that go.")
     stop: bool = Field(
         False, description="End the running coordinator at its barrier first, and let sensors go on afterwards."
@@ -255,7 +258,7 @@ def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_rewind", out=dg.Out(dg.Nothing))
     def rewind(context: dg.OpExecutionContext, config: RewindConfig) -> None:
         try:
-            if (config.checkpoint is None) == (config.savepoint is None):
+            if bool(config.checkpoint) == bool(config.savepoint):
                 raise ConfigurationError(
                     "Say which checkpoint to go back to.",
                     where="the rewind job's configuration",
@@ -279,7 +282,7 @@ def _rewound(
     pipeline: Pipeline, settings: Settings, config: RewindConfig, context: dg.OpExecutionContext
 ) -> Iterator[str]:
     storage, registry = open_storage(pipeline, settings)
-    meant = chosen(pipeline, registry, config.checkpoint if config.savepoint is None else config.savepoint)
+    meant = chosen(pipeline, registry, config.savepoint or config.checkpoint)
     plan = rewinding.plan(pipeline, settings, int(meant.id))
     context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
     gone = ", ".join(map(str, plan.abandoned))

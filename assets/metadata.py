@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,10 @@ import dagster as dg
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from assets.names import input_name, key, lookup_key, table_key
+from assets.names import input_key, lookup_key, stage_key, table_key
+from pipelines.runtime.connectors.delta_sink import descriptions
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
+from pipelines.runtime.definition import MAIN, FileSource, Gate, Join, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
@@ -24,6 +26,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
 from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.ids import CheckpointId
+from state_ops.rows.aggregates import Agg
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
 
@@ -50,15 +53,28 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     if stage.state is not None:
         fields = StateSchema.of(stage.state).fields
         shown["state per key"] = dg.MetadataValue.table_schema(
-            dg.TableSchema([dg.TableColumn(field.name, str(field.type)) for field in fields])
+            dg.TableSchema(
+                [dg.TableColumn(field.name, str(field.type), description=field.description or None) for field in fields]
+            )
         )
     if stage.lookup is not None:
         shown["looked up in"] = stage.lookup.table
     if stage.gates:
-        shown["gates"] = dg.MetadataValue.md("\n".join(f"- `{gate.title}`" for gate in stage.gates))
+        shown["gates"] = dg.MetadataValue.md("\n".join(f"- {gate_in_words(gate)}" for gate in stage.gates))
     if stage.has_state:
         shown["state"] = dg.MetadataValue.path(storage.full(f"state/{stage.uid}"))
     return shown
+
+
+def gate_in_words(gate: Gate) -> str:
+    """A gate for people: its expectation, and what it is given."""
+    arguments = ", ".join(f"{name} {as_json(value)}" for name, value in gate.arguments)
+    return f"{gate.expectation}: {arguments}" if arguments else gate.expectation
+
+
+def as_json(value: object) -> str:
+    """A value for people, as JSON writes it."""
+    return json.dumps(value, ensure_ascii=False, default=lambda part: [*part] if isinstance(part, Set) else str(part))
 
 
 def of_sink(pipeline: Pipeline, sink: Sink, storage: Storage) -> dict[str, Any]:
@@ -298,7 +314,7 @@ def of_sink_now(
         "Delta version": handle.version(),
         "size (MiB)": round(sum(files.column("size_bytes").to_pylist()) / (1 << 20), 3),
         **({} if rows is None else {"dagster/row_count": rows}),
-        "dagster/column_schema": _schema(handle),
+        "dagster/column_schema": _schema(handle, _descriptions(stage, sink)),
     }
     if head is not None:
         shown["dagster/column_lineage"] = dg.TableColumnLineage(_origins(pipeline, head, stage, sink, names, storage))
@@ -337,7 +353,7 @@ def _origins(
     """By column of a table, what it is made from: of the main output the stage's own columns; of others columns of the
     stage's inputs with the same name, as the stage has none for them. names: of the table's columns."""
     if sink == stage.sink:
-        return {name: [dg.TableColumnDep(key(pipeline, stage.uid), name)] for name in names}
+        return {name: [dg.TableColumnDep(stage_key(pipeline, stage.uid), name)] for name in names}
     inputs = [(_read_from(pipeline, lane), _input_columns(pipeline, lane, head, storage)) for lane in stage.lanes]
     deps = {
         name: [dg.TableColumnDep(asset, name) for asset, columns in inputs if name in columns][:1] for name in names
@@ -358,7 +374,26 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
         name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
         for name, columns in lineage(stage, names, inputs).items()
     }
-    return {"dagster/column_schema": _schema(handle), "dagster/column_lineage": dg.TableColumnLineage(deps)}
+    texts = _descriptions(stage, stage.sink) if stage.sink is not None else {}
+    return {"dagster/column_schema": _schema(handle, texts), "dagster/column_lineage": dg.TableColumnLineage(deps)}
+
+
+def _descriptions(stage: Stage, sink: Sink) -> dict[str, str]:
+    """By column of a table, what it is: as its author says, and of a window or an aggregate how it is made."""
+    texts: dict[str, str] = {}
+    operator = stage.window or stage.aggregation
+    if operator is not None and sink == stage.sink:
+        texts |= {name: _in_words(agg) for name, agg in operator.aggregates}
+    if stage.window is not None and sink == stage.sink:
+        texts["window_start"] = "When the window begins."
+        texts["window_end"] = "When it ends; rows of that moment are not in it."
+    return texts | descriptions(sink)
+
+
+def _in_words(agg: Agg) -> str:
+    share = "" if agg.share is None else f" ({agg.share:g})"
+    which = "" if agg.where is None else f" where {agg.where}"
+    return f"{agg.kind.replace('_', ' ').capitalize()}{share} of {agg.column or 'rows'}{which}."
 
 
 def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]]) -> dict[str, list[tuple[int, str]]]:
@@ -428,7 +463,7 @@ def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
         sink = lane.input.sink_of(lane.from_output)
         if sink is not None:
             return table_key(pipeline, sink.name)
-    return key(pipeline, input_name(lane.input))
+    return input_key(pipeline, lane.input)
 
 
 def _input_columns(pipeline: Pipeline, lane: Stage, head: Checkpoint, storage: Storage) -> list[str]:
@@ -450,12 +485,18 @@ def _open(storage: Storage, table: str) -> DeltaTable | None:
     return fenced_table.open_table(storage, path) if fenced_table.exists(storage, path) else None
 
 
-def _schema(handle: DeltaTable) -> dg.TableSchema:
+def _schema(handle: DeltaTable, texts: Mapping[str, str]) -> dg.TableSchema:
+    """The columns of a table.
+
+    Args:
+        texts: By column, what it is; of others the table's own comments say it.
+    """
     return dg.TableSchema(
         [
             dg.TableColumn(
                 column.name,
                 str(getattr(column.type, "type", column.type)),
+                description=texts.get(column.name) or column.metadata.get("comment"),
                 constraints=dg.TableColumnConstraints(nullable=column.nullable),
             )
             for column in handle.schema().fields

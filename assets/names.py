@@ -1,8 +1,11 @@
 """Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
 
-flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
-                  flights/backfill                                       flights/complete/aircraft_legs
-cards/lookups/customers
+flights/landing           flights/aircraft_rotation_stage        flights/tables/aircraft_legs
+flights/checkpoint        flights/restore_drill                  flights/complete/aircraft_legs_days
+flights/backfill          cards/lookups/customers
+
+The last part of a key is what the graph shows of it, so that each says what it is: a stage and its table may have one
+name in the pipeline (docs/adr/0094-names-and-checks-in-dagster.md).
 """
 
 from __future__ import annotations
@@ -20,18 +23,25 @@ AssetJob = Any  # what dg.define_asset_job returns has no public name
 CHECKPOINT, DRILL, TABLES, BACKFILL, LOOKUPS = "checkpoint", "restore_drill", "tables", "backfill", "lookups"
 COMPLETE = "complete"
 
-# Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second.
-PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
-TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
-# Once it has begun, a run that coordinates records its pipeline and process in these tags, whatever its job. Dagster's
-# pages do not show tags that begin with .dagster/.
-COORDINATES, PROCESS = "weir/coordinates", ".dagster/weir_process"
-PROCESS_ONCE = "weir/process"  # as earlier releases have it
+# Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second. The
+# third says why a sensor asked for a run. These are for people.
+PIPELINE, BESIDE, REASON = "weir/pipeline", "weir/beside", "weir/reason"
+# The others are for sensors and runs. Dagster's pages do not show tags that begin with .dagster/.
+#   TRIGGER       a sensor asked for the run
+#   COORDINATES   the pipeline of a run that has begun to coordinate it, whatever its job
+#   PROCESS       the process of that run
+#   ANSWERED_BY   which sensor asked for what follows a run that did not end well, and the id of that run: those that
+#                 repeat it have its tags
+TRIGGER, COORDINATES = ".dagster/weir_trigger", ".dagster/weir_coordinates"
+PROCESS, ANSWERED_BY = ".dagster/weir_process", ".dagster/weir_answered_by"
+_ONCE = {  # as runs have them that earlier releases have begun
+    TRIGGER: "weir/trigger",
+    COORDINATES: "weir/coordinates",
+    PROCESS: "weir/process",
+    ANSWERED_BY: "weir/answered-by",
+}
 # Dagster's tag of a materialization that says which data it has.
 DATA_VERSION = "dagster/data_version"
-# Which sensor asked for what follows a run that did not end well, and the id of that run: those that repeat it have its
-# tags.
-ANSWERED_BY = "weir/answered-by"
 
 
 def key(pipeline: Pipeline, *names: str) -> dg.AssetKey:
@@ -49,9 +59,24 @@ def lookup_key(pipeline: Pipeline, lookup: Lookup) -> dg.AssetKey:
     return key(pipeline, LOOKUPS, default_name(lookup.table).removesuffix(".parquet"))
 
 
-def input_name(input: Source | Stage) -> str:
-    """The name under which an input of a stage is an asset."""
-    return input.name if isinstance(input, Source) else input.uid
+def stage_key(pipeline: Pipeline, uid: str) -> dg.AssetKey:
+    """The key of a stage."""
+    return key(pipeline, f"{uid}_stage")
+
+
+def input_key(pipeline: Pipeline, input: Source | Stage) -> dg.AssetKey:
+    """The key of what a stage reads."""
+    return key(pipeline, input.name) if isinstance(input, Source) else stage_key(pipeline, input.uid)
+
+
+def recorded(run: dg.DagsterRun, tag: str) -> str | None:
+    """What a run has in one of the tags for sensors and runs; None if it has none."""
+    return run.tags.get(tag, run.tags.get(_ONCE[tag]))
+
+
+def coordinating(pipeline: Pipeline) -> list[dict[str, str]]:
+    """The tags of runs that have begun to coordinate the pipeline: of this release, and of earlier ones."""
+    return [{COORDINATES: pipeline.name}, {_ONCE[COORDINATES]: pipeline.name}]
 
 
 def job_name(pipeline: Pipeline) -> str:
@@ -79,14 +104,14 @@ def check_names(pipeline: Pipeline) -> None:
         LOOKUPS: "the folder of tables that it looks up",
         COMPLETE: "the folder of complete days or hours of its tables",
     }
-    for kind, name in [
-        *[("source", source.name) for source in pipeline.sources],
-        *[("stage", stage.uid) for stage in pipeline.stages],
+    for kind, name, asset in [
+        *[("stage", stage.uid, stage_key(pipeline, stage.uid)) for stage in pipeline.stages],
+        *[("source", source.name, key(pipeline, source.name)) for source in pipeline.sources],
     ]:
-        if name in taken:
+        if asset.path[-1] in taken:
             raise PipelineError(
-                f"In Dagster, the {kind} {name!r} of {pipeline.name} would be the same asset as {taken[name]}.",
+                f"In Dagster, the {kind} {name} of {pipeline.name} would be the same asset as {taken[asset.path[-1]]}.",
                 where=f"pipeline {pipeline.name}",
                 next=f"Rename the {kind}." if kind == "stage" else "Give the source another name=...",
             )
-        taken[name] = f"the {kind} {name!r}"
+        taken[asset.path[-1]] = f"the {kind} {name}"

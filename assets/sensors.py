@@ -25,14 +25,13 @@ from assets.jobs import RestoreConfig
 from assets.names import (
     ANSWERED_BY,
     COORDINATES,
-    GENERATION,
     PROCESS,
-    PROCESS_ONCE,
     REASON,
-    TICK,
     TRIGGER,
     AssetJob,
+    coordinating,
     job_name,
+    recorded,
     restore_job_name,
 )
 from configs.settings import Settings
@@ -116,7 +115,7 @@ def checkpoint_sensor(
             other = _answers(context.instance, sight.failed_run, name)
             if other is not None:
                 return dg.SkipReason(f"{other} sees to run {sight.failed_run[:8]}: {decision.reason}")
-        tags = {TRIGGER: "sensor", REASON: decision.reason, TICK: str(decision.memory.tick)}
+        tags = {TRIGGER: "sensor", REASON: f"{decision.reason} (tick {decision.memory.tick})"}
         if decision.action is Action.RUN:
             return dg.RunRequest(run_key=_run_key(pipeline, decision), job_name=job_name(pipeline), tags=tags)
         assert sight.holder is not None, "somebody died"
@@ -305,7 +304,7 @@ def _restore(pipeline: Pipeline, generation: int, tags: dict[str, str], run_key:
         run_key=run_key,
         job_name=restore_job_name(pipeline),
         run_config=config,
-        tags={**tags, GENERATION: str(generation)},
+        tags=tags,
     )
 
 
@@ -314,7 +313,7 @@ def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey])
     pipeline's assets.
     """
     return (
-        run.tags.get(COORDINATES) == pipeline.name
+        recorded(run, COORDINATES) == pipeline.name
         or run.job_name in (job_name(pipeline), restore_job_name(pipeline))
         or bool(keys & (run.asset_selection or set()))
     )
@@ -323,7 +322,7 @@ def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey])
 def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> list[dg.RunsFilter]:
     """Filters that find such runs without looking through all others: by what they say, by job, and by assets."""
     return [
-        dg.RunsFilter(statuses=statuses, tags={COORDINATES: pipeline.name}),
+        *(dg.RunsFilter(statuses=statuses, tags=tags) for tags in coordinating(pipeline)),
         *(dg.RunsFilter(statuses=statuses, job_name=name) for name in (job_name(pipeline), restore_job_name(pipeline))),
         dg.RunsFilter(statuses=statuses, job_name=_FROM_ASSETS),
     ]
@@ -354,13 +353,15 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
         instance.add_run_tags(run_id, {ANSWERED_BY: f"{sensor}|{run_id}"})
         time.sleep(_BESIDE_SECONDS)
         run = instance.get_run_by_id(run_id)
+        if run is not None and _answered_by(run) == sensor:
+            instance.report_engine_event(f"{sensor} sees to what follows this run.", run)
     other = _answered_by(run) if run is not None else None
     return None if other == sensor else other
 
 
 def _answered_by(run: dg.DagsterRun) -> str | None:
     """The sensor that answers a run. A mark that the run has copied from the run that it repeats does not count."""
-    sensor, _, answered = run.tags.get(ANSWERED_BY, "").partition("|")
+    sensor, _, answered = (recorded(run, ANSWERED_BY) or "").partition("|")
     return sensor if answered == run.run_id else None
 
 
@@ -380,8 +381,8 @@ def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
 
     Dagster copies all tags of a run to those that repeat it, so a record of another run does not count.
     """
-    recorded = run.tags.get(PROCESS, run.tags.get(PROCESS_ONCE, ""))
-    host, pid, born, pids, whose = [*recorded.split("|"), "", "", "", "", ""][:5]
+    process = recorded(run, PROCESS) or ""
+    host, pid, born, pids, whose = [*process.split("|"), "", "", "", "", ""][:5]
     return (host, pid, born, pids) if whose in ("", run.run_id) else ("", "", "", "")
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import dagster as dg
 
 from assets import metadata
-from assets.names import CHECKPOINT, input_name, key, lookup_key, table_key
+from assets.names import CHECKPOINT, input_key, key, lookup_key, stage_key, table_key
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
@@ -50,7 +50,7 @@ def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
     """The assets that a stage reads, each once."""
     looked_up = [lookup_key(pipeline, stage.lookup)] if stage.lookup is not None else []
-    return list(dict.fromkeys([*(key(pipeline, input_name(input)) for input in stage.inputs), *looked_up]))
+    return list(dict.fromkeys([*(input_key(pipeline, input) for input in stage.inputs), *looked_up]))
 
 
 def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
@@ -68,9 +68,9 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
     """The stages, each downstream of what it reads."""
     return [
         dg.AssetSpec(
-            key(pipeline, stage.uid),
+            stage_key(pipeline, stage.uid),
             deps=_read_by(pipeline, stage),
-            description=stage.description or None,
+            description=_of_stage(stage),
             kinds={"pyspark", "rocksdb"} if stage.has_state else {"pyspark"},
             code_version=fingerprint_of_stage(stage),
             group_name=pipeline.name,
@@ -81,12 +81,19 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
     ]
 
 
+def _of_stage(stage: Stage) -> str:
+    goes = [f"`{sink.name}`" for sink in stage.sinks]
+    where = f"Its rows go to {', '.join(goes)}." if goes else "Its rows go to other stages alone."
+    what = f"The stage `{stage.uid}`{' and its state' if stage.has_state else ''}: what each epoch did. {where}"
+    return f"{stage.description}\n\n{what}" if stage.description else what
+
+
 def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.AssetSpec]:
     """The tables and other sinks that stages write to, which a project's own assets read."""
     return [
         dg.AssetSpec(
             table_key(pipeline, sink.name),
-            deps=[key(pipeline, stage.uid)],
+            deps=[stage_key(pipeline, stage.uid)],
             description=_of_sink(pipeline, stage, sink),
             kinds={"delta", "table"} if pipeline.is_table(sink) else {sink.kind},
             code_version=fingerprint_of_stage(stage),
@@ -104,7 +111,7 @@ def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.A
     """The checkpoint: what all stages commit together."""
     return dg.AssetSpec(
         key(pipeline, CHECKPOINT),
-        deps=[key(pipeline, stage.uid) for stage in pipeline.stages],
+        deps=[stage_key(pipeline, stage.uid) for stage in pipeline.stages],
         description=(
             "State, offsets and outputs of all stages, committed together, once an epoch. Each observation is one."
         ),

@@ -7,6 +7,8 @@ without a tail number are dropped and counted by `where`; a diverted leg has no 
 in a pipeline just as `window` does: docs/reference/operators.md.
 """
 
+from typing import Annotated
+
 import polars as pl
 
 from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, expect, files, stage, window
@@ -15,12 +17,22 @@ from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, de
 class Aircraft(State):
     """One row per tail number."""
 
-    legs: int = 0
-    dep_delay_min: float = 0.0
-    arr_delay_min: float = 0.0
+    legs: Annotated[int, "Flown so far."] = 0
+    dep_delay_min: Annotated[float, "Minutes that it left late, in all."] = 0.0
+    arr_delay_min: Annotated[float, "Minutes that it arrived late, in all."] = 0.0
     last_dest: str | None = None
     last_departure: Timestamp | None = None
     last_arr_delay: float | None = None
+
+
+# What columns of the table are, for people: Dagster shows it, and so does DESCRIBE TABLE.
+LEGS = {
+    "departure": "When it left.",
+    "dep_delay": "Minutes behind its schedule; negative: ahead.",
+    "minutes_since_previous": "Between this departure from New York and the one before; null for the first.",
+    "previous_arr_delay": "Minutes that the leg before arrived late.",
+    "inherited": "Whether the leg before was 15 minutes late or more, within twelve hours.",
+}
 
 
 @stage(
@@ -30,7 +42,7 @@ class Aircraft(State):
     state=Aircraft,
     order_by=["scheduled", "flight"],
     where="dep_time IS NOT NULL AND tailnum IS NOT NULL",
-    sink=delta.append("aircraft_legs"),
+    sink=delta.append("aircraft_legs", describe=LEGS),
     gate=expect("ExpectColumnValuesToBeBetween", column="dep_delay", min_value=-120, max_value=2000),
 )
 def aircraft_rotation(legs: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 """Days or hours of a table as partitions that are materialized once they are complete, and again when they change.
 
-flights/complete/airport_hourly    a partition is a day (or an hour) of event time; batch assets downstream start by it
+flights/complete/airport_hourly_days   a partition is a day (or an hour) of event time; batch assets start by it
 
 An asset beside the table's, since the table itself is written by epochs, and an epoch knows no partition.
 """
@@ -52,6 +52,11 @@ def tables(pipeline: Pipeline) -> list[tuple[Stage, Sink]]:
     ]
 
 
+def complete_key(pipeline: Pipeline, sink: Sink, configured: PartitionSettings) -> dg.AssetKey:
+    """The key of a table's complete days or hours."""
+    return key(pipeline, COMPLETE, f"{sink.name}_{configured.every}s")
+
+
 def specs(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
     """The assets of complete partitions; none unless `pipelines.<name>.partitions` is set."""
     configured = of(pipeline, settings)
@@ -59,7 +64,7 @@ def specs(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
         return []
     return [
         dg.AssetSpec(
-            key(pipeline, COMPLETE, sink.name),
+            complete_key(pipeline, sink, configured),
             deps=[table_key(pipeline, sink.name)],
             description=(
                 f"Each {configured.every} of {sink.name} once it is complete: {stage.uid} has handed out all of it. It"
@@ -150,10 +155,9 @@ def follow(
 
 
 def events(
-    pipeline: Pipeline, sink: Sink, complete: list[tuple[str, int]], gone: list[str], head: Checkpoint
+    asset: dg.AssetKey, complete: list[tuple[str, int]], gone: list[str], head: Checkpoint
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """The events that show it in Dagster."""
-    asset = key(pipeline, COMPLETE, sink.name)
     for partition, by in complete:
         yield dg.AssetMaterialization(
             asset,

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets import metadata
+from assets import checks, metadata
 from assets.names import DATA_VERSION, table_key
 from assets.sensors import unfinished
 from assets.tables import partitions
@@ -57,7 +57,8 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
         if seen.get("tables") != int(head.id) and not unfinished(context.instance, pipeline, set(keys)):
             changed = list(_changed(context.instance, pipeline, head, storage))
             events += changed
-            counts += [counted(len(changed), "table")] if changed else []
+            tables = sum(isinstance(event, dg.AssetMaterialization) for event in changed)
+            counts += [counted(tables, "table")] if tables else []
             seen["tables"] = int(head.id)
         what = f"shown: {', '.join(counts)}" if counts else "nothing is new"
         return dg.SensorResult(
@@ -95,16 +96,16 @@ def _partitions(
         before = partitions.Shown.from_json(marks.get(sink.name))
         shown, complete, gone = partitions.follow(configured, stage, sink, before, head, by_id, datetime.now(UTC), most)
         marks[sink.name], most = astuple(shown), most - len(complete)
-        yield from partitions.events(pipeline, sink, complete, gone, head)
+        yield from partitions.events(partitions.complete_key(pipeline, sink, configured), complete, gone, head)
     if most > 0:  # else some are left for the next tick
         seen["partitions"] = look
 
 
-def _changed(
-    instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint, storage: Storage
-) -> Iterator[dg.AssetMaterialization]:
-    """Materializations of the tables whose data are others than Dagster has seen last."""
+def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint, storage: Storage) -> Iterator[Event]:
+    """Materializations of the tables whose data are others than Dagster has seen last, and what the checkpoint says of
+    their gates: Dagster shows a verdict only until its asset is materialized anew."""
     for stage in pipeline.stages:
+        gates = checks.recorded(pipeline, head, stage)
         for sink in stage.sinks:
             asset = table_key(pipeline, sink.name)
             now, version = metadata.of_sink_now(pipeline, head, stage, sink, storage)
@@ -119,3 +120,4 @@ def _changed(
                     metadata={"checkpoint": int(head.id), **now},
                     tags={DATA_VERSION: version},
                 )
+                yield from (verdict for verdict in gates if verdict.asset_key == asset)

@@ -280,7 +280,12 @@ class delta:
 
     @staticmethod
     def append(
-        table: str, event_time: str | None = None, *, partition_by: str | Sequence[str] = (), evolve: str = "fix"
+        table: str,
+        event_time: str | None = None,
+        *,
+        partition_by: str | Sequence[str] = (),
+        evolve: str = "fix",
+        describe: Mapping[str, str] | None = None,
     ) -> DeltaSink:
         """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
 
@@ -293,8 +298,12 @@ class delta:
                 an epoch, since each subtask writes a file for each of them.
             evolve: What becomes of rows with columns that the table has not: they are refused ("fix"), or the table
                 gets the columns ("add"), null in older rows. A column whose type changes is refused either way.
+            describe: What columns are, for people: {"delay": "Minutes, negative if early."}. Dagster shows it, and a
+                table that Weir creates has it as comments.
         """
-        return DeltaSink(**_table(table), event_time=event_time, partition_by=names_of(partition_by), evolve=evolve)
+        return DeltaSink(
+            **_table(table, describe), event_time=event_time, partition_by=names_of(partition_by), evolve=evolve
+        )
 
     @staticmethod
     def upsert(
@@ -304,6 +313,7 @@ class delta:
         order_by: str | Sequence[str] = (),
         event_time: str | None = None,
         evolve: str = "fix",
+        describe: Mapping[str, str] | None = None,
     ) -> UpsertSink:
         """The Delta table of this name has one row per key: the newest that the stage has handed out.
 
@@ -317,9 +327,14 @@ class delta:
                 contain the stage's; else the row that was handed out last is the newest.
             event_time: As of `append`.
             evolve: As of `append`.
+            describe: As of `append`.
         """
         return UpsertSink(
-            **_table(table), key=names_of(key), order_by=names_of(order_by), event_time=event_time, evolve=evolve
+            **_table(table, describe),
+            key=names_of(key),
+            order_by=names_of(order_by),
+            event_time=event_time,
+            evolve=evolve,
         )
 
     @staticmethod
@@ -330,6 +345,7 @@ class delta:
         where: str | None = None,
         partition_by: str | Sequence[str] = (),
         event_time: str | None = None,
+        describe: Mapping[str, str] | None = None,
     ) -> ReplaceSink:
         """The rows that an epoch hands out replace the partitions of the Delta table that they have values of; or all
         rows that satisfy a condition.
@@ -341,6 +357,7 @@ class delta:
                 and that does not satisfy it holds the pipeline.
             partition_by: With `where`: as of `append`.
             event_time: As of `append`.
+            describe: As of `append`.
         """
         if bool(by) == (where is not None) or (by and partition_by):
             raise PipelineError(
@@ -349,13 +366,21 @@ class delta:
                 next="Say by= (columns, by which the table is partitioned) or where= (a condition).",
             )
         return ReplaceSink(
-            **_table(table), partition_by=names_of(by or partition_by), where=where, event_time=event_time
+            **_table(table, describe), partition_by=names_of(by or partition_by), where=where, event_time=event_time
         )
 
 
-def _table(table: str) -> dict[str, Any]:
-    """The name of a table, and where it is, if that is a path or a URI, or a param with one."""
-    return {"name": default_name(table), "at": table} if "/" in table or "{" in table else {"name": table}
+def _table(table: str, describe: Mapping[str, str] | None) -> dict[str, Any]:
+    """The name of a table, where it is, if that is a path or a URI, or a param with one, and what its columns are."""
+    texts = describe or {}
+    if not isinstance(texts, Mapping) or not all(isinstance(text, str) for pair in texts.items() for text in pair):
+        raise PipelineError(
+            f"describe= of the table {table} is no mapping of columns to texts.",
+            where=f"table {table}",
+            next='Say e.g. describe={"delay": "Minutes, negative if early."}.',
+        )
+    place = {"name": default_name(table), "at": table} if "/" in table or "{" in table else {"name": table}
+    return {**place, "descriptions": tuple(texts.items())}
 
 
 def expect(

@@ -36,7 +36,7 @@ class Meaning:
 
     Attributes:
         default: Of a field to which its author gives none.
-        renamed, parts, required: As of `Field`.
+        renamed, parts, required, description: As of `Field`.
     """
 
     type: pa.DataType
@@ -45,6 +45,7 @@ class Meaning:
     renamed: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     required: bool = True
+    description: str = ""
 
 
 def meaning_of(hint: Any) -> Meaning:
@@ -54,7 +55,8 @@ def meaning_of(hint: Any) -> Meaning:
         renamed = tuple(name for extra in extras if isinstance(extra, Renamed) for name in extra.names)
         arrow = next((extra for extra in extras if isinstance(extra, pa.DataType)), None)
         meaning = meaning_of(python) if arrow is None else _annotated(hint, python, arrow)
-        return replace(meaning, renamed=(*meaning.renamed, *renamed))
+        description = next((extra for extra in extras if isinstance(extra, str)), meaning.description)
+        return replace(meaning, renamed=(*meaning.renamed, *renamed), description=description)
     bare, nullable = _without_none(hint)
     if nullable:
         return replace(meaning_of(bare), nullable=True, default=None, required=False)
@@ -87,7 +89,7 @@ def field_of(name: str, hint: Any, default: Any) -> Field:
         raise ValueError("its default is None but its type is not nullable: add `| None`")
     if (kind := _strange_to_frames(meant.type)) is not None:
         raise ValueError(f"no frame can hold {kind} and all its values for a stage's function")
-    return Field(name, meant.type, meant.nullable, default, meant.renamed, meant.parts, required)
+    return Field(name, meant.type, meant.nullable, default, meant.renamed, meant.parts, required, meant.description)
 
 
 def nested_state(hint: Any) -> Any:

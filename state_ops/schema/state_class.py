@@ -31,6 +31,8 @@ class State:
             legs: int = 0
             last_dest: str | None = None
 
+    `legs: Annotated[int, "Flown so far."] = 0` says what a field is, for people.
+
     A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default
     gets the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}) for a key that is new. A field that is added
     to a class whose state is stored needs a default, or `| None`: what rows of before read as must be said.

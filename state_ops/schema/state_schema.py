@@ -58,7 +58,7 @@ TOUCHED = "__weir_touched"
 class Field:
     """One column of a state row.
 
-    The last three attributes say nothing of how a row is stored, so they count neither for equality nor for the
+    The last four attributes say nothing of how a row is stored, so they count neither for equality nor for the
     schema's id.
 
     Attributes:
@@ -66,6 +66,7 @@ class Field:
         renamed: Names that it had before.
         parts: What there is to know of its parts.
         required: Its author gave no default, so that `default` is nothing but the zero of its type.
+        description: What its author says of it, for people.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Field:
     renamed: tuple[str, ...] = field(default=(), compare=False)
     parts: tuple[Part, ...] = field(default=(), compare=False)
     required: bool = field(default=False, compare=False)
+    description: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class Site:
 
     def runs(self) -> list[dict]:
         """Dagster's runs, newest first, as its web server tells them."""
-        asked = "{ runsOrError { ... on Runs { results { runId jobName status tags { key value } } } } }"
+        asked = "{ runsOrError { ... on Runs { results { runId jobName status runConfigYaml tags { key value } } } } }"
         return self.ask(asked)["runsOrError"]["results"]
 
     def says(self, words: str) -> bool:

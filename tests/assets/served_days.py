@@ -7,7 +7,7 @@ import dagster as dg
 
 from assets.component import WeirPipelineComponent
 
-COMPLETE = dg.AssetKey(["sensors", "complete", "readings"])
+COMPLETE = dg.AssetKey(["sensors", "complete", "readings_days"])
 
 
 @dg.asset(

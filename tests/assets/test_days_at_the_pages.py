@@ -54,7 +54,7 @@ def test_a_batch_asset_starts_with_each_complete_day_and_again_after_a_promotion
         first = [(f"2026-01-0{day}", "checkpoint 4") for day in (1, 2, 3)]
         site.until(lambda: versions(instance, COMPLETE) == first, "the days that are complete")
         site.until(lambda: {day for day, _ in versions(instance, report)} == dict(first).keys(), "their reports")
-        shows(page, f"/assets/sensors/complete/readings{DAYS}", "Materialized (3)", "Missing (4)", "checkpoint")
+        shows(page, f"/assets/sensors/complete/readings_days{DAYS}", "Materialized (3)", "Missing (4)", "checkpoint")
         shot("days-complete")
 
         plant.land(2, value=100)
@@ -66,7 +66,9 @@ def test_a_batch_asset_starts_with_each_complete_day_and_again_after_a_promotion
         site.until(lambda: len(versions(instance, report)) == 4, "its report")
         assert versions(instance, report)[-1][0] == "2026-01-02"
         page.emulate_media(color_scheme="dark")
-        shows(page, f"/assets/sensors/complete/readings{DAYS}", "Materialized (3)", "View all historical events (2)")
+        shows(
+            page, f"/assets/sensors/complete/readings_days{DAYS}", "Materialized (3)", "View all historical events (2)"
+        )
         shot("days-promoted-dark")
         shows(page, "/assets/day_report?view=partitions", "Materialized (3)")
         shot("days-report-dark")

@@ -7,17 +7,35 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
+from assets import names
 from assets.factory import weir_definitions
 from configs.settings import PROJECT, Settings, load
 from pipelines import card_fraud, flights
-from pipelines.api import Pipeline, Stage, State, as_of, desc, files, join, lookup, select, stage, top_n, union
+from pipelines.api import (
+    Pipeline,
+    Stage,
+    State,
+    as_of,
+    delta,
+    desc,
+    expect,
+    files,
+    join,
+    lookup,
+    select,
+    stage,
+    top_n,
+    union,
+)
 from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from state_ops.errors import PipelineError
 
@@ -41,12 +59,13 @@ def counting(uid: str) -> Stage:
     return stage(uid, source=files("{landing}/*.parquet", name="landing"), key="k", state=Count)(counts)
 
 
-def settings(root: Path) -> Settings:
+def settings(root: Path, **of_flights: object) -> Settings:
+    flights = {"object": "pipelines.flights:pipeline", "params": {"landing": str(root / "landing")}}
     return Settings.model_validate(
         {
             "storage": {"root": str(root / "storage")},
             "pipelines": {
-                "flights": {"object": "pipelines.flights:pipeline", "params": {"landing": str(root / "landing")}},
+                "flights": {**flights, **of_flights},
                 "other": {"object": "somewhere:pipeline", "params": {"landing": str(root / "other")}},
             },
         }
@@ -63,8 +82,8 @@ def test_loading_imports_no_spark_and_no_expectations_and_leaves_storage_alone(t
     assert imported == {
         "heavy": [],
         "keys": [
-            "flights/aircraft_rotation",
-            "flights/airport_hourly",
+            "flights/aircraft_rotation_stage",
+            "flights/airport_hourly_stage",
             "flights/checkpoint",
             "flights/landing",
             "flights/restore_drill",
@@ -84,12 +103,12 @@ def test_the_graph_is_sources_then_stages_then_the_checkpoint(tmp_path):
     }
     assert parents == {
         "landing": set(),
-        "aircraft_rotation": {"landing"},
-        "airport_hourly": {"aircraft_rotation"},
-        "tables/aircraft_legs": {"aircraft_rotation"},
-        "tables/airport_hourly": {"airport_hourly"},
-        "tables/airport_hourly_late": {"airport_hourly"},
-        "checkpoint": {"aircraft_rotation", "airport_hourly"},
+        "aircraft_rotation_stage": {"landing"},
+        "airport_hourly_stage": {"aircraft_rotation_stage"},
+        "tables/aircraft_legs": {"aircraft_rotation_stage"},
+        "tables/airport_hourly": {"airport_hourly_stage"},
+        "tables/airport_hourly_late": {"airport_hourly_stage"},
+        "checkpoint": {"aircraft_rotation_stage", "airport_hourly_stage"},
         "restore_drill": {"checkpoint"},
     }
     assert {"/".join(key.path[1:]) for key in graph.executable_asset_keys} == set(parents) - {
@@ -128,18 +147,61 @@ def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_pa
         for pipeline in ("flights", "other")
         for sensor in ("checkpoint_sensor", "run_failure_sensor", "lease_watchdog", "tables_sensor")
     }
-    assert dg.AssetKey(["other", "counts"]) in merged.resolve_all_asset_keys()
+    assert dg.AssetKey(["other", "counts_stage"]) in merged.resolve_all_asset_keys()
 
 
-def test_a_stage_that_would_be_the_checkpoints_asset_is_refused(tmp_path):
-    with pytest.raises(PipelineError, match="same asset as the checkpoint"):
-        weir_definitions([Pipeline("other", (counting("checkpoint"),))], settings(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "other"), [("checkpoint", "the checkpoint"), ("counts_stage", "the stage counts")], ids=str
+)
+def test_a_source_that_would_be_another_asset_is_refused(tmp_path, name, other):
+    source = replace(counting("counts").input, name=name)
+    with pytest.raises(PipelineError, match=f"same asset as {other}"):
+        weir_definitions([Pipeline("other", (replace(counting("counts"), input=source),))], settings(tmp_path))
+
+
+def test_each_asset_has_a_name_of_its_own_in_the_graph(tmp_path):
+    """The graph shows the last part of a key. A stage and its table have one name in the pipeline."""
+    days = {"start": "2013-01-01"}
+    defs = weir_definitions([flights.pipeline], settings(tmp_path, partitions=days, backfill=days))
+    names = [key.path[-1] for key in defs.resolve_all_asset_keys()]
+    assert {"airport_hourly", "airport_hourly_stage", "airport_hourly_days"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_a_gate_on_rows_is_a_check_of_what_gets_them_and_others_are_of_their_stage(tmp_path):
+    on_rows = expect("ExpectColumnValuesToBeInSet", column="k", value_set=["a", None, date(2026, 1, 2)])
+    on_state = expect("ExpectColumnValuesToNotBeNull", column="n", of="state")
+    gated = replace(counting("counts"), gates=(on_rows, on_state))
+    both = Pipeline("other", (replace(gated, sink=delta.append("counted")), replace(gated, uid="kept_nowhere")))
+    graph = weir_definitions([both], settings(tmp_path)).resolve_asset_graph()
+    gates = {
+        (key.asset_key.path[-1], key.name): graph.get_check_spec(key).description
+        for key in graph.asset_check_keys
+        if key.name.startswith("column")
+    }
+    assert set(gates) == {
+        ("counted", "column_values_to_be_in_set_k"),
+        ("counts_stage", "column_values_to_not_be_null_n"),
+        ("kept_nowhere_stage", "column_values_to_be_in_set_k"),
+        ("kept_nowhere_stage", "column_values_to_not_be_null_n"),
+    }
+    assert gates["counted", "column_values_to_be_in_set_k"] == (
+        'ExpectColumnValuesToBeInSet: column "k", value_set ["a", null, "2026-01-02"]. A gate of counts on rows, before'
+        " each commit."
+    )
+
+
+def test_tags_that_are_for_sensors_and_runs_alone_are_not_shown():
+    shown = {names.PIPELINE, names.BESIDE, names.REASON}
+    hidden = {names.TRIGGER, names.COORDINATES, names.PROCESS, names.ANSWERED_BY}
+    assert {get_tag_type(tag) for tag in hidden} == {TagType.HIDDEN}
+    assert {get_tag_type(tag) for tag in shown} == {TagType.USER_PROVIDED}
 
 
 def test_stages_and_tables_have_owners_and_the_version_of_their_code(tmp_path):
     graph = weir_definitions([flights.pipeline], settings(tmp_path)).resolve_asset_graph()
     stage_key, of_table = (
-        dg.AssetKey(["flights", *name]) for name in (["airport_hourly"], ["tables", "airport_hourly"])
+        dg.AssetKey(["flights", *name]) for name in (["airport_hourly_stage"], ["tables", "airport_hourly"])
     )
     assert tuple(graph.get(stage_key).owners) == ("team:air-traffic",)
     version = graph.get(stage_key).code_version
@@ -232,7 +294,7 @@ def test_a_table_that_rows_are_looked_up_in_is_an_asset_of_its_own(tmp_path):
     }
     settings = load(given)
     graph = weir_definitions([card_fraud.pipeline], settings).resolve_asset_graph()
-    cardholders, cards = (dg.AssetKey(["card_fraud", *name]) for name in (["known"], ["lookups", "cards"]))
+    cardholders, cards = (dg.AssetKey(["card_fraud", *name]) for name in (["known_stage"], ["lookups", "cards"]))
     assert cards in graph.get(cardholders).parent_keys
     assert graph.get(cards).metadata["dagster/uri"] == "/warehouse/cards"
     assert graph.get(cardholders).kinds == {"pyspark"}

@@ -62,7 +62,7 @@ def test_a_restore_proves_reports_and_resumes(house):
         "on_time": True,
     }
     assets = {event.asset_key.to_user_string() for event in result.get_asset_materialization_events()}
-    assert assets == {"small/accounts", "small/tables/booked", "small/checkpoint"}
+    assert assets == {"small/accounts_stage", "small/tables/booked", "small/checkpoint"}
     house.bank.assert_exact(1, 2, 3, 4)
 
 
@@ -261,7 +261,6 @@ def test_a_queued_run_that_no_person_asked_for_leaves_a_stopped_pipeline_alone(h
             {
                 TRIGGER: "sensor",
                 REASON: "1 file new",
-                "weir/tick": "7",
                 "dagster/sensor_name": "small_checkpoint_sensor",
             },
             {"dagster/schedule_name": "every_hour"},
@@ -437,12 +436,12 @@ def test_a_tables_columns_say_where_they_come_from(house):
     }
     of_table, of_stage = (
         tables["booked"]["dagster/column_lineage"].value,
-        tables["accounts"]["dagster/column_lineage"].value,
+        tables["accounts_stage"]["dagster/column_lineage"].value,
     )
     assert {name: [dep.asset_key.path[-1] for dep in deps] for name, deps in of_table.deps_by_column.items()} == {
-        "id": ["accounts"],
-        "at": ["accounts"],
-        "amount": ["accounts"],
+        "id": ["accounts_stage"],
+        "at": ["accounts_stage"],
+        "amount": ["accounts_stage"],
     }
     assert of_stage.deps_by_column["amount"] == [dg.TableColumnDep(dg.AssetKey(["small", "landing"]), "amount")]
     assert (tables["booked"]["rows added"].value, tables["booked"]["dagster/row_count"].value) == (10, 40)

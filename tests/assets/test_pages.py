@@ -35,7 +35,7 @@ WRONG = (4, 5, 6)
 def first_epochs(site: Site, page, days: Path, shot) -> None:
     """Six days land, and what becomes of them is at the pages; nobody has turned a sensor on."""
     site.land(days, 6)
-    names = ("landing", "aircraft_rotation", "airport_hourly", "aircraft_legs", "checkpoint", "restore_drill")
+    names = ("landing", "aircraft_legs", "airport_hourly", "checkpoint", "restore_drill")
     shows(page, "/locations/weir/asset-groups/flights/lineage", *names)
     site.until(site.read_all, "the first checkpoints")
 
@@ -74,8 +74,8 @@ def test_a_day_at_the_pages(site, page, days):
     by_job = {run["jobName"]: run for run in reversed(site.runs())}
     assert next(run for run in site.runs() if run["runId"] == killed.run_id)["status"] == "FAILURE"
     restored = by_job["flights_restore_job"]
-    tags = {tag["key"]: tag["value"] for tag in restored["tags"]}
-    assert tags["weir/generation"] == str(killed.generation)
+    assert f"generation: {killed.generation}" in restored["runConfigYaml"]
+    assert {tag["key"] for tag in restored["tags"]} >= {"weir/pipeline", "weir/reason"}
     assert [run["jobName"] for run in site.runs()].count("flights_restore_job") == 1
     site.until(lambda: site.runs()[0]["status"] == "SUCCESS", "the end of the restore")
 
@@ -108,7 +108,7 @@ def test_a_day_at_the_pages(site, page, days):
     site.until(
         lambda: any(run["status"] == "FAILURE" and run["runId"] != killed.run_id for run in site.runs()), "the hold"
     )
-    shows(page, "/assets/flights/aircraft_rotation?view=checks", "column_values_to_be_between_dep_delay", "Failed")
+    shows(page, "/assets/flights/tables/aircraft_legs?view=checks", "column_values_to_be_between_dep_delay", "Failed")
     shot("gate")
     assert site.registry.head().id == exact
     site.until(lambda: site.says("held: A quality gate"), "the tick that waits")

@@ -20,7 +20,8 @@ from pipelines.runtime.run import maintenance
 from state_ops.errors import WeirError
 from tests.recovery.test_backfill import Plant, pipeline
 
-READINGS, DAILY = (dg.AssetKey(["sensors", "complete", name]) for name in ("readings", "daily"))
+READINGS, DAILY = (dg.AssetKey(["sensors", "complete", f"{name}_days"]) for name in ("readings", "daily"))
+READINGS_BY_HOUR = dg.AssetKey(["sensors", "complete", "readings_hours"])
 TABLE = dg.AssetKey(["sensors", "tables", "readings"])
 VERSION = "dagster/data_version"
 JANUARY = {"start": "2026-01-01", "end": "2026-01-20"}
@@ -134,7 +135,7 @@ def sink_is_away(context: object, checkpoints: object) -> None:
 def test_other_partitions_in_the_settings_are_shown_at_the_next_tick(calendar):
     def shown(**changed: str) -> list[str]:
         calendar.plant.site.options["WEIR_PIPELINES__SENSORS__PARTITIONS"] = json.dumps(JANUARY | changed)
-        return calendar.tick().get(READINGS, [])
+        return calendar.tick().get(READINGS if "every" not in changed else READINGS_BY_HOUR, [])
 
     assert shown(start="2026-01-02") == ["02", "03"]
     assert shown() == ["01"], "the others were shown"

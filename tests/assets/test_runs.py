@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import dagster as dg
 import pytest
 
+from assets.names import REASON, TRIGGER
 from infra import flights_input
 from pipelines import flights
 from pipelines.runtime.run import run as runtime
@@ -18,7 +19,7 @@ from state_ops.coordination.lease import Heartbeat
 
 JOB, SENSOR = "flights_job", "flights_checkpoint_sensor"
 CHECKPOINT, ROTATION, HOURLY = (
-    dg.AssetKey(["flights", name]) for name in ("checkpoint", "aircraft_rotation", "airport_hourly")
+    dg.AssetKey(["flights", name]) for name in ("checkpoint", "aircraft_rotation_stage", "airport_hourly_stage")
 )
 
 
@@ -50,7 +51,7 @@ def tick(project, instance, cursor=None):
 @pytest.mark.usefixtures("spark")
 def test_a_run_observes_each_epoch_and_materializes_its_tables_meanwhile(days, landing, project, instance):
     flights_input.land(days, landing, 5)
-    result = execute(project, instance, tags={"weir/trigger": "sensor", "weir/reason": "5 files new", "weir/tick": "9"})
+    result = execute(project, instance, tags={TRIGGER: "sensor", REASON: "5 files new (tick 9)"})
 
     epochs = observed(instance, result.run_id, CHECKPOINT)
     assert [epoch["checkpoint"].value for epoch in epochs] == [1, 2, 3]
@@ -108,8 +109,8 @@ def test_with_nothing_to_do_the_sensor_skips(landing, project, instance):
 def test_files_and_no_coordinator_make_the_sensor_request_one_run(days, landing, project, instance):
     flights_input.land(days, landing, 2)
     (request,), _, cursor = tick(project, instance)
-    assert request.tags["weir/trigger"] == "sensor"
-    assert (request.tags["weir/reason"], request.tags["weir/tick"]) == ("2 files new", "1")
+    assert request.tags[TRIGGER] == "sensor"
+    assert request.tags[REASON] == "2 files new (tick 1)"
     assert cursor is not None
 
     run = instance.create_run_for_job(project.defs.resolve_job_def(JOB), status=dg.DagsterRunStatus.STARTING)

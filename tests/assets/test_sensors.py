@@ -18,7 +18,7 @@ from dagster import DagsterRunStatus
 from dagster._utils import get_run_crash_explanation
 
 from assets import checks, history, metadata
-from assets.names import ANSWERED_BY, PROCESS
+from assets.names import ANSWERED_BY, COORDINATES, PROCESS
 from pipelines.api import expect
 from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import maintenance
@@ -127,7 +127,7 @@ def test_a_run_that_ended_well_is_not_marked_as_answered(house):
     assert house.execute("small_job").success
     house.bank.land(4)
     assert len(house.tick("checkpoint_sensor")[0]) == 1
-    assert all("weir/answered-by" not in run.tags for run in house.instance.get_runs())
+    assert all(ANSWERED_BY not in run.tags for run in house.instance.get_runs())
 
 
 def test_a_failure_that_only_a_person_can_mend_is_said_and_left(house):
@@ -310,6 +310,9 @@ def test_a_run_that_repeats_one_that_was_answered_is_answered_itself(house, monk
     assert answer(house, first).job_name == "small_restore_job"
     tags = house.instance.get_run_by_id(first.run_id).tags
     assert ANSWERED_BY in tags
+    events = house.instance.get_records_for_run(first.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT).records
+    messages = [record.event_log_entry.dagster_event.message for record in events]
+    assert "small_run_failure_sensor sees to what follows this run." in messages
     monkeypatch.setattr(house.instance, "add_run_tags", _says_nothing)
     run_id = house.execute("small_job", tags={**tags, "dagster/parent_run_id": first.run_id}).run_id
     monkeypatch.undo()
@@ -341,17 +344,16 @@ def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(ho
     assert not house.instance.get_run_by_id(boxed.run_id).is_finished, "its number says nothing outside of it"
 
 
-def test_a_run_of_a_projects_own_job_is_known_by_what_it_says(house):
+@pytest.mark.parametrize("tag", [COORDINATES, "weir/coordinates"], ids=["now", "of an earlier release"])
+def test_a_run_of_a_projects_own_job_is_known_by_what_it_says(house, tag):
     house.bank.land(4)
     job = dg.define_asset_job("everything", dg.AssetSelection.all())
     with_own = dg.Definitions.merge(house.defs, dg.Definitions(jobs=[job])).resolve_job_def("everything")
     result = with_own.execute_in_process(instance=house.instance, raise_on_error=False)
     run = house.instance.get_run_by_id(result.run_id)
-    assert run.tags["weir/coordinates"] == "small"
+    assert run.tags[COORDINATES] == "small"
     house.instance.delete_run(run.run_id)
-    stuck = house.instance.create_run_for_job(
-        with_own, status=DagsterRunStatus.STARTED, tags={"weir/coordinates": "small"}
-    )
+    stuck = house.instance.create_run_for_job(with_own, status=DagsterRunStatus.STARTED, tags={tag: "small"})
     house.bank.land(5)
     assert stuck.run_id[:8] in house.tick("checkpoint_sensor")[1]
 
@@ -407,7 +409,10 @@ def test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person(hou
     result = gated.execute("small_job")
     assert not result.success
     assert not gated.checked()["column_values_to_be_between_amount"]
-    assert "10 of 10 rows" in gated.description("column_values_to_be_between_amount")
+    verdict = gated.description("column_values_to_be_between_amount")
+    assert (
+        verdict == "10 of 10 rows, e.g. 4, 4, 4; the epoch is declined, and nothing of it is in the table or in state"
+    )
     assert gate_hold.read(gated.storage, None) is not None
     runs, message, cursor = gated.tick("checkpoint_sensor")
     assert runs == []

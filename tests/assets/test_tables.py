@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.definitions.freshness import FreshnessState
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.test_utils import freeze_time
+from dagster._daemon.freshness import FreshnessDaemon
 
+from pipelines.api import State, delta
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership import ownership
 from state_ops.coordination import lease, requests
@@ -82,6 +92,74 @@ def test_an_eager_asset_is_due_while_the_run_goes_on(house, monkeypatch):
     deadline = time.monotonic() + 60
     assert house.execute("small_job").success
     assert due[0] == 0 and 1 in due[1:], "before an epoch, what an earlier one of the run has made due"
+
+
+class Account(State):
+    """Of one key."""
+
+    rows: Annotated[int, "Bookings so far."] = 0
+    total: int = 0
+
+
+def test_columns_are_described_by_their_author_on_the_table_and_on_the_stage(house):
+    (stage,) = house.pipeline.stages
+    sink = delta.append("booked", describe={"amount": "In cents."})
+    described = house.with_pipeline(stages=(replace(stage, sink=sink, state=Account),))
+    described.bank.land(4)
+    result = described.execute("small_job")
+    assert result.success
+    for event in result.get_asset_materialization_events():
+        if event.asset_key.path[-1] in ("booked", "accounts_stage"):
+            schema = event.materialization.metadata["dagster/column_schema"].value
+            assert {column.name: column.description for column in schema.columns} == {
+                "id": None,
+                "at": None,
+                "amount": "In cents.",
+            }
+    of_state = (
+        described.defs.resolve_asset_graph().get(dg.AssetKey(["small", "accounts_stage"])).metadata["state per key"]
+    )
+    assert [column.description for column in of_state.value.columns] == ["Bookings so far.", None]
+
+
+def test_a_tables_freshness_is_evaluated_by_what_runs_have_written(house):
+    house.bank.site.options["WEIR_DAGSTER__FRESHNESS_HOURS"] = "4"
+    node = house.defs.resolve_asset_graph().get(BOOKED)
+
+    def freshness(hours: float) -> FreshnessState:
+        """What Dagster's daemon says of the table so many hours from now."""
+        with freeze_time(datetime.now(UTC) + timedelta(hours=hours)):
+            context = LoadingContextForTest(house.instance)
+            return asyncio.run(FreshnessDaemon()._compute_asset_freshness_state(context, node))
+
+    assert freshness(0) is FreshnessState.UNKNOWN
+    house.bank.land(4)
+    assert house.execute("small_job").success
+    assert [freshness(hours) for hours in (0, 1.9, 2.1, 4.1)] == [
+        FreshnessState.PASS,
+        FreshnessState.PASS,
+        FreshnessState.WARN,
+        FreshnessState.FAIL,
+    ]
+
+
+def test_a_table_is_never_out_of_step_with_the_stage_that_writes_it(house, monkeypatch):
+    """Dagster would say so of each table of a first run, until its end."""
+    stale: list[StaleStatus] = []
+    resolver = CachingStaleStatusResolver
+
+    class Looked(InMemoryExecutor):
+        def run(self, *given, **options):
+            graph = house.defs.resolve_asset_graph()
+            if shown(house):
+                context = LoadingContextForTest(house.instance)
+                stale.append(resolver(house.instance, graph, context).get_status(BOOKED))
+            return super().run(*given, **options)
+
+    monkeypatch.setattr(ownership, "SparkExecutor", lambda *_, **__: Looked())
+    house.bank.land(4, 5, 6, 7)
+    assert house.execute("small_job").success
+    assert set(stale) == {StaleStatus.FRESH}
 
 
 @pytest.mark.long

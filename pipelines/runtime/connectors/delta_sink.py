@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,12 +24,14 @@ class DeltaSink(Sink):
         evolve: Columns that rows have and the table has not are refused ("fix") or added to it ("add").
         at: Where it lies instead: a directory or a URI, with {placeholders} from the configuration. It may be there
             already.
+        descriptions: By column, what it is, for people. They count for nothing else.
     """
 
     event_time: str | None = None
     partition_by: tuple[str, ...] = ()
     at: str | None = None
     evolve: str = FIX
+    descriptions: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def stays(self) -> None:
@@ -106,6 +108,33 @@ def refuse_replaced(sink: Sink, where: str) -> None:
             where=where,
             next="delta.upsert applies changes, and delta.append keeps them as they are.",
         )
+
+
+def descriptions(sink: Sink) -> dict[str, str]:
+    """By column, what its author says that it is."""
+    return dict(sink.descriptions) if isinstance(sink, DeltaSink) else {}
+
+
+def described(sink: Sink, columns: pa.Schema) -> pa.Schema:
+    """The columns of a table with what its author says of them, as Delta and Spark keep comments.
+
+    Raises:
+        PipelineError: One is described that the table has not.
+    """
+    texts = descriptions(sink)
+    if unknown := [name for name in texts if name not in columns.names and not evolves(sink)]:
+        raise PipelineError(
+            f"describe= of the table {sink.name} says what {', '.join(unknown)} is, which its rows have not.",
+            where=f"table {sink.name}",
+            next=f"Its columns are: {', '.join(columns.names)}.",
+        )
+    commented = [
+        column.with_metadata({**(column.metadata or {}), b"comment": texts[column.name].encode()})
+        if column.name in texts
+        else column
+        for column in columns
+    ]
+    return pa.schema(commented, columns.metadata)
 
 
 def partitions(sink: Sink) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from pipelines.runtime.definition.stage import Stage
 
 # Weir's own packages, which are shipped whole.
 PACKAGES = ("configs", "state_ops", "pipelines")
-_FOR_PEOPLE = frozenset({"description", "owners", "branch"})
+_FOR_PEOPLE = frozenset({"description", "descriptions", "owners", "branch"})
 _BEFORE = frozenset({"input", "sides"})
 _BESIDE = frozenset({"gates", "sink"})
 _OF_CLASSES = frozenset(
@@ -215,8 +215,10 @@ class _Walk:
         if not _of_project(kind.__module__, getattr(module, "__file__", None)):
             return
         self._all(*kind.__bases__)
+        # What the annotations of a state class say, but for people, its schema has.
+        beside = {"__annotations__"} if "__weir_schema__" in vars(kind) else set()
         for name, value in sorted(vars(kind).items()):
-            if name not in _OF_CLASSES and not name.startswith("_abc_"):
+            if name not in _OF_CLASSES | beside and not name.startswith("_abc_"):
                 self.write(name)
                 self.add(value)
 

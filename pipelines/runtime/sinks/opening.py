@@ -20,6 +20,7 @@ from pipelines.runtime.connectors.delta_sink import (
     CHANGE_TYPE,
     ReplaceSink,
     UpsertSink,
+    described,
     evolves,
     partitions,
     refuse_replaced,
@@ -258,7 +259,7 @@ class Sinks:
         check(
             self._storage,
             sink.name,
-            columns_of(schema) if upserts else schema,
+            described(sink, columns_of(schema) if upserts else schema),
             keyed=upserts or isinstance(sink, ReplaceSink),
             partition_by=() if upserts else self._partitions(sink, schema),
             evolves=evolves(sink),

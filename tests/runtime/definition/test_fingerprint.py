@@ -124,6 +124,17 @@ def test_comments_and_moved_lines_do_not_where_all_can_be_looked_into(fingerprin
     assert fingerprint_of(moved) == fingerprint_of(plain)
 
 
+@pytest.mark.parametrize("of_stage", [False, True])
+def test_what_is_said_of_columns_and_fields_for_people_does_not(fingerprint_of, of_stage):
+    plain = FLOW.replace("import logging, threading", "import logging\n    from typing import Annotated")
+    plain = plain.replace('log, lock = logging.getLogger("x"), threading.Lock()', 'log = logging.getLogger("x")')
+    plain = plain.replace("with lock:", "if True:")
+    described = plain.replace("rows: int = 0", 'rows: Annotated[int, "So far."] = 0')
+    described = described.replace('delta.append("t")', 'delta.append("t", describe={"v": "Twice."})')
+    assert described != plain
+    assert fingerprint_of(described, of_stage=of_stage) == fingerprint_of(plain, of_stage=of_stage)
+
+
 def test_a_module_counts_whole_where_it_has_what_cannot_be_looked_into(fingerprint_of):
     assert fingerprint_of(FLOW.replace("threading.Lock()", "threading.RLock()")) != fingerprint_of()
     assert (

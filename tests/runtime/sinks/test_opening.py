@@ -1,4 +1,4 @@
-"""How long a sink that is away is waited for."""
+"""How long a sink that is away is waited for, and what a table that is created says of its columns."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from configs import settings
-from pipelines.api import Pipeline, kafka, postgres
+from pipelines.api import Pipeline, delta, kafka, postgres
 from pipelines.runtime.connectors.sink import Sink, SinkOpening
 from pipelines.runtime.connectors.source import LOOKING, RUNNING
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run import fsck
 from pipelines.runtime.sinks import opening
 from pipelines.runtime.sinks.opening import Sinks
-from state_ops.errors import TransientError
+from state_ops.errors import PipelineError, TransientError
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 
@@ -64,3 +66,43 @@ def test_the_owner_waits_longer(tmp_path, monkeypatch):
     bank.epochs(1)
     fsck.examine(bank.site.pipeline, bank.site.settings)
     assert opened == [RUNNING, LOOKING]
+
+
+@pytest.mark.parametrize("kind", ["append", "upsert"])
+def test_a_table_that_is_created_has_what_its_author_says_of_columns_as_comments(tmp_path, kind):
+    describe = {"amount": "In cents."}
+    sinks = {
+        "append": delta.append("booked", describe=describe),
+        "upsert": delta.upsert("booked", "id", describe=describe),
+    }
+    bank = described(tmp_path, sinks[kind])
+    bank.epochs(1, 2)
+    table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
+    assert {field.name: field.metadata for field in table.schema().fields} == {
+        "id": {},
+        "at": {},
+        "amount": {"comment": "In cents."},
+    }
+
+
+def test_a_column_that_is_described_and_not_there_is_refused_before_the_first_row(tmp_path):
+    bank = described(tmp_path, delta.append("booked", describe={"amuont": "In cents."}))
+    with pytest.raises(PipelineError, match="says what amuont is, which its rows have not") as refused:
+        bank.epochs(1)
+    assert refused.value.next == "Its columns are: id, at, amount."
+    assert bank.ids() == []
+
+
+def test_a_description_that_is_no_text_is_refused():
+    with pytest.raises(PipelineError, match="no mapping of columns to texts"):
+        delta.append("booked", describe={"amount": 3})
+
+
+def test_what_is_said_for_people_makes_no_other_sink():
+    assert delta.append("booked", describe={"amount": "In cents."}) == delta.append("booked")
+
+
+def described(root: Path, sink: Sink) -> small.Bank:
+    bank = small.Bank.at(root / "site")
+    bank.site = replace(bank.site, pipeline=Pipeline("small", (replace(small.accounts, sink=sink),), max_parallelism=8))
+    return bank
