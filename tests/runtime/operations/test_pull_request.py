@@ -12,7 +12,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, expect, files, select
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, expect, files, foreach, select
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.operations.pull_request import comment, review, taking
@@ -374,6 +374,18 @@ def test_a_source_that_gives_each_row_once_is_replayed_from_its_archive(tmp_path
     monkeypatch.setattr(Queue, "committed", lambda _, position: told.append(position))
     assert tried(bank, epochs=2).found == (() if archive else ("input",))
     assert not told, "its system has come further since"
+
+
+def test_a_sink_outside_of_storage_is_compared_and_not_asked(tmp_path):
+    given: list[int] = []
+    outside = foreach(lambda _, checkpoint: given.append(checkpoint), name="outside")
+    stages = (replace(small.accounts, sink=outside),)
+    bank = bank_of(tmp_path / "site", Pipeline("small", stages, max_parallelism=8, delivery="at_least_once"), 1, 2, 3)
+    sevens = replace(small.accounts, function=fewer_and_more, sink=outside)
+    differs = tried(bank, Pipeline("small", (sevens,), max_parallelism=8, delivery="at_least_once"), epochs=1)
+    assert given == [1, 2, 3] and differs.tables[0].table == "outside"
+    assert differs.tables[0].counts == {"added": 1, "removed": 1, "changed": 1}
+    assert "it was not asked whether it takes the rows" in comment.markdown(differs)
 
 
 def test_what_is_pruned_while_it_is_read_is_taken_anew(tmp_path, monkeypatch):
