@@ -13,6 +13,7 @@ from pipelines.cli.watching.figures import EpochFigures, SinkFigures, StageFigur
 from pipelines.cli.watching.look import Look, Looks, Outcome, Watched
 from pipelines.cli.watching.problems import Problem, last_failure, problems, unreadable
 from state_ops.checkpoints.registry import SAVEPOINT
+from state_ops.coordination.lease import FAILED, INTERRUPTED
 from state_ops.errors import ConfigurationError, TransientError, WeirError
 
 _EPOCHS_KEPT = 120
@@ -54,7 +55,8 @@ class Row:
             return "DEAD"
         if look.suspended is not None:
             return look.suspended.how
-        return "FAILED" if look.holder is not None and look.holder.outcome == "failed" else "idle"
+        outcome = look.holder.outcome if look.holder is not None else None
+        return {FAILED: "FAILED", INTERRUPTED: INTERRUPTED}.get(outcome or "", "idle")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, as `weir top --once --json` prints it."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pipelines.cli.watching.figures import PHASES, EpochFigures, ago, short_number, size
+from pipelines.cli.watching.figures import PHASES, EpochFigures, short_number, size
 from state_ops import extras
 
 _SERIES = 8  # as many as the page has colours for
 _TICKS = 4
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 _INK = "#010203"  # stands for the page's own colour of text, and #01ff00 to #01ff07 for those of series
 
 
@@ -56,20 +57,18 @@ def plots(epochs: Sequence[EpochFigures]) -> list[Plot]:
             {"in": [epoch.rows_in for epoch in epochs], "out": [epoch.rows_out for epoch in epochs]},
             short_number,
         ),
-        Plot(
+        _lasting(
             "How long input waited",
             "From the change of an epoch's oldest input file, or message, to the commit: the lag of that epoch",
             {"waited": [epoch.waited_seconds for epoch in epochs]},
-            ago,
         ),
-        Plot(
+        _lasting(
             "Duration by phase",
             "Phases overlap with those of other epochs; commit, publish and prune are those of the epoch before",
             {phase: [epoch.phases.get(phase, 0.0) / 1000 for epoch in epochs] for phase in phases},
-            ago,
             stacked=True,
         ),
-        Plot("From trigger to commit", "How long an epoch took", {"took": [epoch.seconds for epoch in epochs]}, ago),
+        _lasting("From trigger to commit", "How long an epoch took", {"took": [epoch.seconds for epoch in epochs]}),
         Plot(
             "State by stage",
             "Bytes of state that a checkpoint names",
@@ -98,6 +97,14 @@ def plots(epochs: Sequence[EpochFigures]) -> list[Plot]:
         ),
     ]
     return [plot for plot in drawn if any(value is not None for values in plot.series.values() for value in values)]
+
+
+def _lasting(title: str, about: str, series: Mapping[str, Sequence[float | None]], *, stacked: bool = False) -> Plot:
+    """A plot of seconds, in the unit that fits the longest of them."""
+    longest = max((value or 0.0 for values in series.values() for value in values), default=0.0)
+    unit, length = next(((unit, length) for unit, length in _UNITS if longest >= 2 * length), ("s", 1))
+    scaled = {name: [None if value is None else value / length for value in values] for name, values in series.items()}
+    return Plot(title, about, scaled, lambda value: f"{value:.3g} {unit}", stacked)
 
 
 def svg(plot: Plot, epochs: Sequence[EpochFigures]) -> str | None:
@@ -134,7 +141,8 @@ def svg(plot: Plot, epochs: Sequence[EpochFigures]) -> str | None:
                 line = "--" if plot.colours[name] else "-"  # so that of two equal lines both are seen
                 drawn = [float("nan") if value is None else value for value in values]
                 axis.plot(places, drawn, color=colour, marker=".", linestyle=line)
-        axis.set_ylim(bottom=0)
+        highest = max([*beneath, *(value or 0.0 for values in plot.series.values() for value in values)])
+        axis.set_ylim(0, highest * 1.08 or 1)
         axis.yaxis.set_major_locator(MaxNLocator(5))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plot.shown(value)))
         ticks = sorted({round(part * (len(epochs) - 1) / _TICKS) for part in range(_TICKS + 1)})

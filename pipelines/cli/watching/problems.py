@@ -190,11 +190,12 @@ def _epochs(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[P
 def _storage(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[Problem]:
     behind = {sink for _, sink in look.unpublished}
     if behind and look.alive is False:
+        died = look.holder is not None and not look.holder.stopped  # then its successor publishes them, as ever
         yield Problem(
-            WRONG,
+            LOOK if died else WRONG,
             f"committed rows are missing in {', '.join(sorted(behind))}",
             f"weir run {name} publishes them first, or names what stops it",
-            "docs/playbooks/sink-altered.md",
+            None if died else "docs/playbooks/sink-altered.md",
         )
     if look.restored is not None and not look.restored.valid:
         yield Problem(

@@ -109,7 +109,8 @@ def incident(name: str, settings: Settings, last: int, since: datetime | None) -
         look = replace(look, alive=lease.watch(opened.storage))
     look = replace(look, hold=_without_rows(look))
     epochs = [epoch for epoch in row.epochs if since is None or epoch.completed_at >= since][-last:]
-    events = timeline.events(look, epochs, restore_log.recorded(opened.storage), since)
+    begin = since or (epochs[0].triggered_at if len(epochs) < len(row.epochs) else None)
+    events = timeline.events(look, epochs, restore_log.recorded(opened.storage), begin)
     return Incident(row, opened.pipeline, look, settings, epochs, problems(name, look, row.epochs), events, look.at)
 
 

@@ -18,6 +18,7 @@ from state_ops.coordination.lease import DIED
 from state_ops.counts import counted
 
 _LATE_SECONDS = 60.0
+_MOST = 200
 _KINDS = {
     START: "started from another checkpoint",
     REWIND: "rewound",
@@ -55,9 +56,9 @@ def events(
     Args:
         epochs: Those that are known, oldest first.
         restores: All that are recorded.
-        since: Leave out what was before; None: what was before the oldest epoch that is known.
+        since: Leave out what was before; None: nothing, as far as the newest events go back.
     """
-    begin = since or (epochs[0].triggered_at if epochs else datetime.min.replace(tzinfo=UTC))
+    begin = since or datetime.min.replace(tzinfo=UTC)
     listed = [
         *_checkpoints(look.retained),
         *_restarts(epochs),
@@ -66,7 +67,7 @@ def events(
         *_notes(look),
         *_published(look),
     ]
-    return sorted((event for event in listed if event.at >= begin), key=lambda event: event.at, reverse=True)
+    return sorted((event for event in listed if event.at >= begin), key=lambda event: event.at, reverse=True)[:_MOST]
 
 
 def _checkpoints(retained: Sequence[Checkpoint]) -> Iterator[Event]:
@@ -102,12 +103,16 @@ def _restarts(epochs: Sequence[EpochFigures]) -> Iterator[Event]:
 
 
 def _failures(look: Look) -> Iterator[Event]:
+    holder = look.holder
+    if holder is not None and look.alive is False and not holder.stopped:
+        who = f"generation {holder.generation}, process {holder.pid} on {holder.host}"
+        yield Event(look.at, f"run {DIED}", f"{who} has ended without a word; nobody has taken over until now", WRONG)
     for failure in look.holder.failures if look.holder is not None else ():
         who = f"generation {failure.get('generation')}, process {failure.get('pid')} on {failure.get('host')}"
         if failure.get("how") == DIED:
             what = f"{who} had ended without a word; its successor found that now"
         else:
-            what = f"{who}: " + ": ".join(filter(None, (failure.get("error"), failure.get("message")))) or who
+            what = ": ".join(filter(None, (who, failure.get("error"), failure.get("message"))))
         yield Event(datetime.fromisoformat(failure["when"]), f"run {failure.get('how')}", what, WRONG)
 
 
