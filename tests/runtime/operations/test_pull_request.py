@@ -19,6 +19,7 @@ from pipelines.runtime.operations.pull_request import comment, review, taking
 from pipelines.runtime.operations.pull_request.review import Review
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
 from state_ops.storage.filesystem_store import FileSystemStore
 from tests.recovery import small, test_joins, test_upserts
@@ -450,7 +451,7 @@ def test_the_command_writes_the_comment_and_ends_as_it_was_asked(tmp_path, weir)
 
 def wide(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """Rows whose texts would be markup."""
-    texts = ["| a |\n# b", "@somebody <img src=x>", "http://evil.test `c` [d](e)", "token=abcdefgh12345678"]
+    texts = ["| a |\n# b", "@somebody <img src=x>", "http://evil.test `c` [d](e)", "secret_access_key=abcdefgh12345678"]
     return small.accounts(rows, state, epoch).with_columns(
         text=pl.Series((texts * rows.height)[: rows.height], dtype=pl.String)
     )
@@ -483,6 +484,43 @@ def test_a_comment_is_never_longer_than_github_takes(tmp_path):
     noisy = replace(differs, notes=("n" * 1000,) * 100)
     text = comment.markdown(noisy)
     assert len(text) <= comment.LIMIT and "does not fit into a comment" in text
+
+
+# -- which epochs
+
+
+class Retained:
+    """A registry of which only the checkpoints are looked at."""
+
+    def __init__(self, *rows: Checkpoint) -> None:
+        self._rows = list(rows)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return self._rows
+
+
+def unaligned(row: Checkpoint) -> Checkpoint:
+    waiting = [{"epoch": 1, "layers": [[]]}]
+    return replace(row, operators={uid: stats.updated(waiting=waiting) for uid, stats in row.operators.items()})
+
+
+def test_unaligned_epochs_are_neither_the_end_nor_what_is_gone_on_from(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4)
+    rows = bank.registry.checkpoints()
+
+    def chosen(*of: Checkpoint, most: int = 3, **changes) -> tuple[int | None, list[int], tuple[str, ...]]:
+        got = taking.choose(replace(small.pipeline, **changes), Retained(*of), "here", most)
+        return got.base and int(got.base.id), [int(row.id) for row in got.epochs], got.notes
+
+    assert chosen(*rows) == (1, [2, 3, 4], ())
+    base, ids, notes = chosen(*rows[:3], unaligned(rows[3]), most=2)
+    assert (base, ids) == (1, [2, 3]) and "Checkpoint 4 is unaligned" in notes[0]
+    base, ids, _ = chosen(unaligned(rows[0]), *rows[1:])
+    assert (base, ids) == (2, [3, 4])
+    assert chosen(*rows[:1], *rows[2:])[:2] == (3, [4]), "2 is not retained, on which 3 was begun"
+    assert chosen(*rows[3:])[1] == []
+    base, ids, notes = chosen(*rows, delivery="at_most_once")
+    assert ids == [] and "delivers at most once" in notes[0]
 
 
 # -- on Spark

@@ -345,18 +345,19 @@ def _table(
 
 
 def _cell(value: str) -> str:
-    return _plain(value if len(value) <= _VALUE else f"{value[:_VALUE]}...")
+    shown = redacted(value)  # before it is cut, and before a name that is looked for is escaped
+    return _plain(shown if len(shown) <= _VALUE else f"{shown[:_VALUE]}...")
 
 
 def _plain(text: str) -> str:
     """A text of which nothing becomes markup, a mention or a link."""
-    text = _INVISIBLE.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _INVISIBLE.sub(" ", redacted(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", text).replace("@", "&#64;").replace("://", ":&#47;&#47;")
 
 
 def _html(text: str) -> str:
     """The same where Markdown is not looked at."""
-    return html.escape(_INVISIBLE.sub(" ", text)).replace("@", "&#64;")
+    return html.escape(_INVISIBLE.sub(" ", redacted(text))).replace("@", "&#64;")
 
 
 def _code(text: str) -> str:
