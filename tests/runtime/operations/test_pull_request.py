@@ -10,9 +10,12 @@ from pathlib import Path
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, expect, files, foreach, select
+from pipelines.api import kafka as kafka_api
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.operations.pull_request import comment, review, taking
@@ -484,6 +487,39 @@ def test_a_comment_is_never_longer_than_github_takes(tmp_path):
     noisy = replace(differs, notes=("n" * 1000,) * 100)
     text = comment.markdown(noisy)
     assert len(text) <= comment.LIMIT and "does not fit into a comment" in text
+
+
+@pytest.mark.long
+def test_kafkas_messages_are_read_again_as_long_as_they_are_there_and_its_group_stays_where_it_is(tmp_path, kafka):
+    topic = kafka.create()
+    source = kafka_api(
+        topic,
+        name="in",
+        servers=kafka.servers,
+        schema=pa.schema([("id", pa.string())]),
+        group=f"{topic}-production",
+        on_lost="skip",
+    )
+    counting = aggregate("counted", source, key="id", n=agg.count(), sink=delta.append("counts"))
+    pipeline = Pipeline("small", (counting,), max_parallelism=8)
+    bank = Bank(replace(Bank.at(tmp_path / "site", **RETAINED).site, pipeline=pipeline))
+    for number in (1, 2, 3):
+        kafka.send(topic, [b'{"id": "%d"}' % key for key in range(number + 1)])
+        bank.epochs()
+
+    def group() -> list[int]:
+        asked = [ConsumerGroupTopicPartitions(f"{topic}-production")]
+        (future,) = kafka.admin.list_consumer_group_offsets(asked).values()
+        return [place.offset for place in future.result(30).topic_partitions]
+
+    kafka.until(lambda: group() == [9])
+    same = tried(bank, epochs=2)
+    assert same.found == () and [int(epoch.recorded.id) for epoch in same.played] == [2, 3]
+    kafka.expire(topic, 4)  # two of the first epoch, two of the three of the second
+    later = tried(bank, epochs=2)
+    assert later.found == () and [int(epoch.recorded.id) for epoch in later.played] == [3]
+    assert any("Epoch 2 cannot be replayed" in note for note in later.notes)
+    assert group() == [9]
 
 
 # -- which epochs
