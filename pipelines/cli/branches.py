@@ -94,7 +94,8 @@ def fork(
 def forks(pipeline: Name, json: Json = False) -> None:
     """The branches of a pipeline, oldest first."""
     definition, settings = find(pipeline)
-    forked = branches.forks(definition, settings)
+    with waiting("reading the branches"):
+        forked = branches.forks(definition, settings)
     if json or not forked:
         answer(json, [fork.to_dict() for fork in forked], f"{pipeline} has no branch: weir fork {pipeline} --name NAME")
         return
@@ -195,19 +196,22 @@ def backfill(
     configured = settings.pipelines[definition.name].backfill
     meant = replaces or (configured.replaces if configured is not None else backfills.SINCE)
 
-    def on_epoch(epoch: EpochReport) -> None:
-        if not json:
-            out.print(backfills.epoch_line(epoch))
+    with waiting("replaying the range, then comparing") as say:
 
-    done = backfills.backfill(
-        definition,
-        settings,
-        start.replace(tzinfo=UTC),
-        end.replace(tzinfo=UTC),
-        replaces=cast(Literal["since", "range"], meant),
-        promote=promote,
-        on_epoch=on_epoch,
-    )
+        def on_epoch(epoch: EpochReport) -> None:
+            say(f"replaying the range, then comparing; {backfills.epoch_line(epoch)}")
+            if not json:
+                out.print(backfills.epoch_line(epoch))
+
+        done = backfills.backfill(
+            definition,
+            settings,
+            start.replace(tzinfo=UTC),
+            end.replace(tzinfo=UTC),
+            replaces=cast(Literal["since", "range"], meant),
+            promote=promote,
+            on_epoch=on_epoch,
+        )
     if report is not None:
         report.write_text(done.difference.to_markdown() + "\n")
     if json:

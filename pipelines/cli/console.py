@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+_LIVE_SECONDS, _LOOK_SECONDS = 0.5, 0.2
 _FIRST_LINE_SECONDS, _NEXT_LINE_SECONDS = 2.0, 30.0
 Name = Annotated[
     str,
@@ -57,32 +58,43 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """Show on stderr what the command waits for, and for how long: on a terminal as it goes, elsewhere a line after two
-    seconds and one every half minute."""
-    if err.is_terminal:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    seconds and one every half minute. A command that is quick shows nothing.
 
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        with Progress(*columns, console=err, transient=True) as progress:
-            progress.add_task(what, total=None)
-            yield
-        return
-    done = threading.Event()
-
-    def say() -> None:
-        began, pause = time.monotonic(), _FIRST_LINE_SECONDS
-        while not done.wait(pause):
-            err.print(f"{what}: {time.monotonic() - began:.0f} s")
-            pause = _NEXT_LINE_SECONDS
-
-    lines = threading.Thread(target=say, daemon=True)
-    lines.start()
+    Yields:
+        What says from now on something else, by which one sees that it goes on.
+    """
+    doing, done = [what], threading.Event()
+    show = _live if err.is_terminal else _lines
+    shown = threading.Thread(target=show, args=(doing, done), daemon=True)
+    shown.start()
     try:
-        yield
+        yield lambda text: doing.__setitem__(0, text)
     finally:
         done.set()
-        lines.join()
+        shown.join()
+
+
+def _live(doing: Sequence[str], done: threading.Event) -> None:
+    """One line that is erased at the end. doing: what it says, which may change."""
+    if done.wait(_LIVE_SECONDS):
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True, redirect_stdout=False) as progress:
+        task = progress.add_task(escape(doing[0]), total=None)
+        while not done.wait(_LOOK_SECONDS):
+            progress.update(task, description=escape(doing[0]))
+
+
+def _lines(doing: Sequence[str], done: threading.Event) -> None:
+    """The same for logs, which have no control characters."""
+    began, pause = time.monotonic(), _FIRST_LINE_SECONDS
+    while not done.wait(pause):
+        err.print(f"{escape(doing[0])}: {time.monotonic() - began:.0f} s")
+        pause = _NEXT_LINE_SECONDS
 
 
 def one_of(checkpoint: int | None, savepoint: str | None) -> int | str | None:

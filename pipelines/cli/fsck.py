@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, Yes, answer, err, out, proceeds, waiting
+from pipelines.cli.console import Json, Name, Yes, answer, out, proceeds, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.ownership import claimed
@@ -45,7 +44,8 @@ def fsck(
     Reads only, unless --repair is given, and may run beside a coordinator, which then does the repairing itself.
     """
     definition, settings = find(pipeline)
-    report = checks.examine(definition, settings, quick=quick, reading=_progress)
+    with waiting("comparing what is there with what is recorded") as say:
+        report = checks.examine(definition, settings, quick=quick, reading=partial(_saying, say))
     plan = plan_repair(report) if repair else None
     planned = plan if plan is not None and not plan.empty else None
     plan_facts = _plan_facts(plan) if plan is not None else None
@@ -83,20 +83,16 @@ def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: Rep
         return checks.left(report, checks.examine(pipeline, settings, quick=True), storage)
 
 
-# -- on a terminal
+def _saying(say: Callable[[str], None], files: Sequence[Expected]) -> Iterator[Expected]:
+    """Yield the files, and say how many of their bytes were read."""
+    total, read = sum(file.bytes for file in files), 0
+    for file in files:
+        say(f"reading, {read / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        yield file
+        read += file.bytes
 
 
-def _progress(files: Sequence[Expected]) -> Iterator[Expected]:
-    """Yield the files, and show on a terminal how many of their bytes were read."""
-    if not sys.stderr.isatty() or not files:
-        yield from files
-        return
-    columns = TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task("reading", total=sum(file.bytes for file in files))
-        for file in files:
-            yield file
-            progress.advance(task, file.bytes)
+# -- for people
 
 
 def _show(report: Report, plan: RepairPlan | None) -> None:

@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from configs.redaction import redacted
 from pipelines.cli.console import err
+from pipelines.cli.shell.completion import whole_words
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
 from state_ops.storage import disks
 
@@ -173,7 +174,9 @@ def main() -> None:
     """Entry point: run the command, turn errors into messages and exit codes."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    sys.exit(_guarded(app, debug))
+    with whole_words(os.environ):
+        code = _guarded(app, debug)
+    sys.exit(code)
 
 
 def process() -> NoReturn:

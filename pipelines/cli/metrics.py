@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from configs.settings import load
-from pipelines.cli.console import err
+from pipelines.cli.console import err, waiting
 from pipelines.cli.shell import completion
 from state_ops.errors import ConfigurationError
 
@@ -50,7 +50,9 @@ def metrics(
     served = CollectorRegistry()
     served.register(Exporter(names, settings))
     if once:
-        sys.stdout.write(generate_latest(served).decode())
+        with waiting("reading the storage of each pipeline"):
+            text = generate_latest(served).decode()
+        sys.stdout.write(text)
         return
     try:
         server, _ = start_http_server(port, host, served)

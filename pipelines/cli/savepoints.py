@@ -133,7 +133,8 @@ def prune(
     from pipelines.runtime.run import maintenance
 
     definition, settings = find(pipeline)
-    checkpoints, objects = maintenance.explain(definition, settings)
+    with waiting("asking what each checkpoint and object is kept for"):
+        checkpoints, objects = maintenance.explain(definition, settings)
     facts = {
         "dry_run": dry_run,
         "checkpoints": [dataclasses.asdict(fate) for fate in checkpoints],

@@ -245,6 +245,8 @@ def _hand_out(
     Args:
         shown: How many rows to print at most in the format for people; None prints all.
     """
+    to_stdout = format is not Format.TABLE and output in (None, STDOUT)
+    tables = _while_read(tables, to_stdout)
     with _piped():
         if format is Format.TABLE:
             show(schema, tables, shown)
@@ -252,6 +254,19 @@ def _hand_out(
         written = write(schema, tables, format, output, force)
     if output not in (None, STDOUT):
         out.print(f"{counted(written, 'row', 'is', 'are')} in {escape(str(output))}.")
+
+
+def _while_read(tables: Iterable[pa.Table], to_stdout: bool) -> Iterator[pa.Table]:
+    """Hand rows on, and say on stderr how many there were, unless they appear themselves."""
+    rows = 0
+    with ExitStack() as stack:
+        say = stack.enter_context(waiting("reading rows"))
+        for table in tables:
+            if to_stdout:
+                stack.close()
+            rows += table.num_rows
+            say(f"reading rows, {rows:,} so far")
+            yield table
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short
+from pipelines.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog, hold_causes
@@ -31,7 +31,8 @@ _FILES_SHOWN = 10
 def status(pipeline: Name, json: Json = False) -> None:
     """Whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
     definition, settings = find(pipeline)
-    facts = status_of(definition, settings)
+    with waiting("asking the storage and the sources"):
+        facts = status_of(definition, settings)
     if json:
         print_json(facts)
         return
@@ -219,7 +220,8 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
     """The completed checkpoints that are retained, oldest first."""
     definition, settings = find(pipeline)
     _, registry = open_storage(definition, settings)
-    completed, pins = registry.checkpoints(), registry.pins()
+    with waiting("reading the registry"):
+        completed, pins = registry.checkpoints(), registry.pins()
     names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
     if json or not completed:
         facts = [{**_view(row), "bottleneck": bottleneck(row.ms), "named": names[row.commit_id]} for row in completed]

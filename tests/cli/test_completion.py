@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from configs.settings import PROJECT
 from pipelines.cli.shell import completion
+from pipelines.runtime.operations import forks
 from tests.recovery.small import Bank
 
 BIN = Path(sys.executable).parent
@@ -109,6 +111,25 @@ def test_the_commands_that_play_epochs_again_complete_stages_and_tables(environm
     assert complete("weir debug small --stage ", environment) == (["accounts"], "")
     tables, message = complete("weir explain small ", environment)
     assert "booked" in tables and not message
+
+
+def test_names_of_a_branch_are_offered_behind_the_at(bank, environment, terminal):
+    forks.fork(bank.site.pipeline, bank.site.settings, "fix", 1)
+    branch = forks.branched(bank.site.pipeline, bank.site.settings, "fix")
+    Bank(replace(bank.site, pipeline=branch)).epochs()
+    assert complete("weir status small@", environment) == (["small@fix"], "")
+    tables, said = complete("weir explain small@fix ", environment)
+    assert "booked" in tables and not said
+    (newest, *_), _ = complete("weir debug small@fix --epoch ", environment)
+    assert newest == str(forks.forks(bank.site.pipeline, bank.site.settings)[0].head.id)
+    for line, completed in (
+        ("weir status small@f", "fix "),
+        ("weir explain small@fix boo", "booked "),
+    ):
+        terminal.type(f"{line}\t")
+        terminal.until(completed)
+        terminal.type("\x15\n")
+        terminal.until(PROMPT)
 
 
 def test_where_nothing_can_be_read_nothing_is_offered_or_said(environment, tmp_path):

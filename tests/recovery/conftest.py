@@ -13,6 +13,7 @@ import structlog
 from infra import flights_input
 from pipelines.cli import main, running
 from tests.recovery.harness import Site
+from tests.tools import described
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,7 @@ def weir(monkeypatch, capsys) -> Callable[..., Ended]:
                 main.main()
         structlog.reset_defaults()  # its logs went to a stderr that is gone now
         written = capsys.readouterr()
+        described.check(arguments, written.out)
         return Ended(int(ended.value.code or 0), written.err, written.out)
 
     return called

@@ -30,6 +30,7 @@ from state_ops.errors import ConfigurationError, GateError, StageError, WeirErro
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
+from tests.tools import described
 from tests.tools.sampling import sampled
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -234,6 +235,7 @@ def test_files_that_reach_over_the_edges_are_cut(tmp_path):
 @pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_production_goes_on_while_a_backfill_waits_for_approval(plant, replaces):
     done = plant.backfill(4, 6, replaces=replaces)
+    described.check_facts("backfill", done.to_dict())
     assert done.promoted is None
     plant.land(8)
     plant.run()

@@ -21,7 +21,7 @@ def schema(
     name = " ".join(command or ())
     if not name:
         for described in printed.BY_COMMAND:
-            out.print(f"weir schema {described}")
+            out.print(f'weir schema "{described}"' if " --" in described else f"weir schema {described}")
         return
     if name not in printed.BY_COMMAND:
         raise ConfigurationError(

@@ -23,7 +23,7 @@ from pipelines.runtime.operations import drill, forks, plan
 from pipelines.runtime.ownership import backlog, savepoints
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.restore import rewind
+from pipelines.runtime.restore import rewind, seek
 from pipelines.runtime.run import fsck, maintenance, progress, sensor
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources import positions
@@ -42,6 +42,7 @@ from state_ops.errors import (
 )
 from tests.recovery.harness import Site
 from tests.runtime.sources.partitions import NOON, Partitions, PartitionsSource, put, row
+from tests.tools import described
 
 MINUTE = 60_000_000
 READ = Partitions.read
@@ -547,6 +548,8 @@ def test_a_seek_is_a_checkpoint_of_its_own_that_a_rewind_takes_back(tmp_path):
     site = site_of(tmp_path, options={"WEIR_CHECKPOINTS__NUM_RETAINED": "9"})
     put(site.landing, "p", *(row("a", n, n) for n in range(4)))
     (done,) = epochs(site)
+    planned = seek.plan(site.pipeline, site.settings, "clicks", {"p": 2})
+    described.check_facts("seek", {**planned.to_dict(), "checkpoint": None})
     sought = maintenance.seek(site.pipeline, site.settings, "clicks", {"p": 2}, "once more")
     assert (sought.kind, sought.parent_id) == ("seek", done.checkpoint.id)
     assert sought.reason == "clicks is read from {'p': 2}: once more"
