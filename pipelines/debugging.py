@@ -37,6 +37,7 @@ def debug(
     key: Any = None,
     subtask: int | None = None,
     stop: Debugger | None = None,
+    spark: bool = False,
     settings: Settings | None = None,
 ) -> Played:
     """Play one stage's part of an epoch again, and compare it with what the epoch made.
@@ -47,6 +48,7 @@ def debug(
         key: A value, or one for each key column. Its subtask is played, and what is shown is of the key alone.
         subtask: The subtask instead. With neither all are played.
         stop: Makes a debugger, such as `pdb.Pdb`, which stops in the stage's function where this gets the key.
+        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
         settings: By default those of WEIR_ENV.
 
     Raises:
@@ -55,16 +57,19 @@ def debug(
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
     values = None if key is None else list(key) if _is_several(key) else [key]
-    return played.debug(pipeline, settings, epoch, stage=stage, key=values, subtask=subtask, stop=stop)
+    return played.debug(pipeline, settings, epoch, stage=stage, key=values, subtask=subtask, stop=stop, spark=spark)
 
 
-def explain(pipeline: str | Pipeline, table: str, row: str, *, settings: Settings | None = None) -> Explained:
+def explain(
+    pipeline: str | Pipeline, table: str, row: str, *, spark: bool = False, settings: Settings | None = None
+) -> Explained:
     """Say where the first row of a table came from that satisfies a condition.
 
     Args:
         pipeline: Itself, or its name in the configuration.
         table: The sink's name.
         row: The condition, as a stage's `where`, of columns of the table.
+        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
         settings: By default those of WEIR_ENV.
 
     Raises:
@@ -72,7 +77,7 @@ def explain(pipeline: str | Pipeline, table: str, row: str, *, settings: Setting
     """
     settings = settings or load()
     pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
-    return explaining.explain(pipeline, settings, table, row)
+    return explaining.explain(pipeline, settings, table, row, spark=spark)
 
 
 def _is_several(key: Any) -> bool:

@@ -343,17 +343,21 @@ class RocksDBBackend:
 
 
 def _scan(path: Path, shard: Rdict, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    # A seek and a comparison per entry is cheaper for short ranges than fresh ReadOptions with an upper bound.
-    entries = shard.iter(ReadOptions())
-    entries.seek(start)
-    while entries.valid():
-        key = entries.key()
-        if end is not None and key >= end:
+    # A seek and a comparison per entry is cheaper for short ranges than fresh ReadOptions with an upper bound; one call
+    # for each entry takes less than half of what the four of `RdictIter` do.
+    last = start
+    entries_of_shard: Iterator[tuple[bytes, bytes]] = shard.items(from_key=start)  # type: ignore[assignment]  # raw mode
+    for entry in entries_of_shard:
+        last = entry[0]
+        if end is not None and last >= end:
             return
-        yield key, entries.value()
+        yield entry
+    entries = shard.iter(ReadOptions())
+    entries.seek(last)  # entries also end before a block that cannot be read, and only this one tells
+    if entries.valid():
         entries.next()
     try:
-        entries.status()  # an iterator also becomes invalid at a block that it cannot read
+        entries.status()
     except Exception as error:
         raise _unreadable(path, "read its state", error) from error
 

@@ -13,34 +13,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from state_ops.backends.base import BEYOND, Backend
-from state_ops.errors import DamageError
-from state_ops.rows.time_index import MOMENTS
-from state_ops.schema.descriptors import (
-    EVENT_TIMERS,
-    EVENT_TIMERS_OF_KEY,
-    LIST_ENDS,
-    LIST_STATE,
-    MAP_STATE,
-    PROCESSING_TIMERS,
-    PROCESSING_TIMERS_OF_KEY,
-    VALUE_STATE,
-    WINDOW_STATE,
-    WINDOW_VALUES,
-)
+from state_ops.keyed.owners import GROUP_BYTES, KIND_BYTES, columns_begin
 from state_ops.schema.key_codec import encode_keys, group_prefix
 from state_ops.schema.key_groups import key_groups
 
 _BATCH = 10_000
-KIND_BYTES = 3
-_TAG, _MOMENT = 4, 8  # bytes, as `KIND_BYTES`, which an entry's key begins with: its key group and kind
-
-_AT = {
-    **dict.fromkeys((VALUE_STATE, EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY), KIND_BYTES),
-    **dict.fromkeys((LIST_STATE, LIST_ENDS, MAP_STATE), KIND_BYTES + _TAG),
-    WINDOW_VALUES: KIND_BYTES + _MOMENT + _TAG,
-    **dict.fromkeys((WINDOW_STATE, EVENT_TIMERS, PROCESSING_TIMERS, MOMENTS), KIND_BYTES + _MOMENT),
-}
-"""Where the key columns begin in an entry's key, by the kind of state. What follows them is a part of the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +53,9 @@ class ForgottenKey:
         Raises:
             DamageError: The entry is of a kind that this release does not know.
         """
-        if key[:2] != self.range[0][:2]:
+        if key[:GROUP_BYTES] != self.range[0][:GROUP_BYTES]:
             return False
-        if key[2] not in _AT:
-            raise DamageError(
-                f"The state has an entry of the kind {key[2]}, of which this release of Weir cannot tell the key.",
-                next="Nothing was changed. Use the release that wrote it, or a later one.",
-            )
-        return key.startswith(self.encoded, _AT[key[2]])
+        return key.startswith(self.encoded, columns_begin(key))
 
     def entries(self, backend: Backend) -> Iterator[tuple[bytes, bytes]]:
         """What the state has of this key."""

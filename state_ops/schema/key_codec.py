@@ -53,6 +53,7 @@ _KEY_TYPES = frozenset(
     }
 )
 _HEADER = 3  # bytes: key group and state id
+_END, _ESCAPE = b"\0", b"\xff"  # of texts: two of the first end one, and a 0x00 in it is followed by the second
 
 
 def check_key_type(name: str, type: pa.DataType) -> None:
@@ -179,6 +180,24 @@ def decode_keys(keys: Sequence[bytes], types: Sequence[pa.DataType]) -> tuple[np
         at = stop + 2
     _sound(at == ends, "has bytes after its last column")
     return groups, columns
+
+
+def columns_end(key: bytes, at: int, types: Sequence[pa.DataType]) -> int:
+    """Where the columns of one key end.
+
+    Args:
+        at: Where they begin.
+        types: Of the columns.
+    """
+    for type in types:
+        if not is_variable(type):
+            at += numpy_type(type).itemsize
+            continue
+        at = key.index(_END, at)
+        while key[at + 1 : at + 2] == _ESCAPE:
+            at = key.index(_END, at + 2)
+        at += 2
+    return at
 
 
 def _record(run: list[np.ndarray]) -> np.ndarray:

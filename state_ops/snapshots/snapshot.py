@@ -184,6 +184,8 @@ def fetch(
     objects: ObjectCache | None = None,
     operator: Path | None = None,
     arrived: Arrived | None = None,
+    *,
+    in_place: bool = False,
 ) -> Fetched:
     """Bring a snapshot's files into `target` in parallel, and check every digest.
 
@@ -194,6 +196,8 @@ def fetch(
         operator: The local directory of the operator's subtasks. Files of their snapshots are linked if they are proven
             to be the very object.
         arrived: Told of all bytes as they arrive, from storage or from this host.
+        in_place: Immutable files of a storage on a disk of this host are read where they lie, through symbolic links:
+            for who looks into a state once. Of these only the size is checked; the backend checks what it reads.
     """
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)
@@ -210,6 +214,9 @@ def fetch(
         if not is_immutable(file.name):
             download(storage, file, local, cancelled, count, part)
             return Fetched(stored=file.bytes)
+        if in_place and _symlinked(storage, file, local):
+            count(file.bytes)
+            return Fetched(local=file.bytes)
         copy = copies.get((file.path, file.digest))
         if copy is not None and _linked(copy, local, file):
             count(file.bytes)
@@ -239,6 +246,21 @@ def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
                 yield (path, digest), directory / "snapshot" / name
 
 
+def _symlinked(storage: Storage, file: StateFile, local: Path) -> bool:
+    """Have a local name for an object on a disk; False where it is elsewhere, or visibly not what was recorded."""
+    there = storage.on_disk(file.path)
+    with suppress(OSError):
+        if there is not None and there.stat().st_size == file.bytes:
+            local.symlink_to(there)
+            return True
+    return False
+
+
+def link(source: Path, target: Path) -> None:
+    """Link a file that nobody changes; of a symbolic link (`fetch`, in_place), the link itself."""
+    os.link(source, target, follow_symlinks=False)
+
+
 def _linked(copy: Path, local: Path, file: StateFile) -> bool:
     """Link another snapshot's file, unless it is not the object.
 
@@ -246,7 +268,7 @@ def _linked(copy: Path, local: Path, file: StateFile) -> bool:
     """
     with suppress(OSError):
         if is_object(copy, file):
-            os.link(copy, local)
+            link(copy, local)
             return True
     return False
 
@@ -261,6 +283,8 @@ def _brought(
     progress: RestoreProgress | None = None,
     arrived: Arrived | None = None,
     check: Callable[[Path], None] | None = None,
+    *,
+    in_place: bool = False,
 ) -> Fetched:
     """Leave a snapshot in a subtask's home as if it had been taken there. It replaces one that was not to be trusted.
 
@@ -274,7 +298,7 @@ def _brought(
         files.mkdir(parents=True, exist_ok=True)
         if progress is not None:
             arrived = stack.enter_context(progress.fetching(sum(file.bytes for file in base.files)))
-        fetched = fetch(storage, base, files, None, is_immutable, objects, home.parent, arrived)
+        fetched = fetch(storage, base, files, None, is_immutable, objects, home.parent, arrived, in_place=in_place)
         if check is not None:
             try:
                 with scratch(home, ".") as looked_at:
@@ -289,7 +313,7 @@ def _brought(
 
 def _duplicate(base: Snapshot, source: Path, target: Path, is_immutable: Callable[[str], bool]) -> None:
     for file in base.files:
-        bring = os.link if is_immutable(file.name) else shutil.copyfile
+        bring = link if is_immutable(file.name) else shutil.copyfile
         bring(source / file.name, target / file.name)
 
 
@@ -338,6 +362,8 @@ def bring_home(
     is_immutable: Callable[[str], bool],
     objects: ObjectCache,
     arrived: Arrived | None = None,
+    *,
+    in_place: bool = False,
 ) -> Fetched:
     """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
 
@@ -347,10 +373,13 @@ def bring_home(
         epoch: The prefix of the directory's name, as for an attempt.
         check: Called with a working copy, before anything vouches for the snapshot. What it and `fetch` raise is
             raised.
+        in_place: As in `fetch`.
     """
     for again in (False, True):
         try:
-            return _brought(storage, home, base, epoch, is_immutable, objects, arrived=arrived, check=check)
+            return _brought(
+                storage, home, base, epoch, is_immutable, objects, arrived=arrived, check=check, in_place=in_place
+            )
         except DamageError:
             if again or not drop_rotten(base, objects, home.parent):
                 raise
@@ -376,7 +405,7 @@ def _bring(local: Path, file: StateFile | LocalFile, db: Path, immutable: bool) 
     if local.stat().st_size != file.bytes and not estimated:
         return False
     if immutable:
-        os.link(local, db / file.name)
+        link(local, db / file.name)
         return True
     shutil.copyfile(local, db / file.name)
     return _digest(db / file.name) == file.digest

@@ -118,6 +118,9 @@ class FileSystemStore:
         info = self._fs.get_file_info(self._at(path))
         return info.size if info.type == pafs.FileType.File else None
 
+    def on_disk(self, path: str) -> Path | None:
+        return Path(self._at(path)) if self._local else None
+
     def stamp(self, path: str) -> str | None:
         info = self._fs.get_file_info(self._at(path))
         if info.type != pafs.FileType.File:

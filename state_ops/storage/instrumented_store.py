@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from state_ops.storage.store import PART, Store, StoredFile
 
@@ -87,6 +88,9 @@ class InstrumentedStore:
     def size(self, path: str) -> int | None:
         self._traffic.requested(HEAD)
         return self._store.size(path)
+
+    def on_disk(self, path: str) -> Path | None:
+        return self._store.on_disk(path)
 
     def stamp(self, path: str) -> str | None:
         self._traffic.requested(HEAD)

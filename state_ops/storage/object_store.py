@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -99,6 +99,9 @@ class ObjectStore:
                 return obstore.head(self._once, path)["size"]
         except FileNotFoundError:
             return None
+
+    def on_disk(self, path: str) -> Path | None:  # noqa: ARG002  a store on a disk needs it
+        return None
 
     def stamp(self, path: str) -> str | None:
         try:

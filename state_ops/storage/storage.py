@@ -313,6 +313,11 @@ class Storage:
         if digest is not None and arriving.digest != digest:
             raise self._altered(path)
 
+    def on_disk(self, path: str) -> Path | None:
+        """The file that an object is on a disk of this host, for who only reads; None: it is elsewhere."""
+        store, place = self._there(path)
+        return store.on_disk(place)
+
     def prove(self, path: str, digest: str) -> None:
         """Read all of `path`; DamageError if it is gone, or its sha256 is another one."""
         stored = self.digest(path)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Store(Protocol):
 
     def size(self, path: str) -> int | None:
         """Size in bytes, None if there is no such object."""
+
+    def on_disk(self, path: str) -> Path | None:
+        """The file that an object is, of a store on a disk of this host; None: it is elsewhere."""
 
     def stamp(self, path: str) -> str | None:
         """What is another one once the object has been written anew, even with the same content; None if there is no

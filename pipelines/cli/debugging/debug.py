@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pdb
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, err, out, print_json, waiting
-from pipelines.cli.debugging.showing import code_in_words, show_difference, show_rows, slice_in_words
+from pipelines.cli.debugging.showing import Spark, code_in_words, show_difference, show_rows, slice_in_words
 from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.debugging import played
@@ -41,6 +42,7 @@ def debug(
     stop: Annotated[
         bool, typer.Option("--pdb", help="Stop in the stage's function where it gets the key, and where it raises.")
     ] = False,
+    spark: Spark = False,
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each kind are shown.")] = 20,
     json: Json = False,
 ) -> None:
@@ -49,12 +51,14 @@ def debug(
     Nothing is written to the pipeline's storage, and a coordinator may go on. Only state of the subtasks that are played is fetched. Exit code 1 if something is otherwise than it was.
     """
     definition, settings = find(pipeline)
-    debugger = pdb.Pdb if stop else None
+    asked = partial(
+        played.debug, definition, settings, epoch, stage=stage, key=key or None, subtask=subtask, spark=spark
+    )
     if stop:
-        seen = played.debug(definition, settings, epoch, stage=stage, key=key or None, subtask=subtask, stop=debugger)
+        seen = asked(stop=pdb.Pdb)
     else:
-        with waiting("playing the epoch again"):
-            seen = played.debug(definition, settings, epoch, stage=stage, key=key or None, subtask=subtask)
+        with waiting("playing the epoch again") as say:
+            seen = asked(say=say)
     if json:
         print_json(seen.to_dict())
     else:
@@ -64,14 +68,16 @@ def debug(
 
 
 def _show(seen: Played, limit: int) -> None:
-    which = "" if seen.key is None else f", key {', '.join(f'{name}={value}' for name, value in seen.key.items())}"
     subtasks = ", ".join(map(str, seen.subtasks))
     begun = "from nothing" if seen.parent is None else f"from checkpoint {seen.parent}"
+    out.print(f"[bold {'green' if seen.is_same else 'red'}]{escape(seen.verdict)}[/]")
+    for difference in seen.differences:
+        show_difference(difference, limit)
+    if not seen.is_same:
+        out.print(_why(seen.code_changed))
     out.print(
-        escape(
-            f"Epoch {seen.epoch} of {seen.pipeline}, stage {seen.stage}{which}: subtask {subtasks} played again {begun} in"
-            f" {sum(seen.seconds.values()):.1f} s; {seen.fetched / 1e6:,.1f} MB of state fetched."
-        )
+        f"Subtask {subtasks} played again {begun} in {sum(seen.seconds.values()):.1f} s, with"
+        f" {seen.fetched / 1e6:,.1f} MB of state."
     )
     out.print(escape(code_in_words(seen.code_then, seen.code_now)))
     for name, recorded in seen.slices.items():
@@ -84,15 +90,14 @@ def _show(seen: Played, limit: int) -> None:
         show_rows("rows out" if name == "main" else f"rows out of {name}", rows, limit)
     for note in seen.notes:
         err.print(escape(note))
-    for difference in seen.differences:
-        show_difference(difference, limit)
-    if seen.is_same:
-        compared = " and ".join(["state", *(f"rows of {name}" for name in seen.published)])
-        out.print(f"It is what the epoch made: {escape(compared)} are the same.")
-    elif seen.code_changed:
-        out.print("The stage's code has changed since, which may be why.")
-    elif seen.code_changed is False:
-        out.print(
-            "The stage's code is the same: look for what depends on the clock, on chance or on something outside, for an "
-            "edit of the state, or for code of Weir that has changed."
-        )
+
+
+def _why(code_changed: bool | None) -> str:
+    """What may have made an epoch do something else than it did."""
+    if code_changed:
+        return "The stage's code has changed since, which may be why."
+    code = "The stage's code is the same" if code_changed is False else "Which code it ran is not recorded"
+    return (
+        f"{code}: look for what depends on the clock, on chance or on something outside, for an edit of the state, or for"
+        " code of Weir that has changed."
+    )

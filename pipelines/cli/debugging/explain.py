@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, out, print_json, waiting
-from pipelines.cli.debugging.showing import show_difference, show_rows, slice_in_words, value_in_words
+from pipelines.cli.debugging.showing import Spark, show_difference, show_rows, slice_in_words, value_in_words
 from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.debugging.explain import Certainty, Explained
@@ -24,6 +24,7 @@ def explain(
     row: Annotated[
         str, typer.Option("--row", metavar="WHERE", help="Which row: a condition on columns of the table, as SQL.")
     ],
+    spark: Spark = False,
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each kind are shown.")] = 20,
     json: Json = False,
 ) -> None:
@@ -32,8 +33,8 @@ def explain(
     The epoch is played again, as by `weir debug`, and of earlier ones the rows are read that made the key's state, as far as they are retained. Each statement says whether it is known, inferred or unknown.
     """
     definition, settings = find(pipeline)
-    with waiting("looking for the row, and playing epochs again"):
-        seen = explained(definition, settings, table, row)
+    with waiting("looking for the row") as say:
+        seen = explained(definition, settings, table, row, spark=spark, say=say)
     if json:
         print_json(seen.to_dict())
         return

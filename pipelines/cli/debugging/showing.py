@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
+import typer
 from rich.markup import escape
 
 from pipelines.cli.console import out, print_table
@@ -14,6 +15,10 @@ from pipelines.runtime.debugging.comparison import Difference
 from state_ops.counts import counted
 
 _FILES = 5
+Spark = Annotated[
+    bool,
+    typer.Option("--spark", help="Let Spark evaluate what Python cannot: a transform, and some conditions."),
+]
 
 
 def show_rows(title: str, rows: pl.DataFrame, most: int) -> None:

@@ -22,6 +22,7 @@ from pipelines.runtime.connectors.source import (
     Limits,
     Opening,
     Part,
+    Placing,
     Planned,
     Position,
     Source,
@@ -117,6 +118,10 @@ class _Chained:
     def read(self, part: Part) -> Iterator[Batch]:
         connector, inner = self._inner(part)
         return connector.read(inner)
+
+    def places(self, part: Part, rows: int) -> Sequence[str | None]:
+        connector, inner = self._inner(part)
+        return connector.places(inner, rows) if isinstance(connector, Placing) else ()
 
     def verify(self, parts: Sequence[Part]) -> None:
         for part in parts:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -239,6 +239,20 @@ class Connector(Protocol):
 
     def close(self) -> None:
         """Give back connections."""
+        ...
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """What a connector may offer besides, for people who look for a row: without it, it is named by its part and its
+    number in that."""
+
+    def places(self, part: Part, rows: int) -> Sequence[str | None]:
+        """Where each row of a part is, as people look it up at the source; None: that cannot be told any more.
+
+        Args:
+            rows: How many rows the part has given.
+        """
         ...
 
 

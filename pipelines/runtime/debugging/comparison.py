@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,19 @@ import polars as pl
 
 from pipelines.runtime.inspection.value_text import as_json
 from state_ops.backends.base import Backend
+from state_ops.rows.time_index import MOMENTS
 from state_ops.schema import descriptors
 from state_ops.snapshots.rescale import first_key
 
 STATE = "state"
 _DIGITS = 10  # of floats, whose last digits depend on the order in which rows arrive
 _TIMERS = (descriptors.EVENT_TIMERS, descriptors.PROCESSING_TIMERS)
+HIDDEN = {
+    **dict.fromkeys((*_TIMERS, descriptors.EVENT_TIMERS_OF_KEY, descriptors.PROCESSING_TIMERS_OF_KEY), "a timer"),
+    MOMENTS: "when it is due",
+    descriptors.WINDOW_VALUES: "distinct values",
+}
+"""By their kind, entries of a key's state that no row shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +76,28 @@ def _rounded(value: Any) -> Any:
     return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def differing_groups(first: Backend | None, second: Backend | None, groups: range) -> list[int]:
-    """The key groups in which two states of a subtask have other entries."""
-    return [group for group in groups if not _same(_entries(first, group), _entries(second, group))]
+def differing_keys(first: Backend | None, second: Backend | None, groups: range) -> Iterator[bytes]:
+    """The keys of the entries of which only one of two states of a subtask has any, or another value, in their order.
+
+    Bytes are compared, so that of equal entries nothing is decoded.
+    """
+    entries, others = _entries(first, groups), _entries(second, groups)
+    entry, other = next(entries, None), next(others, None)
+    while entry is not None or other is not None:
+        if entry == other:
+            entry, other = next(entries, None), next(others, None)
+        elif other is None or (entry is not None and entry[0] < other[0]):
+            assert entry is not None
+            yield entry[0]
+            entry = next(entries, None)
+        elif entry is None or other[0] < entry[0]:
+            yield other[0]
+            other = next(others, None)
+        else:
+            if entry[0][2] not in _TIMERS:  # its value says in whose barrier it did not fire, which is over
+                yield entry[0]
+            entry, other = next(entries, None), next(others, None)
 
 
-def _same(first: Iterator[tuple[bytes, bytes]], second: Iterator[tuple[bytes, bytes]]) -> bool:
-    for entry, other in itertools.zip_longest(first, second):
-        if entry != other and (entry is None or other is None or not _same_timer(entry, other)):
-            return False
-    return True
-
-
-def _same_timer(entry: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> bool:
-    """Whether it is the same timer: its value says in whose barrier it did not fire, which is over."""
-    return entry[0] == other[0] and entry[0][2] in _TIMERS  # behind the key group
-
-
-def _entries(backend: Backend | None, group: int) -> Iterator[tuple[bytes, bytes]]:
-    return iter(()) if backend is None else backend.scan(first_key(group), first_key(group + 1))
+def _entries(backend: Backend | None, groups: range) -> Iterator[tuple[bytes, bytes]]:
+    return iter(()) if backend is None else backend.scan(first_key(groups.start), first_key(groups.stop))

@@ -8,8 +8,9 @@ from typing import Any
 
 from configs.settings import Settings
 from pipelines.runtime.debugging.comparison import canonical_text
-from pipelines.runtime.debugging.played import Played, debug
-from pipelines.runtime.debugging.replay import DIRECTORY
+from pipelines.runtime.debugging.phases import Saying, silent
+from pipelines.runtime.debugging.played import Played, again
+from pipelines.runtime.debugging.replay import DIRECTORY, Playing
 from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
 from pipelines.runtime.debugging.tracing import Bounds, Same, Trace, trace
 from pipelines.runtime.definition import LATE, Pipeline, Stage
@@ -92,11 +93,21 @@ class Explained:
         }
 
 
-def explain(pipeline: Pipeline, settings: Settings, table: str, condition: str) -> Explained:
+def explain(
+    pipeline: Pipeline,
+    settings: Settings,
+    table: str,
+    condition: str,
+    *,
+    spark: bool = False,
+    say: Saying = silent,
+) -> Explained:
     """Explain the first row of a table that satisfies a condition.
 
     Args:
         condition: As a stage's `where`, of columns of the table.
+        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
+        say: Is told what is done now.
 
     Raises:
         ConfigurationError: There is no such table or row.
@@ -115,7 +126,8 @@ def explain(pipeline: Pipeline, settings: Settings, table: str, condition: str) 
     head = registry.head()
     line = chain(registry, head) if head is not None else []
     whence = origin(storage, registry, line, stage, sink, row)
-    facts = _Facts(pipeline, settings, registry, line, stage, output, row, whence)
+    playing = Playing(pipeline, settings, "weir explain", spark, say)
+    facts = _Facts(playing, registry, line, stage, output, row, whence)
     facts.of_row(table)
     seen, traced = facts.played()
     return Explained(pipeline.title, table, row, stage.uid, output, whence, tuple(facts.statements), seen, traced)
@@ -126,8 +138,7 @@ class _Facts:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        settings: Settings,
+        playing: Playing,
         registry: Registry,
         line: list[Checkpoint],
         stage: Stage,
@@ -135,7 +146,7 @@ class _Facts:
         row: TableRow,
         whence: Origin,
     ) -> None:
-        self._pipeline, self._settings, self._registry = pipeline, settings, registry
+        self._playing, self._registry = playing, registry
         self._stage, self._output, self._row, self._whence = stage, output, row, whence
         self._checkpoint = next((row for row in line if row.id == whence.epoch), None)
         parent = self._checkpoint.parent_id if self._checkpoint is not None else None
@@ -194,7 +205,7 @@ class _Facts:
         key = self._key()
         try:
             subtask = self._whence.subtask if key is None else None
-            seen = debug(self._pipeline, self._settings, int(at.id), stage=stage.uid, key=key, subtask=subtask)
+            seen = again(self._playing, int(at.id), stage=stage.uid, key=key, subtask=subtask)
         except WeirError as error:
             self._say(Certainty.UNKNOWN, f"what epoch {at.id} did: {error.what}")
             seen = None
@@ -203,7 +214,7 @@ class _Facts:
         if key is None:
             return seen, None
         rows = Same(self._row.values) if self._output == LATE else self._bounds()
-        traced = trace(self._pipeline, self._settings, stage, key, int(at.id), rows, seen)
+        traced = trace(self._playing, stage, key, int(at.id), rows, seen)
         self._of_trace(traced)
         return seen, traced
 

@@ -10,16 +10,17 @@ import polars as pl
 import pyarrow as pa
 
 from configs.settings import Settings
-from pipelines.runtime.debugging.comparison import STATE, Difference, difference, differing_groups
+from pipelines.runtime.debugging.comparison import STATE, Difference, difference
+from pipelines.runtime.debugging.phases import Saying, silent
 from pipelines.runtime.debugging.recording import of_input
-from pipelines.runtime.debugging.replay import EpochReplay, replaying
+from pipelines.runtime.debugging.replay import EpochReplay, Playing
+from pipelines.runtime.debugging.states import states
 from pipelines.runtime.debugging.stopping import Debugger, of_key, stopping
 from pipelines.runtime.definition import LATE, MAIN, Pipeline, Stage
 from pipelines.runtime.execution.executor import staged_table
-from pipelines.runtime.inspection.view import View, parsed
+from pipelines.runtime.inspection.view import parsed
 from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
-from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile, stats_of
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
@@ -27,8 +28,8 @@ from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.stage_upload import read_by_next
 
 Key = Sequence[Any]
-SHOWN_KEYS, SHOWN_GROUPS = 1_000, 16
-"""Of how many keys state is read where none is named."""
+SHOWN = 3
+"""How many keys a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Played:
         outputs: By output, the rows that the stage handed out.
         published: By output, the rows that the epoch staged for its sink then.
         differences: What is otherwise than it was; none: it is the same.
+        keyed_by: The stage's key columns.
         code_then, code_now: Fingerprints of the stage's code; None: the checkpoint does not say.
         seconds: By phase, what took how long; `fetched`: bytes of state that were fetched for it.
         notes: What is to be known of this, in words.
@@ -70,6 +72,7 @@ class Played:
     code_now: str
     seconds: dict[str, float]
     fetched: int
+    keyed_by: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -92,6 +95,28 @@ class Played:
         """Whether the stage's code is another one than the epoch ran; None: that is not recorded."""
         return None if self.code_then is None else self.code_then != self.code_now
 
+    @property
+    def verdict(self) -> str:
+        """Whether it plays again to what it made, in one sentence."""
+        of = f"Epoch {self.epoch} of {self.pipeline}, stage {self.stage}"
+        if self.key is not None:
+            of += f", key {in_words(self.key)}"
+        elif len(self.subtasks) == 1:
+            of += f", subtask {self.subtasks[0]}"
+        compared = [*(["state"] if self.keyed_by else []), *(f"rows of {name}" for name in self.published)]
+        if self.is_same:
+            return f"{of}, plays again to the same {' and '.join(compared) or 'rows'}."
+        return f"{of}, does not play again to what it made: {'; '.join(map(self._differs, self.differences))}."
+
+    def _differs(self, difference: Difference) -> str:
+        if difference.of != STATE:
+            then, now = len(difference.recorded), len(difference.replayed)
+            return f"of the rows of {difference.of}, {then:,} then and {now:,} now are otherwise"
+        rows = (*difference.recorded, *difference.replayed)
+        keys = list(dict.fromkeys(in_words({name: row[name] for name in self.keyed_by}) for row in rows))
+        more = f" and {len(keys) - SHOWN:,} more" if len(keys) > SHOWN else ""
+        return f"the state of {counted(len(keys), 'key')} differs, {'; '.join(keys[:SHOWN])}{more}"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready but for values of rows, which are Python's."""
         return {
@@ -99,6 +124,7 @@ class Played:
             "stage": self.stage,
             "epoch": self.epoch,
             "parent": self.parent,
+            "verdict": self.verdict,
             "key": self.key,
             "subtasks": list(self.subtasks),
             "slices": self.slices,
@@ -116,6 +142,11 @@ class Played:
         }
 
 
+def in_words(key: Mapping[str, Any]) -> str:
+    """A key for people: id=k3."""
+    return ", ".join(f"{name}={value}" for name, value in key.items())
+
+
 def debug(
     pipeline: Pipeline,
     settings: Settings,
@@ -125,6 +156,8 @@ def debug(
     key: Key | None = None,
     subtask: int | None = None,
     stop: Debugger | None = None,
+    spark: bool = False,
+    say: Saying = silent,
 ) -> Played:
     """Play one stage's part of an epoch again, and compare it with what the epoch made.
 
@@ -133,14 +166,31 @@ def debug(
         key: A value for each key column, as text or as what it is; its subtask is played.
         subtask: The subtask instead. With neither all are played.
         stop: Makes a debugger, which stops in the stage's function where this gets the key.
+        spark: Whether Spark may evaluate what Python does not: a transform, and some conditions.
+        say: Is told what is done now.
 
     Raises:
         WeirError: The epoch or its input is not there any more, or the stage fails over it as it did.
     """
+    return again(
+        Playing(pipeline, settings, "weir debug", spark, say), epoch, stage=stage, key=key, subtask=subtask, stop=stop
+    )
+
+
+def again(
+    playing: Playing,
+    epoch: int,
+    *,
+    stage: str | None = None,
+    key: Key | None = None,
+    subtask: int | None = None,
+    stop: Debugger | None = None,
+) -> Played:
+    """The same, for who plays several epochs. Raises as `debug`."""
     if key is not None and subtask is not None:
         raise ConfigurationError("A key and a subtask are given.", next="Give one of them: a key has its subtask.")
-    chosen = _chosen(pipeline, stage, key)
-    with replaying(pipeline, settings, epoch, "weir debug") as replay:
+    chosen = _chosen(playing.pipeline, stage, key)
+    with playing.replaying(epoch) as replay:
         columns = None if key is None else key_of(replay, chosen, key)
         subtasks = subtasks_of(replay, columns, subtask)
         if stop is not None:
@@ -188,13 +238,13 @@ def subtasks_of(replay: EpochReplay, key: Sequence[pa.Array] | None, subtask: in
 def played(replay: EpochReplay, stage: Stage, key: Sequence[pa.Array] | None, subtasks: tuple[int, ...]) -> Played:
     """Play some subtasks of a stage, and look at what they did."""
     acks = replay.play(stage, subtasks)
-    with replay.timed("compare"):
+    with replay.phases.timed("compare"):
         looking = _Looking(replay, stage, key, subtasks)
         inputs = looking.inputs()
         outputs, replayed, published = looking.outputs(acks)
-        states = looking.states(inputs)
+        seen = states(replay, stage, subtasks, inputs, key)
     compared = [difference(name, rows, replayed[name]) for name, rows in published.items()]
-    compared.append(states.difference)
+    compared.append(seen.difference)
     checkpoint = replay.checkpoint
     return Played(
         pipeline=replay.pipeline.title,
@@ -205,28 +255,19 @@ def played(replay: EpochReplay, stage: Stage, key: Sequence[pa.Array] | None, su
         subtasks=subtasks,
         slices=checkpoint.slice,
         inputs=inputs,
-        before=states.before,
-        after=states.after,
-        recorded=states.recorded,
+        before=seen.before,
+        after=seen.after,
+        recorded=seen.recorded,
         outputs=outputs,
         published=published,
         differences=tuple(entry for entry in compared if entry is not None),
         code_then=stats_of(checkpoint, stage.uid).code,
         code_now=replay.context.code_of(stage),
-        seconds=dict(replay.seconds),
+        seconds=dict(replay.phases.seconds),
         fetched=replay.fetched,
-        notes=tuple(looking.notes),
+        keyed_by=stage.key if stage.has_state else (),
+        notes=(*looking.notes, *seen.notes),
     )
-
-
-@dataclass
-class _States:
-    """State at some keys."""
-
-    before: pl.DataFrame = field(default_factory=pl.DataFrame)
-    after: pl.DataFrame = field(default_factory=pl.DataFrame)
-    recorded: pl.DataFrame = field(default_factory=pl.DataFrame)
-    difference: Difference | None = None
 
 
 @dataclass
@@ -289,72 +330,6 @@ class _Looking:
                 self.notes += [note] if note not in self.notes else []
         return frames.from_arrow(table)
 
-    # -- state
-
-    def states(self, inputs: Mapping[str, pl.DataFrame]) -> _States:
-        """State before and after, and as it was recorded."""
-        replay, stage = self.replay, self.stage
-        views = replay.view_before(stage), replay.view_after(stage), replay.view_recorded(stage)
-        if not stage.has_state:
-            return _States()
-        parts: list[list[pa.Table]] = [[], [], []]
-        touched = _keys(stage, inputs)
-        differing = 0
-        for subtask in self.subtasks:
-            with (
-                replay.before(stage, subtask) as before,
-                replay.after(stage, subtask) as after,
-                replay.recorded(stage, subtask) as recorded,
-            ):
-                backends = before, after, recorded
-                groups, among = self._groups(touched, subtask), touched
-                if self.key is None:
-                    other = differing_groups(after, recorded, replay.groups(subtask))
-                    differing += len(other)
-                    groups, among = (other, None) if other else (groups, touched)
-                for of, view, backend in zip(parts, views, backends, strict=True):
-                    of += self._rows(view, backend, groups[:SHOWN_GROUPS], among)
-        was, now, then = (_frame(of, view) for of, view in zip(parts, views, strict=True))
-        state = _States(was, now, then, difference(STATE, then, now))
-        if self.key is None:
-            self._said(state, differing, touched)
-        return state
-
-    def _said(self, state: _States, differing: int, touched: pl.DataFrame | None) -> None:
-        if differing and state.difference is not None:
-            state.before, state.after, state.recorded = (
-                _only(frame, state.difference, self.stage.key) for frame in (state.before, state.after, state.recorded)
-            )
-        if differing > SHOWN_GROUPS:
-            self.notes.append(f"State differs in {differing} key groups, of which {SHOWN_GROUPS} were looked into.")
-        elif not differing and touched is not None and touched.height > SHOWN_KEYS:
-            self.notes.append(f"State is shown of some of {touched.height:,} keys; name one to see it.")
-
-    def _groups(self, touched: pl.DataFrame | None, subtask: int) -> list[int]:
-        """The key groups to look into."""
-        most = self.replay.pipeline.max_parallelism
-        if self.key is not None:
-            return [int(key_groups(self.key, most)[0])]
-        if touched is None or not touched.height:
-            return []
-        columns = frames.arrow(touched.head(SHOWN_KEYS)).columns
-        groups = {int(group) for group in key_groups(columns, most)}
-        return sorted(groups & set(self.replay.groups(subtask)))
-
-    def _rows(
-        self, view: View | None, backend: Backend | None, groups: Sequence[int], touched: pl.DataFrame | None
-    ) -> list[pa.Table]:
-        if view is None or backend is None:
-            return []
-        tables = [table for group in groups for table in view.rows(backend, range(group, group + 1))]
-        if self.key is not None:
-            return [of_key(table, view.keys.names, self.key) for table in tables]
-        if touched is None:
-            return tables
-        names = view.keys.names
-        among = touched.head(SHOWN_KEYS).rename(dict(zip(touched.columns, names, strict=True)))
-        return [frames.arrow(frames.from_arrow(table).join(among, on=names, how="semi")) for table in tables]
-
 
 def stacked(rows: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Rows of several inputs, one below the other, with all their columns."""
@@ -375,29 +350,6 @@ def rows_by_input(
             frames.from_arrow(pa.concat_tables(rows, promote_options="permissive")) if rows else pl.DataFrame()
         )
     return inputs
-
-
-def _keys(stage: Stage, inputs: Mapping[str, pl.DataFrame]) -> pl.DataFrame | None:
-    """The keys of rows; None: there are no rows."""
-    keys = [
-        frame.select(lane.key).rename(dict(zip(lane.key, stage.key, strict=True)))
-        for lane, frame in zip(stage.lanes, inputs.values(), strict=True)
-        if frame.height
-    ]
-    return pl.concat(keys).unique(maintain_order=True) if keys else None
-
-
-def _frame(tables: Sequence[pa.Table], view: View | None) -> pl.DataFrame:
-    given = [table for table in tables if table.num_rows] or ([] if view is None else [view.schema.empty_table()])
-    return frames.from_arrow(pa.concat_tables(given, promote_options="permissive")) if given else pl.DataFrame()
-
-
-def _only(frame: pl.DataFrame, differing: Difference, keys: Sequence[str]) -> pl.DataFrame:
-    """The rows of keys whose state differs."""
-    wanted = {tuple(row[name] for name in keys) for row in (*differing.recorded, *differing.replayed)}
-    if not frame.height:
-        return frame
-    return frame.filter(pl.Series([row in wanted for row in frame.select(keys).iter_rows()], dtype=pl.Boolean))
 
 
 def _fitting(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import LATE, ROW, Stage
@@ -19,17 +19,25 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor, filtered, r
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import Ack, PendingUpload
-from state_ops.errors import TransientError
+from state_ops.errors import PipelineError, TransientError
 from state_ops.ids import new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
 
-INPUT, FILE, FILE_ROW = "_input", "_file", "_row"  # columns beside a row's own: where it came from
+if TYPE_CHECKING:
+    from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
+
+INPUT, FILE, FILE_ROW, PLACE = "_input", "_file", "_row", "_place"  # columns beside a row's own: where it came from
 _BATCH_ROWS = 65_536
 _FROM, _AT = "__weir_from", "__weir_at"
 
 Wrapping = Callable[[Callable[..., Any]], Callable[..., Any]]
 """What an author's function is called by."""
+
+
+def _nothing_left(_: Stage, __: int) -> pa.Table | None:
+    return None
 
 
 @dataclass
@@ -38,12 +46,16 @@ class Recording(InMemoryExecutor):
 
     Attributes:
         plays: By stage, the subtasks that run; the others hand out nothing.
+        left: By stage and subtask, rows that the epoch did not apply, as the stage's function sees them (unaligned).
+        spark: Evaluates what Python does not; None: that is refused.
         reads: Stages of which rows are only kept, and no subtask runs.
         wrap: By stage, what is put around its functions.
         rows: By stage and subtask, the rows that it got, with `INPUT`, `FILE` and `FILE_ROW`.
     """
 
     plays: Mapping[str, Collection[int]]
+    left: Callable[[Stage, int], pa.Table | None] = _nothing_left
+    spark: SparkExecutor | None = None
     reads: Collection[str] = ()
     wrap: Mapping[str, Wrapping] = field(default_factory=dict)
     rows: dict[tuple[str, int], pa.Table] = field(default_factory=dict)
@@ -51,11 +63,35 @@ class Recording(InMemoryExecutor):
     def __post_init__(self) -> None:
         super().__init__(_BATCH_ROWS)
 
+    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
+        if (spark := self._spark_for(stage, schema)) is not None:
+            return spark.columns(stage, schema, where)
+        return super().columns(stage, schema, where)
+
+    def _spark_for(self, stage: Stage, schema: pa.Schema) -> SparkExecutor | None:
+        """What evaluates the rows of an input with these columns; None: Python does. Raises PipelineError where only
+        Spark could."""
+        why = "it has a transform" if stage.transform is not None else direct_read.spark_alone(stage, schema)
+        if why is None:
+            return None
+        if self.spark is None:
+            raise PipelineError(
+                f"Spark has to evaluate the rows of {stage.uid}: {why}.",
+                where=f"stage {stage.uid}, {stage.sql_written or 'transform='}",
+                next="Add --spark (spark=True in Python): Spark evaluates them then, all else stays in this process.",
+            )
+        return self.spark
+
+    def _by_spark(self, lane: Stage, rows: Landed | Channel) -> pa.Table | None:
+        """The rows as the function of a stage sees them, where Spark has to evaluate them; None: Python does."""
+        spark = None if rows.as_seen else self._spark_for(lane, rows.schema)
+        return None if spark is None else spark.seen(lane, rows)
+
     def run(
         self, task: KeyedTask, rows: Landed | Channel | Several | None, columns: pa.Schema, deadline: Deadline
     ) -> list[Ack]:
         stage, uid = task.stage, task.stage.uid
-        origins = _Origins(stage)
+        origins = _Origins(stage, self._by_spark)
         none = pa.schema([*columns, (_FROM, pa.int32()), (_AT, pa.int64())]).empty_table()
         table = pa.concat_tables((origins.of_inputs(rows) if rows is not None else []) or [none])
         parts = routed(stage, table, task.parallelism, task.max_parallelism, _BATCH_ROWS)
@@ -67,12 +103,18 @@ class Recording(InMemoryExecutor):
             if subtask not in self.plays.get(uid, ()):
                 acks.append(_idle(task, subtask))
                 continue
-            self.rows[uid, subtask] = origins.named(pa.Table.from_batches(batches) if batches else table.slice(0, 0))
+            given = pa.Table.from_batches(batches) if batches else table.slice(0, 0)
+            left = self.left(stage, subtask)
+            if left is not None:
+                given, batches = _parted(given, left)
+            self.rows[uid, subtask] = origins.named(given)
             if uid in self.reads:
                 acks.append(_idle(task, subtask))
                 continue
             plain = iter([batch.drop_columns([_FROM, _AT]) for batch in batches])
-            acks.append(run_task.run(task, subtask, plain))
+            # With no patience at all it stops behind its first batch, and leaves the others.
+            given_up = task if left is None else replace(task, patience=0.0)
+            acks.append(run_task.run(given_up, subtask, plain))
         return acks
 
     def _wrapped(self, stage: Stage) -> Stage:
@@ -85,11 +127,15 @@ class Recording(InMemoryExecutor):
 
 
 class _Origins:
-    """Reads rows with where each is from: the number of an entry of `places`, and the row's own in that."""
+    """Reads rows with where each is from: the number of an entry of `places`, and the row's own in that.
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._places: list[tuple[str, str | None]] = []  # the input's name, and the file's
+    Args:
+        by_spark: The rows of an input that Spark has to evaluate; None: Python does.
+    """
+
+    def __init__(self, stage: Stage, by_spark: Callable[[Stage, Landed | Channel], pa.Table | None]) -> None:
+        self._stage, self._by_spark = stage, by_spark
+        self._places: list[_Origin] = []
 
     def of_inputs(self, rows: Landed | Channel | Several) -> list[pa.Table]:
         """As `direct_read.of_inputs`."""
@@ -107,14 +153,16 @@ class _Origins:
         """The rows as the stage's function sees them."""
         tables = []
         name = lane.input.uid if isinstance(lane.input, Stage) else lane.input.name
-        if not isinstance(rows, Landed):
-            self._places.append((name, None))
-            for table in direct_read.tables(rows, _BATCH_ROWS):
-                table = _with(table, len(self._places) - 1, pa.nulls(table.num_rows, pa.int64()))
-                tables.append(table if rows.as_seen else _filtered(lane, table))
-            return tables
         first = len(self._places)
-        self._places += [(name, file.name) for file in rows.files]
+        evaluated = self._by_spark(lane, rows)
+        if evaluated is not None or not isinstance(rows, Landed):
+            file = rows.files[0].name if isinstance(rows, Landed) and len(rows.files) == 1 else None
+            self._places.append(_Origin(name, file))
+            for table in direct_read.tables(rows, _BATCH_ROWS) if evaluated is None else [evaluated]:
+                table = _with(table, first, pa.nulls(table.num_rows, pa.int64()))
+                tables.append(table if rows.as_seen or evaluated is not None else _filtered(lane, table))
+            return tables
+        self._places += [_Origin(name, file.name, functools.partial(rows.reader.places, file)) for file in rows.files]
         tracked = rows if rows.tracked else replace(rows, schema=pa.schema([*rows.schema, (ROW, pa.int64())]))
         for number in range(len(rows.files)):
             for table in direct_read.file_tables(tracked, number, _BATCH_ROWS):
@@ -125,12 +173,46 @@ class _Origins:
 
     def named(self, table: pa.Table) -> pa.Table:
         """Rows with the names of what they are from."""
-        places = pl.Series(_FROM, table.column(_FROM).to_numpy() if table.num_rows else [], dtype=pl.Int32).to_list()
-        names = [self._places[place] if place is not None and place >= 0 else ("", None) for place in places]
-        table = table.append_column(INPUT, pa.array([name for name, _ in names], pa.string()))
-        table = table.append_column(FILE, pa.array([file for _, file in names], pa.string()))
+        numbers = [place if place is not None else -1 for place in table.column(_FROM).to_pylist()]
+        origins = [self._places[number] if number >= 0 else _Origin("") for number in numbers]
+        table = table.append_column(INPUT, pa.array([origin.input for origin in origins], pa.string()))
+        table = table.append_column(FILE, pa.array([origin.file for origin in origins], pa.string()))
         table = table.append_column(FILE_ROW, table.column(_AT))
+        places = {number: origin.places() for number, origin in enumerate(self._places) if number in numbers}
+        if any(places.values()):
+            at = zip(numbers, table.column(_AT).to_pylist(), strict=True)
+            text = [places[number][row] if number >= 0 and places[number] else None for number, row in at]
+            table = table.append_column(PLACE, pa.array(text, pa.string()))
         return table.drop_columns([name for name in (_FROM, _AT, GROUP) if name in table.column_names])
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where rows are from.
+
+    Attributes:
+        input: The input's name.
+        file: The file's or part's; None: it is not known.
+        places: Says of each of its rows where people look it up, as `SourceReader.places`.
+    """
+
+    input: str
+    file: str | None = None
+    places: Callable[[], Sequence[str | None]] = tuple
+
+
+def _parted(given: pa.Table, left: pa.Table) -> tuple[pa.Table, list[pa.RecordBatch]]:
+    """The rows that were applied, and the batches of all: first one of those, then the rows that were left."""
+    seen = frames.from_arrow(frames.canonical(given.select(left.column_names).cast(left.schema)))
+    waits = Counter(frames.from_arrow(left).hash_rows().to_list())
+    hashes = seen.hash_rows().to_list()
+    is_left = np.zeros(len(hashes), bool)
+    for row in range(len(hashes) - 1, -1, -1):  # of rows that are the same, the last
+        if waits[hashes[row]] > 0:
+            waits[hashes[row]] -= 1
+            is_left[row] = True
+    applied, rest = given.filter(pa.array(~is_left)), given.filter(pa.array(is_left))
+    return applied, [*applied.combine_chunks().to_batches(), *rest.combine_chunks().to_batches()]
 
 
 def _with(table: pa.Table, place: int, at: pa.Array) -> pa.Table:
@@ -165,6 +247,6 @@ def of_input(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     lane, mark = stage.sides[side], sides.column(side, "")
     names = dict(zip(stage.key, lane.key, strict=True))
     columns = [name for name in rows.column_names if name in names or name.startswith(mark)]
-    beside = [INPUT, FILE, FILE_ROW]
+    beside = [name for name in (INPUT, FILE, FILE_ROW, PLACE) if name in rows.column_names]
     of_side = rows.select([*columns, *beside])
     return of_side.rename_columns([*(names.get(name, name.removeprefix(mark)) for name in columns), *beside])

@@ -11,21 +11,23 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.debugging.phases import Phases, Saying, silent
 from pipelines.runtime.debugging.recording import Recording
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_job import applied_alone, bases
 from pipelines.runtime.epoch.steps import figures_of
+from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.inspection.state_reader import held
 from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.ownership.context import RunContext
@@ -34,6 +36,7 @@ from pipelines.runtime.ownership.lookups import Lookups, recorded
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.slices import EpochPlan
+from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
@@ -49,6 +52,9 @@ from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
 
+if TYPE_CHECKING:
+    from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
+
 _SECONDS = 24 * 3600.0  # somebody may stand in a debugger
 DIRECTORY = "debug"
 _INSTEAD = (
@@ -58,11 +64,21 @@ _INSTEAD = (
 
 
 @contextmanager
-def replaying(pipeline: Pipeline, settings: Settings, epoch: int, purpose: str) -> Iterator[EpochReplay]:
+def replaying(
+    pipeline: Pipeline,
+    settings: Settings,
+    epoch: int,
+    purpose: str,
+    *,
+    spark: bool = False,
+    say: Saying = silent,
+) -> Iterator[EpochReplay]:
     """An epoch that can be played again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
 
     Args:
         purpose: For who asks why they stay.
+        spark: Whether Spark may evaluate what Python does not.
+        say: Is told what is done now.
 
     Raises:
         WeirError: It is not retained, or cannot be played again, and why.
@@ -85,7 +101,7 @@ def replaying(pipeline: Pipeline, settings: Settings, epoch: int, purpose: str) 
         root = stack.enter_context(scratch(settings.work_dir / DIRECTORY, f"{socket.gethostname()}-"))
         reading = ReadOnlyStorage.of(storage)
         registry = Registry(reading, pipeline.app_id)
-        replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root)
+        replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root, spark, Phases(say))
         try:
             yield replay
         finally:
@@ -102,9 +118,6 @@ def not_playable(checkpoint: Checkpoint, parent: Checkpoint | None) -> str | Non
         return f"checkpoint {checkpoint.id} is no epoch but a {checkpoint.kind}"
     if parent is None and checkpoint.parent_id is not None:
         return f"checkpoint {checkpoint.parent_id}, which it was begun on, is not retained"
-    for row in (checkpoint, parent):
-        if row is not None and any(stats.waiting for stats in row.operators.values()):
-            return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
     return None
 
 
@@ -112,6 +125,31 @@ def played_from(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Those checkpoints whose epochs can be played again, oldest first."""
     rows = {row.id: row for row in checkpoints}
     return [row for row in checkpoints if not_playable(row, rows.get(row.parent_id or CheckpointId(0))) is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """How epochs of a pipeline are played again, one after the other.
+
+    Attributes:
+        purpose: For who asks why their checkpoints stay meanwhile.
+        spark: Whether Spark may evaluate what Python does not.
+        say: Is told what is done now.
+    """
+
+    pipeline: Pipeline
+    settings: Settings
+    purpose: str
+    spark: bool = False
+    say: Saying = silent
+
+    def replaying(self, epoch: int) -> AbstractContextManager[EpochReplay]:
+        """An epoch, as `replaying` has it."""
+
+        def say(what: str) -> None:
+            self.say(f"epoch {epoch}: {what}")
+
+        return replaying(self.pipeline, self.settings, epoch, self.purpose, spark=self.spark, say=say)
 
 
 @dataclass
@@ -122,10 +160,11 @@ class EpochReplay:
         storage: The pipeline's, for reading.
         parent: The checkpoint that it was begun on; None: it was the first.
         root: A directory of its own.
+        spark: Whether Spark may evaluate what Python does not.
+        phases: What it does, and how long that takes.
 
     Attributes:
-        seconds: What took how long.
-        fetched: Bytes of state that were fetched.
+        fetched: Bytes of state that were fetched, or opened where they lie if storage is on a disk of this host.
     """
 
     pipeline: Pipeline
@@ -135,11 +174,12 @@ class EpochReplay:
     checkpoint: Checkpoint
     parent: Checkpoint | None
     root: Path
-    seconds: dict[str, float] = field(default_factory=dict)
+    spark: bool = False
+    phases: Phases = field(default_factory=Phases)
     fetched: int = 0
-    _within: list[float] = field(default_factory=list)
     _plays: dict[str, Collection[int]] = field(default_factory=dict)
     _progress: dict[str, StageProgress] = field(default_factory=dict)
+    _listed: dict[CheckpointId, tuple[StateFile, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         epoch = self.checkpoint
@@ -148,7 +188,7 @@ class EpochReplay:
         there = _at(self.settings, self.root, parallelism, backend)
         scratch_storage = Storage(str(self.root / "storage"))
         self.readers = readers(self.pipeline, there, archived=self.settings)
-        self.executor = Recording(self._plays)
+        self.executor = Recording(self._plays, self._left, _spark(self.settings) if self.spark else None)
         registry = Registry(scratch_storage, self.pipeline.app_id)
         self.context = RunContext(
             self.pipeline, there, scratch_storage, registry, epoch.generation, self.executor, self.readers,
@@ -171,7 +211,7 @@ class EpochReplay:
         for name, reader in self.readers.items():
             if name not in at.slice:
                 continue
-            with self.timed("slices"), _read_again(self.pipeline, at, name):
+            with self.phases.timed("slices"), _read_again(self.pipeline, at, name):
                 slices[name] = reader.plan_again(at.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
         if (gone := Lookups(self.pipeline, self.settings).gone(recorded(at))) is not None:
             raise InputError(f"Epoch {at.id} cannot be played again: {gone}.", next=_INSTEAD)
@@ -210,12 +250,13 @@ class EpochReplay:
         for upstream in stage.stages_before:
             if upstream.uid in self._progress:
                 continue
-            may_feed = subtasks if self._keeps_keys(upstream, stage) else range(self.parallelism)
+            may_feed = subtasks if self._keeps_keys(upstream, stage) and self._is_aligned else range(self.parallelism)
             self._played(upstream, may_feed)
         self._plays[stage.uid] = subtasks
         before = self._stands(stage, () if stage.uid in self.executor.reads else subtasks)
-        with self.timed("play"):
-            self._progress[stage.uid] = applied_alone(self.context, self.epoch, stage, before, self._here)
+        with self.phases.timed("play"):
+            left = self._waiting(self.checkpoint, stage)
+            self._progress[stage.uid] = applied_alone(self.context, self.epoch, stage, before, self._here, left=left)
 
     def _keeps_keys(self, upstream: Stage, stage: Stage) -> bool:
         """Whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can be
@@ -227,15 +268,42 @@ class EpochReplay:
         slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time
         return all(planned is None or not planned.rows or planned.newest is not None for planned in slices)
 
+    @property
+    def _is_aligned(self) -> bool:
+        """Whether every stage applied in the epoch what was handed on to it, all of that and nothing else."""
+        both = (self.checkpoint, self.parent)
+        return not any(stats.waiting for row in both if row is not None for stats in row.operators.values())
+
+    def _waiting(self, checkpoint: Checkpoint | None, stage: Stage) -> set[str]:
+        """Where the rows are that a stage has not applied in a checkpoint."""
+        waiting = stats_of(checkpoint, stage.uid).waiting
+        return {path for batch in waiting for layer in batch["layers"] for path in layer}
+
+    def _left(self, stage: Stage, subtask: int) -> pa.Table | None:
+        """The rows of its input that a subtask did not apply in the epoch, which its checkpoint has; None: it applied
+        all."""
+        waits = self._waiting(self.checkpoint, stage)
+        written = f"/{epoch_dir(self.checkpoint.generation, self.checkpoint.id)}/"
+        tables = [
+            staged_table(self.storage, file)
+            for file in self.files(self.checkpoint)
+            if file.path in waits and written in file.path and (file.operator, file.subtask) == (stage.uid, subtask)
+        ]
+        return frames.canonical(pa.concat_tables(tables)) if tables else None
+
     # -- state
 
     def _stands(self, stage: Stage, subtasks: Collection[int]) -> StageProgress:
         """Where a stage stood before the epoch, with the state of some subtasks on this disk."""
         parent, stored = self.parent, self._bases(stage)
         channels = {file.path: file for file in self.files(parent)} if parent is not None else {}
+        for path in self._waiting(parent, stage):  # where the stage reads what is in storage
+            data = self.storage.read_bytes(path)
+            if data is not None:
+                self.context.storage.put_bytes(path, data)
         for subtask in subtasks:
             if subtask in stored:
-                with self.timed("fetch"):
+                with self.phases.timed("fetch"):
                     self._bring(stage, stored[subtask])
         return StageProgress.at(parent, stage, {of: stored[of] for of in subtasks if of in stored}, channels)
 
@@ -245,7 +313,9 @@ class EpochReplay:
 
     def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
         """What a checkpoint lists."""
-        return self.registry.files(checkpoint)
+        if checkpoint.id not in self._listed:
+            self._listed[checkpoint.id] = self.registry.files(checkpoint)
+        return self._listed[checkpoint.id]
 
     def _bring(self, stage: Stage, base: Snapshot) -> None:
         kind, home = named(self.context.settings.state.backend), self._home(stage, base.subtask)
@@ -253,8 +323,11 @@ class EpochReplay:
             return
         epoch = epoch_dir(self.checkpoint.generation, self.checkpoint.id)
         cache, check = objects(self.context.settings), _unchecked
-        brought = snapshot.bring_home(self.storage, home, base, epoch, check, composite.is_immutable(kind), cache)
-        self.fetched += brought.stored
+        is_immutable, arrived = composite.is_immutable(kind), self.phases.arriving(base)
+        brought = snapshot.bring_home(
+            self.storage, home, base, epoch, check, is_immutable, cache, arrived, in_place=True
+        )
+        self.fetched += brought.stored + brought.local
 
     def _home(self, stage: Stage, subtask: int) -> Path:
         return work_dir(self.context) / stage.uid / str(subtask)
@@ -287,16 +360,21 @@ class EpochReplay:
         if taken is None:
             yield None
             return
-        with scratch(self.root / "recorded", "") as directory:
-            kind = named(stats_of(self.checkpoint, stage.uid).backend)
-            with self.timed("fetch"):
-                missing = tuple(file for file in taken.files if not self._linked(stage, subtask, file, directory))
-                self.fetched += snapshot.fetch(self.storage, replace(taken, files=missing), directory).stored
-            backend = composite.opened(kind, directory, backend_options(self.context.settings))
-            try:
-                yield backend
-            finally:
-                backend.close()
+        with self._opened(self._fetched(stage, taken), stats_of(self.checkpoint, stage.uid).backend) as backend:
+            yield backend
+
+    def _fetched(self, stage: Stage, taken: Snapshot) -> Path:
+        """Where the files are of a snapshot in the epoch's checkpoint."""
+        directory = self.root / "recorded" / stage.uid / str(taken.subtask)
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            with self.phases.timed("fetch"):
+                missing = tuple(file for file in taken.files if not self._linked(stage, taken.subtask, file, directory))
+                lacking = replace(taken, files=missing)
+                arrived = self.phases.arriving(lacking)
+                fetched = snapshot.fetch(self.storage, lacking, directory, arrived=arrived, in_place=True)
+                self.fetched += fetched.stored + fetched.local
+        return directory
 
     def _linked(self, stage: Stage, subtask: int, file: StateFile, directory: Path) -> bool:
         """Link an object that was fetched, and whose digest was checked, for the state before the epoch."""
@@ -305,7 +383,7 @@ class EpochReplay:
         is_immutable = composite.is_immutable(named(self.context.settings.state.backend))
         if base is None or same is None or not is_immutable(same.name):
             return False
-        (directory / file.name).hardlink_to(self._brought(stage, base) / same.name)
+        snapshot.link(self._brought(stage, base) / same.name, directory / file.name)
         return True
 
     def _brought(self, stage: Stage, base: Snapshot) -> Path:
@@ -314,14 +392,15 @@ class EpochReplay:
         return next(directory for directory in home if owner(directory) == base.attempt) / "snapshot"
 
     @contextmanager
-    def _opened(self, source: Path) -> Iterator[Backend]:
-        """A copy of local files, open: a backend may change what it has opened."""
-        kind = named(self.context.settings.state.backend)
+    def _opened(self, source: Path, wrote: str | None = None) -> Iterator[Backend]:
+        """A copy of local files, open: a backend may change what it has opened. wrote: the backend that did; None: that
+        of this replay."""
+        kind = named(wrote or self.context.settings.state.backend)
         immutable = composite.is_immutable(kind)
         with scratch(self.root / "opened", "") as directory:
             for file in filter(Path.is_file, source.iterdir()):  # a folder is what several databases leave behind
                 if immutable(file.name):
-                    (directory / file.name).hardlink_to(file)
+                    snapshot.link(file, directory / file.name)
                 else:
                     (directory / file.name).write_bytes(file.read_bytes())
             backend = composite.opened(kind, directory, backend_options(self.context.settings))
@@ -357,25 +436,20 @@ class EpochReplay:
         for reader in self.readers.values():
             reader.close()
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Count the time of a phase, without that of other phases within."""
-        clock = time.perf_counter()
-        self._within.append(0.0)
-        try:
-            yield
-        finally:
-            took, within = time.perf_counter() - clock, self._within.pop()
-            self.seconds[what] = self.seconds.get(what, 0.0) + took - within
-            if self._within:
-                self._within[-1] += took
-
 
 class _NoSinks(Sinks):
     """Nothing goes out, so no sink is asked whether it takes it."""
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Any rows do."""
+
+
+def _spark(settings: Settings) -> SparkExecutor:
+    """Spark in this process, whatever the settings run the pipeline on."""
+    from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
+
+    here = settings.spark.model_copy(update={"master": "local[*]"})
+    return SparkExecutor(settings.model_copy(update={"spark": here}), "weir debug")
 
 
 def _unchecked(_: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs.settings import Settings
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, stacked, subtasks_of
 from pipelines.runtime.debugging.recording import INPUT
-from pipelines.runtime.debugging.replay import replaying
-from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.debugging.replay import Playing
+from pipelines.runtime.definition import Stage
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.state_reader import Change
 from state_ops.errors import WeirError
@@ -104,8 +103,7 @@ class Trace:
 
 
 def trace(
-    pipeline: Pipeline,
-    settings: Settings,
+    playing: Playing,
     stage: Stage,
     key: Sequence[Any],
     epoch: int,
@@ -121,7 +119,7 @@ def trace(
     """
     epochs, unknown = [epoch], list[str]()
     if not isinstance(bounds, Same):
-        epochs, unknown = _epochs(pipeline, settings, stage, key, epoch)
+        epochs, unknown = _epochs(playing, stage, key, epoch)
     contributions: list[Contribution] = []
     for number in epochs:
         if seen is not None and number == seen.epoch:
@@ -129,25 +127,23 @@ def trace(
             contributions += [Contribution(number, rows, seen.slices)] if rows.height else []
             continue
         try:
-            contribution = _contribution(pipeline, settings, stage, key, number, bounds)
+            contribution = _contribution(playing, stage, key, number, bounds)
         except WeirError as error:
             unknown.append(f"rows of epoch {number}: {error.what}")
             continue
         if contribution.rows.height:
             contributions.append(contribution)
-    before, untraced = _before(pipeline, settings, stage, contributions, key)
+    before, untraced = _before(playing, stage, contributions, key)
     named = dict(zip(stage.key, key, strict=True))
     return Trace(stage.uid, named, tuple(contributions), (*unknown, *untraced), before)
 
 
-def _epochs(
-    pipeline: Pipeline, settings: Settings, stage: Stage, key: Sequence[Any], epoch: int
-) -> tuple[list[int], list[str]]:
+def _epochs(playing: Playing, stage: Stage, key: Sequence[Any], epoch: int) -> tuple[list[int], list[str]]:
     """The epochs that changed a key's state since it came, up to one, oldest first; and which others may have."""
     if not stage.has_state:
         return [epoch], []
     since, unknown = list[Change](), list[str]()
-    for change in state_reader.history(pipeline, settings, stage.uid, key, epoch):
+    for change in state_reader.history(playing.pipeline, playing.settings, stage.uid, key, epoch):
         if change.checkpoint.id == epoch:
             break
         since = [*since, change] if change.rows else []
@@ -158,14 +154,13 @@ def _epochs(
             unknown.append(
                 f"rows of the epochs {change.since} to {change.checkpoint.id}, of which only the last is retained"
             )
-        unknown += [f"rows of epoch {waited}, which waited for the stage" for waited in change.carried]
     return [*(int(change.checkpoint.id) for change in since), epoch], unknown
 
 
 def _contribution(
-    pipeline: Pipeline, settings: Settings, stage: Stage, key: Sequence[Any], epoch: int, bounds: Bounds | Same | None
+    playing: Playing, stage: Stage, key: Sequence[Any], epoch: int, bounds: Bounds | Same | None
 ) -> Contribution:
-    with replaying(pipeline, settings, epoch, "weir explain") as replay:
+    with playing.replaying(epoch) as replay:
         columns = key_of(replay, stage, key)
         tables: list[pa.Table | None] = list(replay.read(stage, subtasks_of(replay, columns, None)).values())
         inputs = rows_by_input(stage, tables, columns)
@@ -174,8 +169,7 @@ def _contribution(
 
 
 def _before(
-    pipeline: Pipeline,
-    settings: Settings,
+    playing: Playing,
     stage: Stage,
     contributions: Sequence[Contribution],
     values: Sequence[Any],
@@ -194,7 +188,7 @@ def _before(
         }
         lane = next(lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid)
         if given and not upstream.key and lane.key:
-            traces.append(_through(pipeline, settings, upstream, dict(zip(lane.key, values, strict=True)), list(given)))
+            traces.append(_through(playing, upstream, dict(zip(lane.key, values, strict=True)), list(given)))
             continue
         newest: dict[tuple[Any, ...], int] = {}
         for epoch, rows in given.items():
@@ -203,19 +197,17 @@ def _before(
                 continue
             newest |= dict.fromkeys(rows.select(upstream.key).unique(maintain_order=True).rows(), epoch)
         keys = list(newest)[:_KEYS]
-        traces += [trace(pipeline, settings, upstream, key, newest[key]) for key in keys]
+        traces += [trace(playing, upstream, key, newest[key]) for key in keys]
         if len(newest) > len(keys):
             untraced.append(f"{len(newest) - len(keys)} more keys of {upstream.uid} are not traced")
     return tuple(traces), untraced
 
 
-def _through(
-    pipeline: Pipeline, settings: Settings, stage: Stage, values: dict[str, Any], epochs: Sequence[int]
-) -> Trace:
+def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Sequence[int]) -> Trace:
     """The rows with these values that a stage without a key had, as far as its input has the columns."""
     contributions, untraced = list[Contribution](), list[str]()
     for epoch in epochs:
-        with replaying(pipeline, settings, epoch, "weir explain") as replay:
+        with playing.replaying(epoch) as replay:
             tables: list[pa.Table | None] = list(replay.read(stage, range(replay.parallelism)).values())
             slices = replay.checkpoint.slice
         given = []
@@ -234,7 +226,7 @@ def _through(
             if contribution.rows.filter(pl.col(INPUT) == upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            traces.append(_through(pipeline, settings, upstream, values, of_stage))
+            traces.append(_through(playing, upstream, values, of_stage))
         elif of_stage:
             untraced.append(f"rows of {upstream.uid}: weir explain asks its table")
     return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))

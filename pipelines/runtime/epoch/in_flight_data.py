@@ -11,7 +11,7 @@ Values only: which stage works on what, and what that leaves. docs/adr/0021-unal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -115,6 +115,14 @@ class Work:
     @property
     def files(self) -> tuple[Rows, ...]:
         return tuple(file for layer in self.taken for file in layer)
+
+    def leaving(self, paths: Collection[str]) -> Work:
+        """The same with other layers taken: those of which no file is at one of these paths."""
+        layers = (*self.taken, *self.left)
+        stays = [any(file.path in paths for file in layer) for layer in layers]
+        taken = tuple(layer for layer, waits in zip(layers, stays, strict=True) if not waits)
+        left = tuple(layer for layer, waits in zip(layers, stays, strict=True) if waits)
+        return replace(self, taken=taken, left=left)
 
 
 def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[InFlightData, ...]:

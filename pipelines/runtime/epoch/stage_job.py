@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,18 +145,26 @@ def run_job(
 
 
 def applied_alone(
-    context: RunContext, epoch: InFlightEpoch, stage: Stage, before: StageProgress, here: Path | None = None
+    context: RunContext,
+    epoch: InFlightEpoch,
+    stage: Stage,
+    before: StageProgress,
+    here: Path | None = None,
+    *,
+    left: Collection[str] | None = None,
 ) -> StageProgress:
     """Let a stage apply its part of an epoch that nobody commits; those before it have. Returns where it stands then.
 
     Args:
         before: What the epoch builds on.
         here: As in `KeyedTask`.
+        left: Where the rows are that it is not to apply, of an epoch that is played again; None: as its pace says.
 
     Raises:
         WeirError: The typed error of a subtask that declines.
     """
-    epoch.work[stage.uid] = plan(context, epoch, stage, before)
+    work = plan(context, epoch, stage, before)
+    epoch.work[stage.uid] = work if left is None else work.leaving(left)
     result = run_job(context, epoch, stage, before, here=here)
     for ack in result.acks:
         if ack.error is not None:

@@ -55,7 +55,8 @@ from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
 from state_ops.errors import PrunedError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
-from state_ops.keyed.forget import KIND_BYTES, ForgottenKey, copy_without
+from state_ops.keyed.forget import ForgottenKey, copy_without
+from state_ops.keyed.owners import KIND_BYTES
 from state_ops.logs import Logger
 from state_ops.schema.key_groups import subtask_of
 from state_ops.snapshots import snapshot

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from pipelines.runtime.connectors.source import Batch, Connector, Lag, Limits, Part, Planned, Position
+from pipelines.runtime.connectors.source import Batch, Connector, Lag, Limits, Part, Placing, Planned, Position
 from state_ops.errors import PipelineError, TransientError, WeirError, plainly
 
 
@@ -48,6 +48,10 @@ class GuardedConnector:
     def where(self, part: Part) -> str:
         with asking(self.source):
             return self.inner.where(part)
+
+    def places(self, part: Part, rows: int) -> Sequence[str | None]:
+        with asking(self.source):
+            return self.inner.places(part, rows) if isinstance(self.inner, Placing) else ()
 
     def committed(self, position: Position) -> None:
         with asking(self.source):

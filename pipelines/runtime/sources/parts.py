@@ -22,7 +22,6 @@ import pyarrow as pa
 from configs.settings import EpochSettings
 from pipelines.runtime.connectors.source import (
     Batch,
-    Connector,
     Lag,
     Limits,
     Opening,
@@ -79,7 +78,7 @@ class PartsReader(SourceReader):
         self._times = PartitionTimes.of(source)
         home = landed.storage if landed is not None else None
         self._archived = ArchivedSlices(source.name, archives if source.archive else None, home)
-        self._connector: Connector | None = None
+        self._connector: GuardedConnector | None = None
         self._opens = threading.Lock()
         self._begin: Position | None = None
 
@@ -88,7 +87,7 @@ class PartsReader(SourceReader):
         return PartsReader, (self.source, None, self.landed)
 
     @property
-    def connector(self) -> Connector:
+    def connector(self) -> GuardedConnector:
         """Opened by the first who asks, in whatever thread."""
         with self._opens:
             if self._connector is None:
@@ -108,6 +107,11 @@ class PartsReader(SourceReader):
         if self._opening is None or file.part is None:
             return f"{self.location}: {file.name}"
         return self.connector.where(file.part)
+
+    def places(self, file: SourceFile) -> Sequence[str | None]:
+        if self._opening is None or file.part is None:
+            return ()
+        return self.connector.places(file.part, file.rows)
 
     def _at(self, position: Position | None) -> Position:
         """Where the connector goes on. What `start` says is found once: "latest" must not move on."""

@@ -244,6 +244,10 @@ class SourceReader(ABC):
     def uri(self, file: SourceFile) -> str:
         """The file's place as people know it."""
 
+    def places(self, file: SourceFile) -> Sequence[str | None]:  # noqa: ARG002  of files, name and number say it
+        """Where each of its rows is, as people look it up at the source; empty: its name and their numbers say it."""
+        return ()
+
     def stored_uri(self, file: SourceFile) -> str:
         """Where its Parquet file lies."""
         return self._directory_of(file).uri(file)

@@ -462,3 +462,21 @@ def test_a_position_that_the_cluster_does_not_have_is_refused(kafka):
             connector.plan({"of": "live", "at": position}, ALL)  # once a chain: nothing is read twice
         started = connector.begin({"topics": {topic: {**of, "offsets": {"0": 1, "1": 0}}}})
         assert ids(connector, connector.plan(started, ALL)) == [2, 3]
+
+
+def test_each_row_says_topic_partition_and_offset_behind_gaps_too(kafka):
+    topic = kafka.create()
+    kafka.send(topic, values(0, 1))
+    with opened(source(kafka, topic, tombstones="skip")) as connector:
+        planned = connector.plan(connector.begin("earliest"), ALL)
+        place = f"topic {topic}, partition 0, offset"
+        assert connector.places(planned.parts[0], 2) == [f"{place} 0", f"{place} 1"]
+        producer = kafka.transactional(topic)
+        producer.begin_transaction()
+        kafka.send(topic, values(3), producer=producer)
+        producer.commit_transaction(30)
+        kafka.send(topic, [None, *values(5)])
+        kafka.until(lambda: sum(part.rows or 0 for part in connector.plan(planned.position, ALL).parts) == 4)
+        (part,) = connector.plan(planned.position, ALL).parts
+        assert connector.places(part, 2) == [f"{place} 2", f"{place} 5"], "between them a mark and a tombstone"
+        assert connector.places(part, 3) == [f"topic {topic}, partition 0"] * 3, "which of them became rows is unknown"

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines import debugging
-from pipelines.api import Epoch, KeyState, Pipeline, ValueState, agg, aggregate, delta
+from pipelines.api import Epoch, KeyState, Pipeline, State, ValueState, agg, aggregate, delta
+from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.checkpoint import snapshots_of
@@ -145,6 +146,7 @@ def test_a_planted_wrong_key_is_found(tmp_path, monkeypatch):
     seen = debug(bank, 3)
     (difference,) = seen.differences
     assert difference.of == "state" and seen.code_changed
+    assert seen.verdict.endswith("does not play again to what it made: the state of 1 key differs, id=k3.")
     assert [(row["id"], row["total"]) for row in difference.recorded] == [("k3", 306)]
     assert [(row["id"], row["total"]) for row in difference.replayed] == [("k3", 6)]
     assert seen.before.to_dicts() == [{"id": "k3", "rows": 2, "total": 3}]
@@ -160,6 +162,7 @@ def test_a_planted_wrong_row_is_found(small_bank):
     assert (difference.of, difference.recorded, difference.replayed) == (
         "main", ({"id": "k3", "at": 3, "amount": 3},), ({"id": "k3", "at": 3, "amount": 7},),
     )  # fmt: skip
+    assert seen.verdict.endswith("of the rows of main, 1 then and 1 now are otherwise.")
 
 
 def test_only_state_of_the_subtask_that_is_played_is_fetched(small_bank):
@@ -289,9 +292,64 @@ def test_a_debugger_stops_where_the_function_raises(small_bank):
 
 def test_the_command_says_what_was_and_ends_with_1_where_it_differs(small_bank, weir):
     shown = weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3")
-    assert shown.code == 0 and "It is what the epoch made" in shown.out and "00003.parquet" in shown.out
+    first, *others = shown.out.splitlines()
+    same = "plays again to the same state and rows of main."
+    assert shown.code == 0 and first == f"Epoch 3 of small, stage accounts, key id=k3, {same}"
+    assert "00003.parquet" in "\n".join(others)
     facts = json.loads(weir(small_bank.site, "debug", "small", "--epoch", "3", "--key", "k3", "--json").out)
     assert facts["after"] == [{"id": "k3", "rows": 3, "total": 6}] and facts["differences"] == []
     other = replace(small_bank.site, module="tests.runtime.debugging.planted")
     shown = weir(other, "debug", "small", "--epoch", "3", "--subtask", "0")
-    assert shown.code == 1 and "differs" in shown.out and "changed since" in shown.out
+    assert shown.code == 1 and "changed since" in shown.out
+    assert re.match("Epoch 3 of small, stage accounts, subtask 0, does not play again .* keys differs, id=", shown.out)
+
+
+class Due(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+def reminded(minutes: int):
+    def remind(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count())
+        state.timers.set(rows.select("id").unique(), after=f"{minutes}m")
+        return rows.select("id", "at", "amount")
+
+    return remind
+
+
+def nothing(due: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Nothing is handed out."""
+    return due.clear().select("id", at=pl.lit(0, pl.Int64), amount=pl.lit(0, pl.Int64))
+
+
+@pytest.mark.parametrize("asked", [{}, {"key": "k3"}])
+def test_a_timer_that_no_row_of_state_shows_is_a_difference_too(tmp_path, asked):
+    timed = replace(small.accounts, state=Due, on_timer=nothing)
+    stages = [replace(timed, function=reminded(minutes)) for minutes in (30, 40)]
+    then, now = (Pipeline("small", (stage,), max_parallelism=8) for stage in stages)
+    bank = bank_of(tmp_path, then, 1)
+    assert debug(bank, 1, **asked).is_same
+    seen = debug(Bank(replace(bank.site, pipeline=now)), 1, **asked)
+    (difference,) = seen.differences
+    assert difference.of == "state" and {"id": "k3", "_differs": "a timer"} in difference.replayed
+
+
+def passes(frame):
+    """A transform that Python cannot evaluate."""
+    return frame.where("amount >= 0")
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_spark_alone_evaluates_is_played_with_spark(tmp_path):
+    stage = replace(small.accounts, transform=passes)
+    bank = Bank(replace(Bank.at(tmp_path, **RETAINED).site, pipeline=Pipeline("small", (stage,), max_parallelism=8)))
+    bank.epochs(1, 2, executor=SparkExecutor(bank.site.settings, "tests"))
+    with pytest.raises(
+        PipelineError, match="Spark has to evaluate the rows of accounts: it has a transform"
+    ) as refused:
+        debug(bank, 2)
+    assert "--spark" in str(refused.value)
+    seen = debug(bank, 2, key="k3", spark=True)
+    assert seen.is_same and seen.rows.select("amount", "_file").rows() == [(2, "00002.parquet")]

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines import debugging
-from pipelines.api import Pipeline, agg, aggregate, delta, files, select, union, window
+from pipelines.api import Pipeline, agg, aggregate, delta, files, kafka, select, union, window
 from pipelines.debugging import Certainty, Explained
 from pipelines.runtime.operations import forks
 from state_ops.errors import ConfigurationError
@@ -229,3 +229,20 @@ def test_the_command_says_what_is_known_of_a_branch_too(tmp_path, weir):
     facts = json.loads(weir(bank.site, "explain", "small", "booked", "--row", "id = 'k3' AND amount = 2", "--json").out)
     assert facts["epoch"] == 2 and facts["played"]["after"][0]["total"] == 3
     assert {statement["certainty"] for statement in facts["statements"]} <= {"known", "inferred"}
+
+
+def test_a_row_of_kafka_says_topic_partition_and_offset(request, tmp_path):
+    topics = request.getfixturevalue("kafka")  # `kafka` is what authors import
+    topic = topics.create(partitions=2)
+    for partition in (0, 1):
+        rows = [{"id": f"k{number}", "n": 10 * partition + number} for number in range(3)]
+        topics.send(topic, [json.dumps(row).encode() for row in rows], partition)
+    schema = {"id": pa.string(), "n": pa.int64()}
+    clicks = kafka(topic, name="clicks", servers=topics.servers, schema=schema)
+    sums = aggregate("sums", clicks, key="id", total=agg.sum("n"), sink=delta.append("totals"))
+    bank = Bank(replace(Bank.at(tmp_path, **RETAINED).site, pipeline=Pipeline("small", (sums,), max_parallelism=8)))
+    bank.epochs()
+    seen = explain(bank, "totals", "id = 'k2'")
+    assert seen.row.values["total"] == 14
+    (contribution,) = seen.trace.contributions
+    assert sorted(contribution.rows["_place"]) == [f"topic {topic}, partition {at}, offset 2" for at in (0, 1)]

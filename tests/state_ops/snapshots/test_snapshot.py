@@ -535,3 +535,49 @@ def test_hostile_paths_from_a_registry_are_refused(subtask, path):
     subtask.forget_local()
     with pytest.raises(DamageError, match="leaves the pipeline's storage root"):
         subtask.read(replace(first, files=(replace(first.files[0], path=path),)))
+
+
+def test_a_state_that_is_only_looked_at_is_read_where_it_lies(tmp_path):
+    subtask = Subtask(tmp_path)
+    base = subtask.epoch(1, None, {b"\0\0k%d" % number: bytes(100) for number in range(500)})
+    before = {file.path: (subtask.storage.on_disk(file.path) or tmp_path).stat() for file in base.files}
+    target = tmp_path / "here"
+    target.mkdir()
+    fetched = snapshot.fetch(subtask.storage, base, target, in_place=True)
+    tables = [file for file in base.files if file.name.endswith(".sst")]
+    assert tables and all((target / file.name).is_symlink() for file in tables)
+    assert (fetched.local, fetched.stored) == (
+        sum(file.bytes for file in tables), sum(file.bytes for file in base.files if file not in tables),
+    )  # fmt: skip
+    backend = RocksDBBackend(target, 16)
+    assert len(dict(backend.scan(b"", b"\xff" * 9))) == 500
+    backend.write([(b"\0\0more", b"")])
+    backend.snapshot(tmp_path / "again")
+    backend.close()
+    shutil.rmtree(target)
+    after = {file.path: (subtask.storage.on_disk(file.path) or tmp_path).stat() for file in base.files}
+    assert {path: stat.st_ctime_ns for path, stat in after.items()} == {
+        path: stat.st_ctime_ns for path, stat in before.items()
+    }, "not even a link was made to them"
+
+
+def test_damage_in_a_state_that_is_read_where_it_lies_is_found(tmp_path):
+    subtask = Subtask(tmp_path)
+    base = subtask.epoch(1, None, {b"\0\0k%d" % number: os.urandom(100) for number in range(5000)})
+    (table,) = [file for file in base.files if file.name.endswith(".sst")]
+    there = subtask.storage.on_disk(table.path)
+    assert there is not None
+    data = bytearray(there.read_bytes())
+    data[len(data) // 2] ^= 1
+    there.write_bytes(data)
+    target = tmp_path / "here"
+    target.mkdir()
+    snapshot.fetch(subtask.storage, base, target, in_place=True)
+    backend = RocksDBBackend(target, 16)
+    with pytest.raises(DamageError, match="cannot read its state"):
+        list(backend.scan(b"", b"\xff" * 9))
+    backend.close()
+    there.write_bytes(data[:-1])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DamageError, match="altered"):
+        snapshot.fetch(subtask.storage, base, tmp_path / "other", in_place=True)

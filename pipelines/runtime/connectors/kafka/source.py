@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 log = Logger("weir.source")
 
 _EXTRA = ("key", "headers", "timestamp", "partition", "offset", "topic")
+_PLACE = "__weir_offset"
 _MESSAGE_BYTES = 1000  # of a message, as long as none has been read
 _LIKE = '{"topics": {"clicks": {"id": "...", "offsets": {"0": 17}}}}'
 _RETENTION = "docs/playbooks/kafka.md"
@@ -150,9 +152,7 @@ class KafkaConnector:
         self._cluster = Cluster(self._client, self._names, source.pattern)
         default = f"weir.{opening.pipeline}.{source.name}"
         self._group = default if source.group is None else opening.resolve(source.group)
-        columns = reading.columns_of(source.values, source.schema)
-        decode = reading.decoder(source.values, source.schema, source.registry, dict(source.written))
-        self._rows = reading.RowDecoder(decode, columns, source.extra, source.keys, source.tombstones)
+        self._rows = _decoder(source, source.extra)
         self._is_stale = False
         self._idle: list[Consumer] = []
         self._lock = threading.Lock()
@@ -250,19 +250,35 @@ class KafkaConnector:
         )  # fmt: skip
 
     def read(self, part: Part) -> Iterator[Batch]:
-        topic, partition = part.place["topic"], part.place["partition"]
-        self._check_id(topic, part.place["id"], self._cluster.described([topic]))
+        yield from self._read(part, self._rows)
+
+    def places(self, part: Part, rows: int) -> Sequence[str | None]:
+        place = part.place
+        offsets: Sequence[int | None] = range(place["begin"], place["end"])
+        if len(offsets) != rows:  # there are gaps: marks of transactions, bad rows, what compaction has removed
+            offsets = self._offsets(part)
+        return _places(place["topic"], place["partition"], offsets if len(offsets) == rows else [None] * rows)
+
+    def _offsets(self, part: Part) -> list[int]:
+        """The offset of each row of a part; none: its messages cannot be read any more."""
+        with suppress(WeirError):
+            batches = self._read(part, _decoder(self._source, {**self._source.extra, "offset": _PLACE}))
+            return [offset for batch in batches for offset in batch.rows.column(_PLACE).to_pylist()]
+        return []
+
+    def _read(self, part: Part, decoder: reading.RowDecoder) -> Iterator[Batch]:
+        place, topic = part.place, part.place["topic"]
+        _check_id(self._client.where, topic, place["id"], self._cluster.described([topic]))
         consumer = self._consumer()
         try:
-            begin, end = part.place["begin"], part.place["end"]
-            messages = reading.messages(self._client, consumer, topic, partition, begin, end)
+            messages = reading.messages(self._client, consumer, topic, place["partition"], place["begin"], place["end"])
             is_empty = True
             for bunch in reading.bunches(messages):
                 is_empty = False
                 self._message_bytes = sum(map(len, bunch)) / len(bunch)
-                yield self._rows.rows(bunch)
+                yield decoder.rows(bunch)
             if is_empty:
-                yield Batch(self._rows.schema.empty_table())
+                yield Batch(decoder.schema.empty_table())
         finally:
             with self._lock:
                 self._idle.append(consumer)
@@ -274,7 +290,7 @@ class KafkaConnector:
         there = self._cluster.offsets([(part.place["topic"], part.place["partition"]) for part in parts])
         for part in parts:
             key = (part.place["topic"], part.place["partition"])
-            self._check_id(key[0], part.place["id"], topics)
+            _check_id(self._client.where, key[0], part.place["id"], topics)
             offsets = there.get(key)
             if offsets is None:
                 raise TransientError(
@@ -382,15 +398,6 @@ class KafkaConnector:
         lost.append(Lost(title(key), why))
         return reached
 
-    def _check_id(self, topic: str, id: str, topics: Mapping[str, Topic]) -> None:
-        if topic not in topics or topics[topic].id != id:
-            raise LostError(
-                f"The topic {topic} {'was made anew' if topic in topics else 'is gone'} since its messages were "
-                "planned.",
-                where=self._client.where,
-                next=_NEXT_AFTER_LOSS,
-            )
-
     def _shared_out(
         self, starts: Mapping[Key, int], ends: Mapping[Key, int], limits: Limits, turn: str | None
     ) -> tuple[dict[Key, int], str | None]:
@@ -422,13 +429,38 @@ class KafkaConnector:
         topic, partition = key
         place = {"topic": topic, "id": id, "partition": partition, "begin": begin, "end": end}
         # A topic's name may be longer than a file's; its id is its own.
-        name = f"{topic[:80]}-{id}-{partition}-{begin}-{end}"
-        return Part(name, title(key), place, end - begin, int((end - begin) * self._message_bytes))
+        return Part(
+            f"{topic[:80]}-{id}-{partition}-{begin}-{end}",
+            title(key),
+            place,
+            end - begin,
+            int((end - begin) * self._message_bytes),
+        )
 
 
 _NEXT_AFTER_LOSS = (
     f'Bring the messages back; or say on_lost="skip", which goes on with what is there and records it: {_RETENTION}.'
 )
+
+
+def _decoder(source: KafkaSource, extra: Mapping[str, str]) -> reading.RowDecoder:
+    decode = reading.decoder(source.values, source.schema, source.registry, dict(source.written))
+    columns = reading.columns_of(source.values, source.schema)
+    return reading.RowDecoder(decode, columns, extra, source.keys, source.tombstones)
+
+
+def _places(topic: str, partition: int, offsets: Sequence[int | None]) -> list[str | None]:
+    of = f"topic {topic}, partition {partition}"
+    return [of if offset is None else f"{of}, offset {offset}" for offset in offsets]
+
+
+def _check_id(where: str, topic: str, id: str, topics: Mapping[str, Topic]) -> None:
+    if topic not in topics or topics[topic].id != id:
+        raise LostError(
+            f"The topic {topic} {'was made anew' if topic in topics else 'is gone'} since its messages were planned.",
+            where=where,
+            next=_NEXT_AFTER_LOSS,
+        )
 
 
 def _is_position(position: Position) -> bool:

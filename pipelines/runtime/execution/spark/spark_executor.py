@@ -39,6 +39,7 @@ from pipelines.runtime.sources.landing import literal
 from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import TransientError
 from state_ops.logs import Logger
@@ -93,6 +94,12 @@ class SparkExecutor:
         with _translated(stage, self._settings.spark.master):
             empty = session.createDataFrame([], spark_plan.spark_schema(schema, where))
             return spark_plan.schema_of(spark_plan.prepared(stage, empty), stage)
+
+    def seen(self, stage: Stage, rows: Landed | Channel) -> pa.Table:
+        """The rows as the stage's function sees them, brought into this process."""
+        with _translated(stage, self._settings.spark.master, rows):
+            frame, columns = self._seen(stage, rows)
+            return frames.canonical(frame.toArrow()).cast(columns)
 
     def run(
         self,

@@ -1,0 +1,66 @@
+"""What a replay is doing, for who waits for it, and how long each phase took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from state_ops.checkpoints.checkpoint import Snapshot
+from state_ops.storage.storage import Arrived
+
+Saying = Callable[[str], None]
+_DOING = {
+    "slices": "reading the slices again",
+    "fetch": "fetching state",
+    "play": "playing the epoch again",
+    "compare": "comparing with what it made",
+}
+
+
+def silent(_: str) -> None:
+    """Nobody waits for it."""
+
+
+@dataclass
+class Phases:
+    """The phases of a replay.
+
+    Attributes:
+        say: Is told what is done now.
+        seconds: By phase, how long it took without others within it.
+    """
+
+    say: Saying = silent
+    seconds: dict[str, float] = field(default_factory=dict)
+    _within: list[float] = field(default_factory=list)
+    _doing: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the time of a phase, without that of other phases within."""
+        clock = time.perf_counter()
+        self._doing.append(what)
+        self.say(_DOING[what])
+        self._within.append(0.0)
+        try:
+            yield
+        finally:
+            took, within = time.perf_counter() - clock, self._within.pop()
+            self.seconds[what] = self.seconds.get(what, 0.0) + took - within
+            self._doing.pop()
+            if self._within:
+                self._within[-1] += took
+                self.say(_DOING[self._doing[-1]])
+
+    def arriving(self, taken: Snapshot) -> Arrived:
+        """What says how much of a snapshot has come."""
+        total, came = sum(file.bytes for file in taken.files), 0
+
+        def arrived(bytes: int, /) -> None:
+            nonlocal came
+            came += bytes
+            self.say(f"fetching state, {came / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+        return arrived
