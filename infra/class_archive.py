@@ -50,7 +50,14 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"Spark's classes are not archived: {(error.stderr or error.stdout).strip()[-500:]}", file=sys.stderr)
         return 1
-    except (WeirError, OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        print(
+            f"Spark's classes are not archived: that took more than {TIMEOUT_S} s. Spark starts without, in twice "
+            "the time; `python -m infra.class_archive` tries again.",
+            file=sys.stderr,
+        )
+        return 1
+    except (WeirError, OSError) as error:
         print(f"Spark's classes are not archived: {error}", file=sys.stderr)
         return 1
     print(f"Spark's classes are in {archive}")

@@ -38,7 +38,13 @@ class Diagram(Directive):
             name = name_of(text, theme)
             if not (PICTURES / name).exists():
                 raise self.warning(f"The diagram is not drawn: `python docs/site/diagrams.py` makes {name}")
-            images.append(f'<img class="only-{theme}" src="{up}_static/diagrams/{name}" alt="Diagram">')
+            drawn = re.search(r'width="(\d+)"', (PICTURES / name).read_text())
+            assert drawn is not None, name
+            least = int(drawn[1]) * 2 // 3  # letters can still be read; in a narrower column it scrolls
+            images.append(
+                f'<img class="only-{theme}" src="{up}_static/diagrams/{name}" alt="Diagram"'
+                f' style="max-width: max(100%, {least}px)">'
+            )
         return [nodes.raw("", f'<div class="diagram">{"".join(images)}</div>', format="html")]
 
 

@@ -104,6 +104,7 @@ def test_the_command_says_what_it_wrote_and_overwrites_nothing(template: Path, t
         project, "pipelines.cli.main", "new", "pipeline", "clicks", "--source", "kafka", "--sink", "postgres"
     )
     assert all(name in wrote for name in ("shop/clicks.py", "tests/test_clicks.py", "configs/dev.yaml"))
+    assert "python -m infra.kafka_broker clicks," in wrote
     text = config.read_text()
     assert text.startswith("# first line\n\npipelines:   # mine\n  clicks:\n")
     settings = yaml.safe_load(text)

@@ -35,4 +35,7 @@ def pipeline(
     """
     for path in begin(name, source, sink, package):
         out.print(f"[green]wrote[/]  {escape(path)}")
+    if "kafka" in (source, sink):
+        topics = [name] * (source == "kafka") + [f"{name}-results"] * (sink == "kafka")
+        out.print(f"A broker to try it on: python -m infra.kafka_broker {' '.join(topics)}, in a terminal of its own")
     out.print(f"Next: weir plan {name}, python -m pytest tests/test_{name}.py, weir run {name} --until-caught-up")
