@@ -21,7 +21,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, to_micros
 from state_ops.checkpoints.registry import Pin, Publication, Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination import lease, restore_progress, suspension
@@ -51,8 +51,9 @@ class Look:
         hold: What holds the pipeline, if its cause stands.
         at: When this was read.
         files: Of a watched pipeline with `with_files`, the listing of the newest checkpoint, or of one not long before.
-        suspended, restoring, missing: Only of a close look: that a person has ended the pipeline, the fetches of state
-            that are going on, and by source a landing directory that does not exist.
+        suspended, restoring, missing, ahead: Only of a close look: that a person has ended the pipeline, the fetches of
+            state that are going on, by source a landing directory that does not exist, and the sources that have read
+            their `max_ahead` of event time more than slower ones.
     """
 
     interval: float
@@ -68,6 +69,7 @@ class Look:
     suspended: Suspension | None = None
     restoring: Sequence[Restoring] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
+    ahead: frozenset[str] = frozenset()
     files: Sequence[StateFile] = ()
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -170,6 +172,7 @@ class Watched:
             hold=hold_causes.standing(storage, head, opened.sources),
             suspended=suspension.read(storage) if self._closely else None,
             restoring=restore_progress.read(storage) if self._closely else (),
+            ahead=_ahead(opened.pipeline, head) if self._closely and head is not None else frozenset(),
             files=self._listing(opened, head, now) if self.with_files and head is not None else (),
         )
 
@@ -204,6 +207,14 @@ class Watched:
         if now - self._since >= DEAD_AFTER_HEARTBEATS * holder.heartbeat_seconds:
             return False
         return True if self._has_moved else None
+
+
+def _ahead(pipeline: Pipeline, head: Checkpoint) -> frozenset[str]:
+    if all(source.length("max_ahead") is None for source in pipeline.sources):
+        return frozenset()
+    from pipelines.runtime.run.held_sources import held  # what few pipelines need
+
+    return held(pipeline, head.offsets, {}, to_micros(head.completed_at)).sources
 
 
 @dataclass(frozen=True, slots=True)

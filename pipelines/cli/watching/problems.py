@@ -95,6 +95,9 @@ def _holds(look: Look) -> Iterator[Problem]:
         if arrivals.problem is not None:
             page = "docs/playbooks/kafka.md" if "afka" in arrivals.problem else "docs/playbooks/storage-down.md"
             yield Problem(LOOK, f"nobody can tell what waits in source {name}: {arrivals.problem}", "", page)
+    for name in sorted(look.ahead):
+        what = f"source {name} is its max_ahead before slower ones: it waits for them, unless they are idle"
+        yield Problem(NOTE, what, "", "docs/how-to/sources.md")
 
 
 def _who_runs(name: str, look: Look) -> Iterator[Problem]:

@@ -10,9 +10,12 @@ import pytest
 
 from pipelines.cli.watching import figures, problems
 from pipelines.cli.watching.figures import EpochFigures
-from pipelines.cli.watching.look import Look, Watched
+from pipelines.cli.watching.look import Look, Opened, Watched
 from pipelines.cli.watching.problems import LOOK, NOTE, WRONG
 from pipelines.runtime.epoch import steps
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoints.checkpoint import STATE, StateFile
@@ -20,8 +23,10 @@ from state_ops.coordination.lease import FAILED, Lease, failure
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from tests.recovery.harness import Site
 from tests.recovery.small import Bank
 from tests.runtime.gates.test_gates import between, gated
+from tests.runtime.run.test_held_sources import land, pipeline_of
 
 NOW = datetime(2026, 5, 1, 3, 0, tzinfo=UTC)
 HOLDER = Lease(Generation(3), 7, CheckpointId(12), "etl-3", 4711, "b", 5.0, "run-1", stopped=True, outcome="ended")
@@ -139,6 +144,23 @@ def test_rows_that_a_table_lacks_and_a_run_that_failed_over_them(tmp_path, monke
     assert (sink.newest, sink.behind) == (2, 1)
     bank.epochs()
     assert problems.problems("small", *looked(bank)) == []
+
+
+def test_a_source_that_waits_for_a_slower_one_is_named(tmp_path):
+    options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__NUM_RETAINED": "5"}
+    site = Site(tmp_path, options, pipeline_of(), "tests.runtime.run.test_held_sources")
+    for name, numbers in (("fast", range(5)), ("slow", range(1))):
+        (site.landing / name).mkdir(parents=True)
+        for number in numbers:
+            land(site, name, number)
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    watched = Watched("pace", site.settings, closely=True)
+    opened = open_storage(site.pipeline, site.settings)
+    watched.opened = Opened(site.pipeline, *opened, readers(site.pipeline, site.settings))
+    look = watched.look()
+    assert look.ahead == {"fast"} and look.arrived["fast"].waiting > 0
+    notes = [problem.what for problem in problems.problems("pace", look, []) if problem.severity == NOTE]
+    assert any("source fast is its max_ahead before slower ones" in what for what in notes)
 
 
 def test_the_figures_of_epochs_are_what_the_registry_says(tmp_path):
