@@ -31,7 +31,7 @@ def ci(
             autocompletion=completion.branches,
         ),
     ] = MAIN,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest epochs are replayed.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest epochs are replayed.")] = 2,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the comment to this file; by default it is printed.")
     ] = None,

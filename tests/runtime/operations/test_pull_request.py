@@ -48,7 +48,7 @@ def tried(of, pipeline: Pipeline | None = None, **asked) -> Review:
     """Of a site's production, the review of other code."""
     settings = of.site.settings
     scratch = of.site.root.parent / f"{of.site.root.name}-scratch"
-    options = {"sample": 1000, "scratch": scratch, "executor": InMemoryExecutor(), **asked}
+    options = {"epochs": 3, "sample": 1000, "scratch": scratch, "executor": InMemoryExecutor(), **asked}
     return review.review(pipeline or of.site.pipeline, settings, **options)
 
 

@@ -238,7 +238,7 @@ def review(
     settings: Settings,
     *,
     origin: str = MAIN,
-    epochs: int = 3,
+    epochs: int = 2,
     scratch: Path | None = None,
     sample: int = SAMPLE,
     executor: Executor | None = None,
