@@ -16,7 +16,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._core.test_utils import freeze_time
 from dagster._daemon.freshness import FreshnessDaemon
 
-from pipelines.api import State, delta
+from pipelines.api import State, delta, expect
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership import ownership
 from state_ops.coordination import lease, requests
@@ -141,6 +141,21 @@ def test_a_tables_freshness_is_evaluated_by_what_runs_have_written(house):
         FreshnessState.WARN,
         FreshnessState.FAIL,
     ]
+
+
+def test_a_table_that_weir_run_has_changed_is_shown_with_the_verdicts_on_its_rows(house):
+    """Dagster shows a verdict only until its asset is materialized anew."""
+    (stage,) = house.pipeline.stages
+    gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=4, on_failure="warn")
+    gated = house.with_pipeline(stages=(replace(stage, gates=(gate,)),))
+    gated.bank.epochs(5)
+    (sensor,) = [each for each in gated.defs.sensors or () if each.name == "small_tables_sensor"]
+    context = dg.build_sensor_context(instance=house.instance, definitions=gated.defs)
+    table, verdict = sensor.evaluate_tick(context).asset_events
+    assert isinstance(table, dg.AssetMaterialization)
+    assert isinstance(verdict, dg.AssetCheckEvaluation)
+    assert (table.asset_key, verdict.asset_key, verdict.passed) == (BOOKED, BOOKED, False)
+    assert verdict.description == "10 of 10 rows, e.g. 5, 5, 5; the epoch went on"
 
 
 def test_a_table_is_never_out_of_step_with_the_stage_that_writes_it(house, monkeypatch):
