@@ -381,7 +381,7 @@ def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False
         quick: Compare sizes only.
     """
     try:
-        return of_report(pipeline, fsck.examine(pipeline, settings, quick=quick))
+        return of_report(pipeline, fsck.examine_and_note(pipeline, settings, quick=quick))
     except WeirError as error:
         return failed(pipeline, WHOLE, error)
 

@@ -31,8 +31,10 @@ from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.ownership import backlog
+from pipelines.runtime.run import progress
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
+from state_ops import logs
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import processes
@@ -40,7 +42,7 @@ from state_ops.errors import BusyError, FencedError, GateError, StageError, Weir
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
-log = Logger("weir.dagster")
+log, lines = Logger("weir.dagster"), Logger("weir.run")
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
@@ -153,9 +155,11 @@ class Watcher:
         self._begun = self._history_at = time.monotonic()
         self._sinks_at: dict[str, float] = {}
         self._verdicts: list[Verdict] = []
+        self._pace = progress.Pace()
 
     def see(self, report: EpochReport) -> None:
         """An epoch has completed."""
+        self._log(report)
         if self.run.newest is None:  # the run's first commit: what an earlier one left red is over
             with showing("what is no longer red"):
                 show(
@@ -174,6 +178,13 @@ class Watcher:
         if now - self._stages_at >= _STAGES_SECONDS:
             self._observe_stages()
             self._judge()
+
+    def _log(self, report: EpochReport) -> None:
+        """A line in the run's log; where log lines are JSON, one with its fields on stderr too."""
+        seconds = self._pace.seconds(report.checkpoint)
+        self._context.log.info(progress.line_of(report, seconds))
+        if logs.is_json():
+            lines.info("epoch", **progress.fields(self._pipeline, report, seconds))
 
     def judge(self, verdicts: list[Verdict]) -> None:
         """Report the verdicts of gates."""

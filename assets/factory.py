@@ -21,6 +21,7 @@ from assets.tables.sensor import tables_sensor
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.run import run as runtime
+from state_ops import logs
 
 
 def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.Definitions:
@@ -29,6 +30,7 @@ def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.De
     To merge them into a project: `Definitions.merge(own, weir_definitions([...], settings))`. Nothing is read or
     started.
     """
+    logs.adopt(settings.logging.format)
     return dg.Definitions.merge(*[_definitions(pipeline, settings) for pipeline in pipelines])
 
 

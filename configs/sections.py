@@ -669,6 +669,34 @@ class ConnectionSettings(Section):
     )
 
 
+class LoggingSettings(Section):
+    """The form of log lines."""
+
+    format: Literal["console", "json"] = Field(
+        "console",
+        description=(
+            "console: for people; json: each line of each process is one JSON object: docs/how-to/monitoring.md."
+        ),
+    )
+
+
+class TelemetrySettings(Section):
+    """Traces of epochs by OpenTelemetry; needs the extra `otel`."""
+
+    traces: bool = Field(
+        False, description="Whether each epoch is sent as a trace, with a span for each phase, stage and subtask."
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s@]+$",
+        description=(
+            "Where a collector takes OTLP over HTTP, such as `http://collector:4318`. null: as"
+            " OTEL_EXPORTER_OTLP_ENDPOINT says, else `http://localhost:4318`. What is secret goes into"
+            " OTEL_EXPORTER_OTLP_HEADERS."
+        ),
+    )
+
+
 class DagsterSettings(Section):
     """Sensors, schedules, and how much of an epoch Dagster gets to see."""
 

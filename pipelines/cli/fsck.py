@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -41,11 +42,12 @@ def fsck(
 ) -> None:
     """Check all that a pipeline has stored: registry, snapshots, published tables. Exit code 1 if something is damaged.
 
-    Reads only, unless --repair is given, and may run beside a coordinator, which then does the repairing itself.
+    Reads only, unless --repair is given, but for a note of the result, which `weir metrics` shows. May run beside a coordinator, which
+    then does the repairing itself.
     """
     definition, settings = find(pipeline)
     with waiting("comparing what is there with what is recorded") as say:
-        report = checks.examine(definition, settings, quick=quick, reading=partial(_saying, say))
+        report = checks.examine_and_note(definition, settings, quick=quick, reading=partial(_saying, say))
     plan = plan_repair(report) if repair else None
     planned = plan if plan is not None and not plan.empty else None
     plan_facts = _plan_facts(plan) if plan is not None else None
@@ -73,6 +75,7 @@ def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: Rep
     A running coordinator owns the pipeline and is asked; without one this command claims it.
     """
     storage, _ = open_storage(pipeline, settings)
+    clock = time.monotonic()
     with waiting("repairing"):
         if lease.watch(storage):
             request = Request(requests.REPAIR, reason="weir fsck --repair")
@@ -80,7 +83,9 @@ def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: Rep
         else:
             with claimed(pipeline, settings) as owner:
                 checks.repair(owner.context, plan)
-        return checks.left(report, checks.examine(pipeline, settings, quick=True), storage)
+        left = checks.left(report, checks.examine(pipeline, settings, quick=True), storage)
+        checks.note(pipeline, settings, left, time.monotonic() - clock)
+        return left
 
 
 def _saying(say: Callable[[str], None], files: Sequence[Expected]) -> Iterator[Expected]:

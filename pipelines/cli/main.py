@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 from configs.redaction import redacted
 from pipelines.cli.console import err
 from pipelines.cli.shell.completion import whole_words
+from state_ops import logs
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
 from state_ops.storage import disks
 
@@ -199,6 +200,8 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
     try:
         return int(command(standalone_mode=False, obj=debug) or 0)
     except WeirError as error:
+        if _is_logged(error):
+            return error.exit_code
         if debug:
             err.print(escape(_trace(error)))
         if isinstance(error, StageError) and error.traceback:
@@ -216,8 +219,12 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         from deltalake.exceptions import DeltaError
 
         if hasattr(error, "format_message"):  # click's usage errors: typer carries its own copy of their classes
+            if _is_logged(error):
+                return 2
             err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
             return 2
+        if _is_logged(error):
+            return 1
         if debug:
             err.print(escape(_trace(error)))
             return 1
@@ -237,6 +244,21 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         return 1
 
 
+def _is_logged(error: Exception) -> bool:
+    """Whether log lines are JSON; then the error that ended the command is one."""
+    if not logs.is_json():
+        return False
+    facts = logs.facts_of(error)
+    if isinstance(error, WeirError):
+        facts |= {name: text for name in ("where", "next") if (text := getattr(error, name))}
+        facts |= {"stage_exception": error.traceback} if isinstance(error, StageError) and error.traceback else {}
+        logs.write("error", "weir", error.what, **facts)
+    else:
+        usage = getattr(error, "format_message", None)
+        logs.write("error", "weir", usage() if usage is not None else plainly(error), **facts)
+    return True
+
+
 def _trace(error: BaseException) -> str:
     """The whole trace, redacted, because errors of libraries repeat what a server has answered."""
     return redacted("".join(traceback.format_exception(error))).rstrip()
@@ -254,7 +276,10 @@ def _full_disk(error: Exception) -> str | None:
 
 
 def _quiet_logs(debug: bool) -> None:
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s")
+    handler = logging.StreamHandler(cast(TextIO, logs.Stderr()))
+    handler.setFormatter(logs.Lines())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
+    logs.catch_all()
     if not debug:
         # py4j shows a trace for Ctrl-C, and for errors that Weir reports itself.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -291,20 +316,14 @@ class _ConfiguredStructlog(importlib.abc.MetaPathFinder):
 
 
 def _to_stderr(structlog: Any, debug: bool) -> None:
+    level = logging.DEBUG if debug else logging.INFO
+    if logs.is_json():
+        logs.write_json(structlog, level)
+        return
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, logs.Stderr())),
     )
-
-
-class _Stderr:
-    """A stream that writes to whatever sys.stderr is at that moment: test runners and Dagster replace it."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from pipelines.cli.watching.look import Look, Looks, Outcome, Watched
 from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import SAVEPOINT
+from state_ops.coordination.results import Checked, Drilled
 from state_ops.errors import TransientError, plainly
+from state_ops.fsck.findings import MEANINGS, Kind
 from state_ops.logs import Logger
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
 
@@ -91,6 +93,22 @@ FAMILIES = (
     Family("weir_restore_last_timestamp_seconds", "When the last restore ended."),
     Family("weir_restore_last_checkpoint_id", "Which checkpoint the last restore looked at."),
     Family("weir_restore_last_seconds", "How long the last restore took: fetch, all of it; check, summed over subtasks.", ("phase",)),
+    Family("weir_fsck_scheduled", "1 if the configuration has checks of all storage run by themselves: dagster.upkeep_cron; else 0."),
+    Family("weir_fsck_last_damaged", "Things missing, altered or inconsistent, by the last check (weir fsck); depth full: contents "
+           "were read, quick: sizes alone, and only while it is newer.", ("depth",)),
+    Family("weir_fsck_last_findings", "All that it has found, by kind.", ("depth", "severity", "kind")),
+    Family("weir_fsck_last_leftover_bytes", "Bytes of files that nothing needs, by the same check.", ("depth",)),
+    Family("weir_fsck_last_timestamp_seconds", "When that check ended.", ("depth",)),
+    Family("weir_fsck_last_seconds", "How long that check took.", ("depth",)),
+    Family("weir_drill_scheduled", "1 if the configuration has drills run by themselves: dagster.drill_cron; else 0."),
+    Family("weir_drill_last_valid", "1 if nothing was wrong with what the last drill restored and replayed, 0 if something was."),
+    Family("weir_drill_last_replayed", "1 if it played the checkpoint's epoch again, 0 if that could not be done."),
+    Family("weir_drill_last_in_time", "1 if it met the objectives of the configuration (restore.recovery_*), 0 if not."),
+    Family("weir_drill_last_checkpoint_id", "Which checkpoint it restored."),
+    Family("weir_drill_last_timestamp_seconds", "When it ended."),
+    Family("weir_drill_last_seconds", "What it measured: restore; replay: of one epoch; recovery: both, absent if the pipeline does "
+           "not come back; whole: of the drill itself.", ("phase",)),
+    Family("weir_drill_last_loss_window_seconds", "How long the oldest input that no checkpoint held had waited then."),
 )  # fmt: skip
 
 _ROWS = ("in", "out", "late", "dropped", "null_key", "quarantined", "waiting", "duplicate")
@@ -194,6 +212,41 @@ def samples(look: Look) -> Iterator[Sample]:
         yield "weir_restore_last_checkpoint_id", (), float(look.restored.checkpoint_id)
         yield "weir_restore_last_seconds", ("fetch",), look.restored.fetch_ms / 1000
         yield "weir_restore_last_seconds", ("check",), look.restored.check_ms / 1000
+    yield "weir_fsck_scheduled", (), float(look.fsck_scheduled)
+    for checked in look.checked:
+        yield from _of_check(checked)
+    yield "weir_drill_scheduled", (), float(look.drill_scheduled)
+    if look.drilled is not None:
+        yield from _of_drill(look.drilled)
+
+
+def _of_check(checked: Checked) -> Iterator[Sample]:
+    depth = "quick" if checked.quick else "full"
+    yield "weir_fsck_last_damaged", (depth,), float(checked.damaged)
+    yield "weir_fsck_last_leftover_bytes", (depth,), float(checked.leftover_bytes)
+    yield "weir_fsck_last_timestamp_seconds", (depth,), _seconds(checked.at)
+    yield "weir_fsck_last_seconds", (depth,), checked.seconds
+    for kind, count in checked.findings.items():
+        severity = MEANINGS[Kind(kind)].severity.value if kind in set(Kind) else "unknown"  # of another release
+        yield "weir_fsck_last_findings", (depth, severity, kind), float(count)
+
+
+def _of_drill(drilled: Drilled) -> Iterator[Sample]:
+    yield "weir_drill_last_valid", (), float(drilled.comes_back)
+    yield "weir_drill_last_replayed", (), float(drilled.replayed)
+    yield "weir_drill_last_in_time", (), float(drilled.in_time)
+    yield "weir_drill_last_checkpoint_id", (), float(drilled.checkpoint)
+    yield "weir_drill_last_timestamp_seconds", (), _seconds(drilled.at)
+    yield "weir_drill_last_loss_window_seconds", (), drilled.loss_seconds
+    phases = {
+        "restore": drilled.restore_seconds,
+        "replay": drilled.replay_seconds,
+        "recovery": drilled.recovery_seconds,
+        "whole": drilled.seconds,
+    }
+    for phase, seconds in phases.items():
+        if seconds is not None:
+            yield "weir_drill_last_seconds", (phase,), seconds
 
 
 def _of_head(head: Checkpoint) -> Iterator[Sample]:

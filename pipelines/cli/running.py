@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,12 +23,16 @@ from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.run.stopping import end
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.positions import in_words
+from state_ops import logs
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.coordination.suspension import Suspension
 from state_ops.counts import counted
 from state_ops.errors import WeirError
+from state_ops.logs import Logger
+
+log = Logger("weir.run")
 
 
 def run(
@@ -109,7 +113,11 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
         _say_begun(options, owner)
 
     for report in runtime.run(pipeline, settings, options, began=began):
-        out.print(progress.line(report.checkpoint, pace.seconds(report.checkpoint)))
+        seconds = pace.seconds(report.checkpoint)
+        if logs.is_json():
+            log.info("epoch", **progress.fields(pipeline, report, seconds))
+        else:
+            out.print(escape(progress.line_of(report, seconds)))
         epochs += 1
         rows += report.checkpoint.rows_read
         late.update(progress.rows_late(report.checkpoint))
@@ -118,11 +126,9 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     if head is None or not epochs:
         gone = backlog.missing(readers(pipeline, settings), {})
         input = no_directory(*gone.values()).removeprefix("nothing: ") if gone else "no input is waiting"
-        out.print(
-            escape(
-                f"Nothing to do: {pipeline.title} {f'is at checkpoint {head.id}' if head else 'has no checkpoint yet'};"
-                f" {input}."
-            )
+        _say(
+            f"Nothing to do: {pipeline.title} {f'is at checkpoint {head.id}' if head else 'has no checkpoint yet'};"
+            f" {input}."
         )
         return
     holder = lease.read(storage)
@@ -130,15 +136,28 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     if how is None:
         waits = any(backlog.lag(pipeline, settings, head).values()) or any(backlog.unapplied(head).values())
         how = "Ended" if waits else "Caught up"
-    out.print(
+    _say(
         f"{how} at checkpoint {head.id}: {counted(epochs, 'epoch')}, {counted(rows, 'row')}"
         + (f"; late: {progress.by_stage(late)}" if late else "")
-        + "."
+        + ".",
+        pipeline=pipeline.title,
+        outcome=how.lower(),
+        checkpoint=int(head.id),
+        epochs=epochs,
+        rows_in=rows,
     )
     tables = [sink.name for sink in pipeline.sinks if pipeline.is_table(sink) and sink.name in head.sinks]
     if tables:
         directory = short(storage.full(table_path(tables[0]))).rpartition("/")[0]
-        out.print(f"Tables in {escape(directory)}: {escape(', '.join(tables))}")
+        _say(f"Tables in {directory}: {', '.join(tables)}")
+
+
+def _say(text: str, **fields: Any) -> None:
+    """Print what a run says of itself, or log it where log lines are JSON."""
+    if logs.is_json():
+        log.info(text, **fields)
+    else:
+        out.print(escape(text))
 
 
 def _say_begun(options: RunOptions, owner: Ownership) -> None:

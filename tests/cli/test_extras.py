@@ -102,6 +102,13 @@ def test_what_needs_an_extra_names_it(base, command, what, extra):
     assert "Traceback" not in message
 
 
+def test_traces_that_are_asked_for_name_their_extra_before_the_run_begins(base):
+    done = weir("run small --until-caught-up", {**base, "WEIR_TELEMETRY__TRACES": "true"}, _IN_PROCESS)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Sending traces needs opentelemetry-exporter-otlp-proto-http" in said
+    assert f"pip install -e '{PROJECT}[otel]'" in said and "generation" not in said
+
+
 @pytest.mark.parametrize("library", sorted(extras._LIBRARIES))
 def test_every_library_belongs_to_an_extra_of_the_package(library, monkeypatch):
     parts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -27,10 +27,13 @@ from pipelines.cli.prometheus import Exporter, samples
 from pipelines.cli.watching.look import Look, Watched
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run import maintenance
+from pipelines.runtime.operations import drill
+from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.coordination import lease, requests
 from state_ops.errors import ConfigurationError, DamageError, GateError, WeirError
+from state_ops.fsck.findings import Kind
+from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, successor, until
 from tests.runtime.gates.test_gates import between, gated
 from tests.runtime.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
@@ -208,6 +211,85 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
     with pytest.raises(DamageError):
         restore.restore("small")
     assert scraped(bank)["weir_restore_last_valid", "small"] == 0
+
+
+def test_what_the_last_checks_have_found_and_how_long_ago(bank: Bank, monkeypatch):
+    bank.epochs(1, 2)
+    assert not [key for key in scraped(bank) if key[0].startswith(("weir_fsck_last", "weir_drill_last"))]
+    foreign = bank.site.storage / "of-somebody-else"
+    foreign.write_text("x")
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    values = scraped(bank)
+    assert values["weir_fsck_last_damaged", "full", "small"] == 0 and values["weir_fsck_scheduled", "small"] == 1
+    assert values["weir_fsck_last_findings", "full", "foreign file", "small", "foreign"] == 1
+    assert values["weir_fsck_last_leftover_bytes", "full", "small"] == 0
+    assert 0 < values["weir_fsck_last_seconds", "full", "small"] < 60
+    assert abs(values["weir_fsck_last_timestamp_seconds", "full", "small"] - time.time()) < 600
+
+    head = bank.registry.head()
+    assert head is not None
+    gone = bank.site.storage / bank.registry.files(head)[0].path
+    kept = gone.read_bytes()
+    gone.unlink()
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings, quick=True)
+    values = scraped(bank)
+    assert (
+        values["weir_fsck_last_damaged", "quick", "small"] == 1
+        and values["weir_fsck_last_damaged", "full", "small"] == 0
+    )
+    assert values["weir_fsck_last_findings", "quick", "missing object", "small", "damage"] == 1
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    gone.write_bytes(kept)
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings, quick=True)
+    assert scraped(bank)["weir_fsck_last_damaged", "full", "small"] == 1, "sizes alone take back nothing"
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    values = scraped(bank)
+    assert values["weir_fsck_last_damaged", "full", "small"] == 0
+    assert ("weir_fsck_last_damaged", "quick", "small") not in values, "it is older"
+    kinds = {finding.kind for finding in fsck.examine(bank.site.pipeline, bank.site.settings).findings}
+    assert kinds == {Kind.FOREIGN_FILE}, "notes are no foreign files"
+
+
+def test_what_the_last_drill_has_measured_and_found(bank: Bank, monkeypatch):
+    bank.epochs(1, 2, 3)
+    done = drill.drill(bank.site.pipeline, bank.site.settings, InMemoryExecutor())
+    values = scraped(bank)
+    for name in ("valid", "in_time", "replayed"):
+        assert values[f"weir_drill_last_{name}", "small"] == 1, name
+    assert values["weir_drill_last_checkpoint_id", "small"] == 3 and values["weir_drill_scheduled", "small"] == 1
+    assert abs(values["weir_drill_last_timestamp_seconds", "small"] - time.time()) < 600
+    assert values["weir_drill_last_seconds", "restore", "small"] == done.restore_seconds
+    assert values["weir_drill_last_seconds", "replay", "small"] == done.replay.seconds
+    assert values["weir_drill_last_seconds", "recovery", "small"] == done.recovery_seconds
+    assert values["weir_drill_last_seconds", "whole", "small"] >= done.recovery_seconds
+    assert values["weir_drill_last_loss_window_seconds", "small"] == 0
+
+    head = bank.registry.head()
+    assert head is not None
+    (bank.site.storage / bank.registry.files(head)[0].path).unlink()
+    drill.drill(bank.site.pipeline, bank.site.settings, InMemoryExecutor())
+    values = scraped(bank)
+    assert values["weir_drill_last_valid", "small"] == values["weir_drill_last_in_time", "small"] == 0
+    assert ("weir_drill_last_seconds", "recovery", "small") not in values
+
+
+def test_a_result_that_cannot_be_noted_is_given_all_the_same(bank: Bank, monkeypatch):
+    bank.epochs(1)
+
+    def refused(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patched, capture_logs() as logged:
+        patched.setattr(Storage, "put_bytes", refused)
+        report = fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    assert not report.damage
+    (warned,) = [entry for entry in logged if entry["event"] == "a result could not be noted"]
+    assert warned["path"].endswith("coordinator/fsck.json") and "read-only" in warned["error"]
+
+
+def test_nothing_is_noted_where_nothing_has_ever_run(bank: Bank):
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    assert not bank.site.storage.exists()
 
 
 def test_the_state_cache(tmp_path: Path):

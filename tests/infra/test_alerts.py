@@ -15,10 +15,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from configs.settings import PROJECT
 from pipelines.cli.main import app
 from pipelines.cli.prometheus import FAMILIES, Exporter
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import drill
+from pipelines.runtime.run import fsck
 from tests.recovery.small import Bank
 from tests.tools.servers import needs
 
-RULES, PLAYED = PROJECT / "infra" / "alerts.yml", PROJECT / "infra" / "alerts_test.yml"
+RULES = PROJECT / "infra" / "alerts.yml"
+PLAYED = [PROJECT / "infra" / name for name in ("alerts_test.yml", "alerts_days_test.yml")]
 GUIDE = PROJECT / "docs" / "how-to" / "monitoring.md"
 FROM_PROMETHEUS = {"up"}
 
@@ -27,24 +31,24 @@ def _rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
-def _promtool(*arguments: str, stdin: str | None = None) -> None:
+def promtool(*arguments: str, stdin: str | None = None) -> None:
     command = [str(needs("promtool", "prometheus")), *arguments]
     done = subprocess.run(command, cwd=PROJECT, input=stdin, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_prometheus_takes_the_rules():
-    _promtool("check", "rules", str(RULES))
+    promtool("check", "rules", str(RULES))
 
 
 def test_each_alert_fires_when_it_should_and_only_then():
-    _promtool("test", "rules", str(PLAYED))
+    promtool("test", "rules", *map(str, PLAYED))
 
 
 def test_every_alert_is_played_and_says_what_is_wrong_what_is_next_and_how_urgent_it_is():
-    played, guide = PLAYED.read_text(), GUIDE.read_text()
+    played, guide = "".join(file.read_text() for file in PLAYED), GUIDE.read_text()
     names = [rule["alert"] for rule in _rules()]
-    assert len(names) == len(set(names)) == 11
+    assert len(names) == len(set(names)) == 16
     for rule in _rules():
         name, annotations = rule["alert"], rule["annotations"]
         assert f'alertname="{name}"' in played or f"alertname: {name}" in played, name
@@ -70,13 +74,15 @@ def test_every_command_that_an_alert_advises_exists():
 
 
 def _scraped(tmp_path: Path) -> str:
-    """Of a small pipeline that has run twice, the second time on a host without local state: so it has a restore
-    too."""
-    bank = Bank.at(tmp_path / "site")
+    """Of a small pipeline that has run twice, the second time on a host without local state, so that it has a restore too,
+    with a check and a drill."""
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
     bank.epochs(1, 2)
     (bank.site.root / "work").rename(bank.site.root / "another-host")
     bank.epochs(3)
     bank.land(4)
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    drill.drill(bank.site.pipeline, bank.site.settings, InMemoryExecutor())
     exported = CollectorRegistry()
     exported.register(Exporter([bank.site.pipeline.name], bank.site.settings))
     return generate_latest(exported).decode()
@@ -99,7 +105,7 @@ def test_every_metric_and_label_of_the_rules_is_exported(tmp_path: Path):
 
 
 def test_prometheus_finds_no_fault_with_names_types_and_helps(tmp_path: Path):
-    _promtool("check", "metrics", stdin=_scraped(tmp_path))
+    promtool("check", "metrics", stdin=_scraped(tmp_path))
 
 
 def test_every_metric_is_documented():

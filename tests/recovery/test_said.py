@@ -150,7 +150,7 @@ def test_late_rows_are_counted_by_stage_and_not_added_up_over_stages(windowed, w
     hour(windowed, "1", 12)
     hour(windowed, "2", 3)
     ran = weir(windowed.site, "run", "small", "--until-caught-up")
-    assert ran.out.splitlines()[1].endswith("late: 3 in w0, 3 in w1")
+    assert "  late: 3 in w0, 3 in w1  [" in ran.out.splitlines()[1]
     assert ran.out.splitlines()[2] == "Caught up at checkpoint 2: 2 epochs, 6 rows; late: 3 in w0, 3 in w1."
     assert ran.out.splitlines()[3].endswith("tables: l0, l1"), "names once, and their directory once"
     assert len(ran.out.splitlines()) == 4

@@ -11,7 +11,7 @@ import structlog
 
 from pipelines.runtime.run import fsck
 from state_ops.checkpoints.reader_holds import HOLDS
-from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination import lease, requests, results, suspension
 from state_ops.errors import DamageError
 from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
@@ -93,3 +93,13 @@ def test_a_request_that_names_another_object_deletes_none_but_itself(bank):
     assert not any(file.exists() for file in files), "each was answered"
     assert fsck.examine(bank.site.pipeline, bank.site.settings).damage == ()
     bank.assert_exact(1, 2)
+
+
+@pytest.mark.parametrize("content", sampled(TORN.values(), 3), ids=TORN)
+def test_a_result_of_a_check_or_drill_that_cannot_be_read_is_none(bank, content):
+    for path in (results.FSCK, results.FSCK_QUICK, results.DRILL):
+        left(bank, path, content)
+    storage = bank.registry._checkpoints.storage
+    assert results.checked(storage) == [] and results.drilled(storage) is None
+    fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
+    assert [checked.damaged for checked in results.checked(storage)] == [0]

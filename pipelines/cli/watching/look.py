@@ -24,10 +24,11 @@ from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, to_micros
 from state_ops.checkpoints.registry import Pin, Publication, Registry
 from state_ops.checkpoints.restore_log import Restored
-from state_ops.coordination import lease, restore_progress, suspension
+from state_ops.coordination import lease, restore_progress, results, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
 from state_ops.coordination.restore_progress import Restoring
+from state_ops.coordination.results import Checked, Drilled
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import PrunedError
 from state_ops.ids import CheckpointId
@@ -54,6 +55,8 @@ class Look:
         suspended, restoring, missing, ahead: Only of a close look: that a person has ended the pipeline, the fetches of
             state that are going on, by source a landing directory that does not exist, and the sources that have read
             their `max_ahead` of event time more than slower ones.
+        checked, drilled: Not of a close look: what the last checks of the storage and the last drill have found.
+        fsck_scheduled, drill_scheduled: Whether the configuration has these run by themselves.
     """
 
     interval: float
@@ -71,6 +74,10 @@ class Look:
     missing: Mapping[str, str] = field(default_factory=dict)
     ahead: frozenset[str] = frozenset()
     files: Sequence[StateFile] = ()
+    checked: Sequence[Checked] = ()
+    drilled: Drilled | None = None
+    fsck_scheduled: bool = False
+    drill_scheduled: bool = False
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -174,6 +181,10 @@ class Watched:
             restoring=restore_progress.read(storage) if self._closely else (),
             ahead=_ahead(opened.pipeline, head) if self._closely and head is not None else frozenset(),
             files=self._listing(opened, head, now) if self.with_files and head is not None else (),
+            checked=results.checked(storage) if not self._closely else (),
+            drilled=results.drilled(storage) if not self._closely else None,
+            fsck_scheduled=self.settings.dagster.upkeep_cron is not None,
+            drill_scheduled=self.settings.dagster.drill_cron is not None,
         )
 
     def _listing(self, opened: Opened, head: Checkpoint, now: float) -> Sequence[StateFile]:

@@ -11,7 +11,7 @@ registry knows. However many epochs fall, it is one failure.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, StateFile
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import FailureReason
 from state_ops.coordination.lease import Heartbeat
-from state_ops.errors import FencedError, GateError, HoldingError, RunEndedError, WeirError, plainly
+from state_ops.errors import FencedError, GateError, HoldingError, RunEndedError, TransientError, WeirError, plainly
 from state_ops.logs import Logger
 from state_ops.snapshots import stage_upload
 
@@ -105,6 +105,7 @@ class Failover:
         # Where nobody can tell what the registry holds, that ends the run.
         if epochs.failure is None or not epochs.failure.keep:
             epochs.failure = Failure(epoch.pending.id, error, final=True)
+        self.trace(epoch, epoch.ms, error)
 
     def renew(self) -> None:
         """Go on under the generation that the commit may have claimed.
@@ -210,6 +211,8 @@ class Failover:
         is_discarded = failure is None or not (failure.keep or isinstance(failure.error, FencedError))
         if is_discarded:
             self._discard(reversed(fallen))
+        for epoch in fallen:
+            self.trace(epoch, epoch.ms, _why_it_fell(epoch, failure))
         self.build_on_head()
         for epoch in (epoch for epoch in fallen if epoch.positioned):
             rows = {name: planned.rows for name, planned in epoch.plan.slices.items()}
@@ -220,6 +223,11 @@ class Failover:
         finally:
             if is_discarded:
                 self._discard_landed(fallen)
+
+    def trace(self, epoch: InFlightEpoch, ms: Mapping[str, float], error: BaseException | None = None) -> None:
+        """Say when everything of an epoch that has ended happened, where somebody wants to know; as `times` has it."""
+        if self._context.traced is not None:
+            self._context.traced(epoch.times(ms, error))
 
     def _discard_landed(self, fallen: Sequence[InFlightEpoch]) -> None:
         """What was landed for epochs that fell goes, except what the epoch that begins again reads."""
@@ -298,6 +306,15 @@ class Failover:
         }
         stage_upload.clear(epochs.kept)  # from now on they are read from storage
         epochs.kept = []
+
+
+def _why_it_fell(epoch: InFlightEpoch, failure: Failure | None) -> BaseException:
+    """What an epoch failed with, or the one that it was built on."""
+    if failure is None:
+        return RunEndedError("The claim on the pipeline was renewed, under which it would have been committed.")
+    if epoch.pending.id == failure.epoch:
+        return failure.error
+    return TransientError(f"It was built on epoch {failure.epoch}, which fell: {plainly(failure.error)}")
 
 
 def channels_of(files: Iterable[StateFile]) -> dict[str, StateFile]:

@@ -5,6 +5,7 @@ Plain data. `readiness` says which step may begin, `transitions` and `failover` 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,6 +23,7 @@ from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.watermarks import SidesTime
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import EpochPlan, Slice
+from pipelines.runtime.timings import EpochTimes, StepTime, SubtaskTime
 from state_ops.arrow.frames import schema_from_json, schema_to_json
 from state_ops.checkpoints.checkpoint import (
     Ack,
@@ -187,6 +189,7 @@ class EpochReport:
 
     Attributes:
         ms: Milliseconds by phase.
+        backlog: As `EpochPlan` has it.
     """
 
     checkpoint: Checkpoint
@@ -194,6 +197,7 @@ class EpochReport:
     ms: dict[str, float]
     publications: tuple[Publication, ...] = ()
     pruned: tuple[CheckpointId, ...] = ()
+    backlog: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +291,7 @@ class InFlightEpoch:
         joined: By stage, the version of a table that its rows were joined with.
         losers: Objects of attempts that do not count.
         handed_over: Acks whose files lie on this disk.
+        steps: When those of its steps ran that have ended.
     """
 
     pending: PendingCheckpoint
@@ -322,6 +327,7 @@ class InFlightEpoch:
     dropped: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
     handed_over: list[Ack] = field(default_factory=list)
+    steps: list[StepTime] = field(default_factory=list)
 
     @property
     def to_upload(self) -> list[PendingUpload]:
@@ -349,6 +355,34 @@ class InFlightEpoch:
         """By source, the columns of its files, as a checkpoint records them."""
         return {name: schema_to_json(schema) for name, schema in self.source_offsets.expected.items()}
 
+    def times(self, ms: Mapping[str, float], error: BaseException | None = None) -> EpochTimes:
+        """When everything of it happened, at its end.
+
+        Args:
+            ms: Its milliseconds by phase.
+            error: What it failed with, or fell with.
+        """
+        now, since = time.monotonic(), time.time_ns()
+        checkpoint = self.confirmed
+        facts: dict[str, int | float | str | bool] = {
+            "generation": int(self.pending.generation),
+            "trigger": self.plan.trigger.value,
+            "rows_in": sum(planned.rows for planned in self.plan.slices.values()),
+            "rows_out": sum(publication.rows for publication in self.published or ()),
+        }
+        if checkpoint is not None:
+            facts |= {
+                "checkpoint": int(checkpoint.id),
+                "state_bytes": checkpoint.bytes_total,
+                "state_new_bytes": checkpoint.bytes_new,
+            }
+        subtasks = tuple(
+            SubtaskTime(ack.operator, ack.subtask, ack.rows_in, ack.rows_out, ack.ms)
+            for _, ack in sorted(self.pending.acks.items())
+        )
+        begun = now - (time.perf_counter() - self.started)
+        return EpochTimes(int(self.pending.id), facts, begun, now, (now, since), tuple(self.steps), subtasks, ms, error)
+
     @property
     def now(self) -> datetime:
         assert self.source_offsets.now is not None, "it is set when an epoch is begun"
@@ -361,10 +395,19 @@ class RunningStep:
 
     Attributes:
         begun: On time.monotonic().
+        step: None: it is no step of the epoch.
+        stage: The uid of the stage whose step it is.
     """
 
     epoch: InFlightEpoch
     begun: float
+    step: Step | None = None
+    stage: str | None = None
+
+    def note(self, ended: float, error: BaseException | None) -> None:
+        """Let the epoch know when its step ran, on time.monotonic()."""
+        if self.step is not None:
+            self.epoch.steps.append(StepTime(self.step.value, self.stage, self.begun, ended, error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def finish(
     for request in epoch.plan.requests:
         as_owner(context, partial(_answer, context, checkpoint, request))
     record_ms(ms, "prune", clock)
-    return EpochReport(checkpoint, tuple(epoch.verdicts), ms, publications, pruned)
+    return EpochReport(checkpoint, tuple(epoch.verdicts), ms, publications, pruned, epoch.plan.backlog)
 
 
 def keep_up(context: RunContext) -> None:

@@ -107,8 +107,9 @@ class Transitions:
 
     def take(self, ended: Ended) -> None:
         """Enter the result of a step that has ended into the model."""
-        epoch, (done, failed) = self._epochs.running.pop(ended.slot).epoch, self._follow[ended.slot]
-        acks = ended.result.acks if isinstance(ended.result, StageResult) else ()
+        running, (done, failed) = self._epochs.running.pop(ended.slot), self._follow[ended.slot]
+        running.note(time.monotonic(), ended.error)
+        epoch, acks = running.epoch, ended.result.acks if isinstance(ended.result, StageResult) else ()
         for ack in acks:
             self._context.storage.traffic.add(ack.traffic or {})
         if epoch in self._epochs.fallen:
@@ -133,15 +134,14 @@ class Transitions:
         failed: Failed | None = None,
         stage: Stage | None = None,
     ) -> None:
-        epoch.begun.add((step, stage.uid if stage else None))
-        self._start(step.slot(stage), epoch, call, done, failed or self._failover.fail)
+        uid = stage.uid if stage else None
+        epoch.begun.add((step, uid))
+        running = RunningStep(epoch, time.monotonic(), step, uid)
+        self._start(step.slot(stage), running, call, done, failed or self._failover.fail)
 
-    def _start(self, slot: str, epoch: InFlightEpoch, call: Callable[[], object], done: Done, failed: Failed) -> None:
-        self._epochs.running[slot] = RunningStep(epoch, time.monotonic())
-        self._follow[slot] = done, failed
+    def _start(self, slot: str, running: RunningStep, call: Callable[[], object], done: Done, failed: Failed) -> None:
+        self._epochs.running[slot], self._follow[slot] = running, (done, failed)
         self._runner.start(slot, call)
-
-    # -- the epoch's id
 
     # -- its positions, where they are committed before its rows are applied
 
@@ -320,9 +320,12 @@ class Transitions:
         self._ms["pruning_before"] = report.ms["prune"]
         epochs.epochs.remove(epoch)
         epochs.reports.append(report)
+        self._failover.trace(epoch, report.ms)
         if self._context.registry.cleanup_due and _LOG_CLEANUP not in epochs.running:
             call = partial(steps.keep_up, self._context)
-            self._start(_LOG_CLEANUP, epoch, call, lambda *_: None, self._log_cleanup_failed)
+            self._start(
+                _LOG_CLEANUP, RunningStep(epoch, time.monotonic()), call, lambda *_: None, self._log_cleanup_failed
+            )
 
     def _log_cleanup_failed(self, epoch: InFlightEpoch, error: BaseException) -> None:
         """The next one does it, unless somebody else owns the pipeline now."""
@@ -341,7 +344,7 @@ class Transitions:
             self._restores.read_at = now
             call = partial(restore_progress.read, self._context.storage)
             # What cannot be looked at now is looked at again.
-            self._start(_RESTORES, epoch, call, self._prolong_restoring, lambda *_: None)
+            self._start(_RESTORES, RunningStep(epoch, now), call, self._prolong_restoring, lambda *_: None)
 
     def _prolong_restoring(self, _: InFlightEpoch, restores: list[Restoring]) -> None:
         """The time in which state is fetched is no epoch's own."""

@@ -4,8 +4,9 @@
     replay    its epoch once more, from the checkpoint before it, in a storage of the drill's own
     compare   the state of the replay, entry by entry and key group by key group, and how many rows went in and out
 
-Production is only read, apart from reader holds and a row in `registry/restores`, so a coordinator may go on beside the
-drill. Entries are compared, never files, because another run makes other files of the same state.
+Production is only read, apart from reader holds, a row in `registry/restores` and a note of the result. So a
+coordinator may go on beside the drill. Entries are compared, never files, because another run makes other files of the
+same state.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.restore_log import Restored
+from state_ops.coordination import results
 from state_ops.errors import InputError, PrunedError, WeirError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
@@ -157,7 +159,7 @@ class Drilled:
 
 
 def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = None) -> Drilled:
-    """Restore the newest checkpoint on scratch, replay its epoch, and compare the state.
+    """Restore the newest checkpoint on scratch, replay its epoch, compare the state, and note the result.
 
     Args:
         executor: What runs the stages; by default Spark.
@@ -166,6 +168,25 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
         WeirError: There is no checkpoint yet, or the drill itself cannot be done. What is wrong with the checkpoint is
             no error but a problem in the result.
     """
+    clock = time.perf_counter()
+    done = _drilled(pipeline, settings, executor)
+    noted = results.Drilled(
+        at=datetime.now(UTC),
+        seconds=round(time.perf_counter() - clock, 3),
+        checkpoint=int(done.checkpoint),
+        comes_back=not done.problems,
+        replayed=done.replay is not None,
+        in_time=not done.missed(settings),
+        restore_seconds=done.restore_seconds,
+        replay_seconds=done.replay.seconds if done.replay is not None else None,
+        recovery_seconds=done.recovery_seconds,
+        loss_seconds=done.loss_seconds,
+    )
+    results.note(open_storage(pipeline, settings)[0], results.DRILL, noted)
+    return done
+
+
+def _drilled(pipeline: Pipeline, settings: Settings, executor: Executor | None) -> Drilled:
     storage, registry = open_storage(pipeline, settings)
     home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # directories of other hosts may be in use
     with scratch(home, f"{host}-") as directory, ExitStack() as holds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -16,6 +16,7 @@ from pipelines.runtime.operators import Shapes
 from pipelines.runtime.ownership.lookups import Lookups
 from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.reader import SourceReader
+from pipelines.runtime.timings import EpochTimes
 from state_ops.checkpoints.checkpoint import (
     Checkpoint,
 )
@@ -46,6 +47,7 @@ class RunContext:
         codes: By stage, the fingerprint of its code, found once.
         tells_sources: Sources are told of what is committed, for people's own tools. Who plays epochs again does not:
             their systems have come further since.
+        traced: Is called with the times of each epoch that has ended, well or not; None: nobody wants to know.
     """
 
     pipeline: Pipeline
@@ -69,6 +71,7 @@ class RunContext:
     claiming: Lock = field(default_factory=Lock)
     codes: dict[str, str] = field(default_factory=dict)
     tells_sources: bool = True
+    traced: Callable[[EpochTimes], None] | None = None
     sinks: Sinks = field(init=False)
     lookups: Lookups = field(init=False)
 

@@ -60,11 +60,13 @@ class Look:
         requests: Open requests that no epoch in flight will answer, oldest first.
         waiting: Source and name of every file that has arrived and that no epoch reads.
         reading: Source and name of every file that an epoch in flight reads.
+        backlog: By source, how many files, or rows of a connector, have arrived and no epoch reads.
     """
 
     requests: tuple[Request, ...] = ()
     waiting: frozenset[tuple[str, str]] = frozenset()
     reading: frozenset[tuple[str, str]] = frozenset()
+    backlog: Mapping[str, int] = field(default_factory=dict)
 
     def without(self, done: Collection[Request]) -> Look:
         """The look once these requests are removed."""

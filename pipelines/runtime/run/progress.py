@@ -1,15 +1,28 @@
-"""How a run gets on: a line for each epoch, with the time that the run took for it, and its late rows by stage."""
+"""How a run gets on: a line for each epoch, for people or as the fields of a JSON line, with the time that the run took
+for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
-from state_ops.checkpoints.checkpoint import Checkpoint
+from pipelines.runtime.timings import shares
+from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
 from state_ops.counts import counted
+from state_ops.durations import roughly
+from state_ops.logs import Logger
+
+log = Logger("weir.run")
+
+_SHOWN_SHARE = 0.05  # of an epoch's time, below which a phase says little
+_PHASES_SHOWN = 4
+_ROWS = ("in", "out", "late", "dropped", "null_key", "duplicate", "quarantined", "waiting")
 
 
 @dataclass
@@ -60,3 +73,67 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
         + (f"  quarantined {row.rows_quarantined:,}" if row.rows_quarantined else "")
         + (f"  set aside {counted(bad, 'file')}" if bad else "")
     )
+
+
+def line_of(report: EpochReport, seconds: float | None) -> str:
+    """The same with what took its time and what waits behind it.
+
+    Args:
+        seconds: As in `line`.
+    """
+    parts = shares(report.ms)
+    whole = sum(parts.values())
+    slowest = sorted(parts, key=lambda phase: -parts[phase])[:_PHASES_SHOWN]
+    shown = [f"{phase} {parts[phase] / 1000:.2f}" for phase in slowest if parts[phase] >= _SHOWN_SHARE * whole]
+    lag = [f"{count:,} waiting in {source}" for source, count in (report.backlog or {}).items() if count]
+    behind = watermark_lag_seconds(report.checkpoint)
+    lag += [f"watermark {roughly(round(behind * 1_000_000))} old"] if behind else []
+    return (
+        line(report.checkpoint, seconds)
+        + (f"  [{', '.join(shown)}]" if shown else "")
+        + (f"  lag: {', '.join(lag)}" if lag else "")
+    )
+
+
+def fields(pipeline: Pipeline, report: EpochReport, seconds: float) -> dict[str, Any]:
+    """The same for programs: what a JSON line says of an epoch, with units in the names of the fields.
+
+    Args:
+        seconds: As in `line`.
+    """
+    row = report.checkpoint
+    behind = watermark_lag_seconds(row)
+    caches = {uid: dict(stats.cache) for uid, stats in row.operators.items() if stats.cache}
+    return {
+        "pipeline": pipeline.name,
+        **({"branch": pipeline.branch.name} if pipeline.branch is not None else {}),
+        "epoch": int(row.id),
+        "generation": int(row.generation),
+        "run_id": row.run_id,
+        "trigger": row.trigger,
+        "reason": row.reason,
+        "rows_in": row.rows_read,
+        "rows_out": sum(publication.rows for publication in report.publications),
+        "rows_late": sum(rows_late(row).values()),
+        "rows_quarantined": row.rows_quarantined,
+        "stage_rows": {
+            uid: {kind: count for kind in _ROWS if (count := getattr(stats, f"rows_{kind}"))}
+            for uid, stats in row.operators.items()
+        },
+        "seconds": round(seconds, 3),
+        "phase_ms": dict(report.ms),
+        "stage_phase_ms": {uid: dict(stats.ms) for uid, stats in row.operators.items()},
+        **({"stage_cache_entries": caches} if caches else {}),
+        "state_bytes": row.bytes_total,
+        "state_new_bytes": row.bytes_new,
+        "backlog": None if report.backlog is None else dict(report.backlog),
+        "watermark_lag_seconds": None if behind is None else round(behind, 3),
+    }
+
+
+def watermark_lag_seconds(row: Checkpoint) -> float | None:
+    """How far the oldest of an epoch's watermarks was behind its commit; 0 after a drain, None: there is none."""
+    if not row.watermarks:
+        return None
+    oldest = from_micros(min(row.watermarks.values()))
+    return max(0.0, (row.completed_at - oldest).total_seconds())

@@ -28,7 +28,7 @@ from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage as open_storage
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.start_from import start
-from pipelines.runtime.run import maintenance
+from pipelines.runtime.run import maintenance, telemetry
 from pipelines.runtime.run.held_sources import Held, held
 from pipelines.runtime.run.next_action import (
     Action,
@@ -110,14 +110,18 @@ def run(
 
     Raises:
         BusyError: A coordinator is alive.
-        ConfigurationError: The pipeline has gates, and what evaluates them is not installed.
+        ConfigurationError: The pipeline has gates, or traces are asked for, and what is needed for it is not installed.
         FencedError: A newer coordinator took over.
         WeirError: An epoch failed for good. Everything that it staged has been discarded by then.
     """
     if _is_suspended(pipeline, settings, options):
         return
     evaluation.check_installed(pipeline)
-    with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as owner:
+    with (
+        telemetry.tracing(pipeline, settings, options.run_id) as traced,
+        owning(pipeline, settings, executor, options.run_id, claimed_by=began) as owner,
+    ):
+        owner.context.traced = traced
         if options.by_a_person:
             suspension.clear(owner.context.storage)
         elif _is_suspended(pipeline, settings, options):  # now that the lease is written: see `stopping.end`
@@ -202,7 +206,7 @@ def _epochs(context: RunContext, options: RunOptions, loop: Loop, heartbeat: Hea
             case BeginAgain(plan):
                 scheduler.begin(plan)
             case BeginEpoch():
-                yield from _begin_epoch(context, options, loop, action)
+                yield from _begin_epoch(context, options, loop, action, seen)
             case CarryOut(asked):
                 for request in asked:
                     maintenance.carry_out(context, request)
@@ -258,7 +262,7 @@ def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[Ep
     offsets, answered, alone = scheduler.offsets, scheduler.answers, scheduler.empty
     seen = yield from scheduler.beside(partial(_look, context, offsets.offsets), context.settings.run.poll_seconds)
     try:
-        pending, waiting = seen()
+        pending, waiting, backlog = seen()
     except Exception:
         if alone:
             raise
@@ -267,11 +271,11 @@ def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[Ep
     if scheduler.offsets is not offsets:  # epochs have fallen meanwhile
         return None
     open_requests = tuple(request for request in pending if request.name not in answered)
-    return Look(open_requests, frozenset(waiting), frozenset(scheduler.reading))
+    return Look(open_requests, frozenset(waiting), frozenset(scheduler.reading), backlog)
 
 
 def _begin_epoch(
-    context: RunContext, options: RunOptions, loop: Loop, action: BeginEpoch
+    context: RunContext, options: RunOptions, loop: Loop, action: BeginEpoch, seen: Look | None
 ) -> Generator[EpochReport, None, None]:
     """Plan the next epoch beside those in flight, and begin it unless they have fallen meanwhile."""
     scheduler = loop.scheduler
@@ -283,7 +287,7 @@ def _begin_epoch(
     )  # fmt: skip
     planned = yield from scheduler.beside(planning, context.settings.run.poll_seconds)
     try:
-        plan = planned()
+        plan = _with_backlog(planned(), seen)
     except Exception as error:
         if alone:
             _not_planned(loop, error)
@@ -293,13 +297,29 @@ def _begin_epoch(
             discard_slices(context, plan.slices)
 
 
-def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
-    """What is asked for, and source and name of every file that has arrived and that no epoch reads."""
+def _look(
+    context: RunContext, offsets: Mapping[str, dict[str, Any]]
+) -> tuple[list[Request], set[tuple[str, str]], dict[str, int]]:
+    """What is asked for, source and name of every file that has arrived and that no epoch reads, and by source how much
+    that is."""
     open_requests = requests.pending(context.storage)
     arrived = {name: reader.check(offsets.get(name)) for name, reader in context.readers.items()}
     for name, reader in context.readers.items():
         reader.say_again(arrived[name])
-    return open_requests, {(name, file.name) for name, arrivals in arrived.items() for file in arrivals.fresh}
+    fresh = {(name, file.name) for name, arrivals in arrived.items() for file in arrivals.fresh}
+    return open_requests, fresh, {name: arrivals.waiting for name, arrivals in arrived.items()}
+
+
+def _with_backlog(plan: EpochPlan, seen: Look | None) -> EpochPlan:
+    """A plan that knows what waits behind its slices, by the look that it follows."""
+    if seen is None:
+        return plan
+    waiting = dict(seen.backlog)
+    for name, planned in plan.slices.items():
+        files = len(planned.files) + len(planned.set_aside)
+        taken = files if planned.position is None else max(planned.rows, files)
+        waiting[name] = max(0, waiting.get(name, 0) - taken)
+    return replace(plan, backlog=waiting)
 
 
 def _stopped(

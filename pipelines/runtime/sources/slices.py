@@ -277,6 +277,7 @@ class EpochPlan:
         at: When the barrier was cut, for an epoch that is replayed; None: now.
         now: The processing time by which its slices were planned. That of the epoch is no earlier.
         rounds: How often its slices were replayed with fewer rows.
+        backlog: By source, how many files, or rows of a connector, wait behind its slices; None: nobody has looked.
         lookups: By stage, the version of the table that its rows are looked up in.
     """
 
@@ -289,3 +290,4 @@ class EpochPlan:
     now: datetime | None = None
     rounds: int = 0
     lookups: Mapping[str, Version] = field(default_factory=dict)
+    backlog: Mapping[str, int] | None = None

@@ -42,6 +42,7 @@ from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
 from pipelines.runtime.task.staged_output import StagedOutput, Target
 from pipelines.runtime.timings import record_ms
+from state_ops import logs
 from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.base import Backend, BackendOptions
@@ -151,6 +152,7 @@ class _Counters:
 
 def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack:
     """Run one subtask to its ack. A failure is an ack too, a decline with the typed error in it; nothing is raised."""
+    logs.adopt()
     attempt = Attempt(
         task.stage.uid,
         subtask,

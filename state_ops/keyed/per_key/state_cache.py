@@ -100,8 +100,8 @@ class CacheFigures:
         return hits / (hits + self.misses) if hits else 0.0
 
     def log(self, operator: str, checkpoint: int) -> None:
-        """One line for one stage of one checkpoint."""
-        log.info(
+        """One line for one stage of one checkpoint, for who looks closely: the epoch's own line has the figures too."""
+        log.debug(
             "state cache",
             operator=operator,
             checkpoint=checkpoint,

@@ -20,7 +20,7 @@ from pipelines.runtime.execution.spark import class_archive, code_archive
 from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
-from state_ops.logs import Logger
+from state_ops.logs import FORMAT, JSON, Logger
 from state_ops.storage.s3 import hadoop_properties, is_s3, jvm_environment
 
 log = Logger("weir.spark")
@@ -28,7 +28,7 @@ log = Logger("weir.spark")
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOG4J = Path(__file__).with_name("log4j2.properties")
+_LOG4J, _LOG4J_JSON = (Path(__file__).with_name(name) for name in ("log4j2.properties", "log4j2-json.properties"))
 _CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
 _SMALL_MACHINE = 4  # processors
 _BRIEF_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # Spark asks one for the command line that starts the other
@@ -231,7 +231,7 @@ def _java_options(settings: Settings) -> dict[str, str]:
 
 
 def _properties(settings: Settings) -> dict[str, str]:
-    spark = settings.spark
+    spark, log4j = settings.spark, _LOG4J_JSON if settings.logging.format == JSON else _LOG4J
     properties = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(spark.parallelism),
@@ -245,7 +245,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         # Files of old Sparks do not say in which time zone they were written: the same on every host then.
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Duser.timezone=UTC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} -Duser.timezone=UTC",
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.files.ignoreCorruptFiles": "false",
@@ -265,6 +265,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if not spark.master.startswith("sc://"):
         properties |= _java_options(settings)
+        properties[f"spark.executorEnv.{FORMAT}"] = settings.logging.format  # workers read no settings
     for key in spark.conf:
         if _SECRET.search(key):
             raise ConfigurationError(

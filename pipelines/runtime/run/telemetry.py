@@ -1,0 +1,232 @@
+"""Traces of epochs, sent by OpenTelemetry to a collector that takes OTLP over HTTP (`telemetry.traces`).
+
+A trace is made of what was recorded anyway, once its epoch has ended, so nothing of an epoch waits for it:
+
+    epoch                          from the trigger until it was pruned, or fell
+      stage aircraft_rotation      each step, as long as its phase was recorded to take
+        subtask 0
+          open, process, sync      one after the other, from the beginning of the stage's job on
+
+Sending is a thread's affair, with a bounded queue. A collector that is away is warned of once, and harms nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from configs.redaction import redacted
+from configs.settings import Settings, TelemetrySettings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.timings import EpochTimes, StepTime, SubtaskTime
+from state_ops.errors import plainly
+from state_ops.extras import needed_for
+from state_ops.logs import Logger
+
+log = Logger("weir.telemetry")
+
+Traced = Callable[[EpochTimes], None]
+
+_SEND_SECONDS, _GOODBYE_SECONDS = 10.0, 5.0
+_QUEUE = 8192  # spans; more are dropped
+_SUBTASKS = 64  # of a stage, the slowest ones
+_PHASES = {
+    "stage": ("stage", "quarantine"),
+    "deliveries": ("deliver",),
+    "gates of rows": ("gate",),
+    "uploads": ("upload",),
+    "seal": ("seal",),
+    "commits": ("commit",),
+    "publishing": ("publish",),
+    "pruning": ("prune",),
+}  # by step, what is recorded of it
+_UPLOAD = "upload"
+
+
+@contextmanager
+def tracing(pipeline: Pipeline, settings: Settings, run_id: str | None) -> Iterator[Traced | None]:
+    """What is to be called with each epoch that has ended; None: nobody wants traces, and nothing is imported.
+
+    Args:
+        run_id: Of the run in Dagster.
+
+    Raises:
+        ConfigurationError: The extra is not installed.
+    """
+    if not settings.telemetry.traces:
+        yield None
+        return
+    sender = Sender(pipeline, settings.telemetry, run_id)
+    try:
+        yield sender.send
+    finally:
+        sender.close()
+
+
+class Sender:
+    """Makes spans of epochs and sends them."""
+
+    def __init__(self, pipeline: Pipeline, settings: TelemetrySettings, run_id: str | None) -> None:
+        with needed_for("Sending traces", where="telemetry.traces"):
+            from opentelemetry.exporter.otlp.proto.http import trace_exporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        endpoint = None if settings.otlp_endpoint is None else f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"
+        logging.getLogger(trace_exporter.__name__).setLevel(logging.CRITICAL)  # it warns of each try
+        exporter = _WarningOnce(trace_exporter.OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_SECONDS), endpoint)
+        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "weir")})
+        # One of its own, which no other library of this process sends spans by.
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_QUEUE))  # type: ignore[arg-type]
+        self._tracer = self._provider.get_tracer("weir")
+        self._facts = {"weir.pipeline": pipeline.name}
+        if pipeline.branch is not None:
+            self._facts["weir.branch"] = pipeline.branch.name
+        if run_id is not None:
+            self._facts["dagster.run_id"] = run_id
+        self._has_failed = False
+
+    def send(self, times: EpochTimes) -> None:
+        """Make an epoch's spans and queue them. Whatever goes wrong is only logged, once."""
+        try:
+            _EpochTrace(self._tracer, times).make(self._facts)
+        except Exception as error:
+            if not self._has_failed:
+                log.warning("an epoch could not be traced", epoch=times.id, error=plainly(error))
+            self._has_failed = True
+
+    def close(self) -> None:
+        """Send what is queued, for some seconds at most."""
+        ending = threading.Thread(target=self._provider.shutdown, name="weir-traces", daemon=True)
+        ending.start()
+        ending.join(_GOODBYE_SECONDS)
+
+
+class _WarningOnce:
+    """An exporter whose collector may be away: that is said once, and once when it is back."""
+
+    def __init__(self, exporter: Any, endpoint: str | None) -> None:
+        self._exporter, self._is_away = exporter, False
+        variables = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+        of_variables = next(filter(None, map(os.environ.get, variables)), "http://localhost:4318")
+        self._endpoint = endpoint or of_variables
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        result = self._exporter.export(spans)
+        is_away = result.name != "SUCCESS"
+        if is_away and not self._is_away:
+            log.warning("traces do not reach the collector; epochs go on without", endpoint=redacted(self._endpoint))
+        elif self._is_away and not is_away:
+            log.info("traces reach the collector again", endpoint=redacted(self._endpoint))
+        self._is_away = is_away
+        return result
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return bool(self._exporter.force_flush(timeout_millis))
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class _EpochTrace:
+    """The spans of one epoch."""
+
+    def __init__(self, tracer: Any, times: EpochTimes) -> None:
+        from opentelemetry import trace
+
+        self._api, self._tracer, self._times = trace, tracer, times
+        self._end = 0
+
+    def make(self, facts: dict[str, str]) -> None:
+        """Make them, children first as far as their ends decide where the epoch's is."""
+        times = self._times
+        begun = min([self._moment(times.begun), *(self._moment(step.begun) for step in times.steps)])
+        about = {**facts, "weir.epoch": times.id, **{f"weir.{name}": value for name, value in times.facts.items()}}
+        root = self._tracer.start_span("epoch", context=self._below(None), start_time=begun, attributes=about)
+        self._end = self._moment(times.ended)
+        for step in times.steps:
+            self._of_step(root, step)
+        if times.error is not None:
+            self._fails(root, times.error, self._end)
+        root.end(end_time=self._end)
+
+    def _of_step(self, root: Any, step: StepTime) -> None:
+        begun, ended = self._moment(step.begun), self._moment(step.ended)
+        recorded = [
+            (phase, round(self._times.ms[name] * 1e6))
+            for phase in _PHASES.get(step.step, ())
+            if (name := f"{phase}:{step.stage}" if step.stage else phase) in self._times.ms
+        ]
+        if step.error is not None or not recorded:
+            span = self._span(root, step.step, step.stage, begun, ended)
+            if step.error is not None:
+                self._fails(span, step.error, ended)
+            span.end(end_time=ended)
+            return
+        for phase, took in recorded:
+            # What a subtask has uploaded by itself was over before the coordinator's step.
+            begun = min(begun, ended - took)
+            span = self._span(root, phase, step.stage, begun, begun + took)
+            if phase == "stage":
+                self._of_subtasks(span, step, begun, lambda name: name != _UPLOAD)
+            elif phase == _UPLOAD:
+                self._of_subtasks(span, step, begun, lambda name: name == _UPLOAD)
+            span.end(end_time=begun + took)
+            begun += took
+
+    def _of_subtasks(self, parent: Any, step: StepTime, begun: int, is_part: Callable[[str], bool]) -> None:
+        parts = [
+            (subtask, [(name, round(ms * 1e6)) for name, ms in subtask.ms.items() if is_part(name)])
+            for subtask in self._times.subtasks
+            if subtask.stage == step.stage
+        ]
+        parts = sorted((part for part in parts if part[1]), key=lambda part: -sum(took for _, took in part[1]))
+        if len(parts) > _SUBTASKS:
+            parent.set_attribute("weir.subtasks_left_out", len(parts) - _SUBTASKS)
+        for subtask, phases in parts[:_SUBTASKS]:
+            self._of_subtask(parent, subtask, begun, phases)
+
+    def _of_subtask(self, parent: Any, subtask: SubtaskTime, begun: int, phases: Sequence[tuple[str, int]]) -> None:
+        about = {
+            "weir.stage": subtask.stage,
+            "weir.subtask": subtask.subtask,
+            "weir.rows_in": subtask.rows_in,
+            "weir.rows_out": subtask.rows_out,
+        }
+        name, below = f"subtask {subtask.subtask}", self._below(parent)
+        span = self._tracer.start_span(name, context=below, start_time=begun, attributes=about)
+        at, below = begun, self._below(span)
+        for phase, took in phases:
+            self._tracer.start_span(phase, context=below, start_time=at).end(end_time=at + took)
+            at += took
+        span.end(end_time=at)
+
+    def _span(self, parent: Any, name: str, stage: str | None, begun: int, ended: int) -> Any:
+        self._end = max(self._end, ended)
+        about = {"weir.phase": name, **({"weir.stage": stage} if stage else {})}
+        title = f"{name} {stage}" if stage else name
+        return self._tracer.start_span(title, context=self._below(parent), start_time=begun, attributes=about)
+
+    def _fails(self, span: Any, error: BaseException, at: int) -> None:
+        """Record an error, redacted, since it may repeat what a server has answered."""
+        trace = redacted("".join(traceback.format_exception(error))).rstrip()
+        about = {"exception.type": type(error).__name__, "exception.message": redacted(str(error))}
+        span.add_event("exception", {**about, "exception.stacktrace": trace}, timestamp=at)
+        span.set_status(self._api.Status(self._api.StatusCode.ERROR, plainly(error)))
+
+    def _below(self, parent: Any) -> Any:
+        from opentelemetry.context import Context
+
+        return Context() if parent is None else self._api.set_span_in_context(parent, Context())
+
+    def _moment(self, clock: float) -> int:
+        """A moment of the coordinator's clock in nanoseconds since 1970."""
+        now, since = self._times.now
+        return since - round((now - clock) * 1e9)

@@ -1,0 +1,224 @@
+"""Traces of epochs, as a collector gets them: over HTTP, in OTLP's protobuf."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from structlog.testing import capture_logs
+
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import telemetry
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.timings import EpochTimes, StepTime, SubtaskTime
+from state_ops.errors import TransientError
+from tests.recovery.small import Bank
+
+
+@dataclass
+class Collector:
+    """Takes spans over HTTP.
+
+    Attributes:
+        refuses: It answers with an error instead.
+    """
+
+    url: str
+    spans: list[Span] = field(default_factory=list)
+    resources: list[dict[str, Any]] = field(default_factory=list)
+    refuses: bool = False
+
+    def of(self, epoch: int) -> list[Span]:
+        """The spans of one epoch's trace, the root first."""
+        (root,) = [span for span in self.spans if not span.parent_span_id and attributes(span)["weir.epoch"] == epoch]
+        rest = [span for span in self.spans if span.trace_id == root.trace_id and span is not root]
+        return [root, *sorted(rest, key=lambda span: span.start_time_unix_nano)]
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            if not collector.refuses:
+                request = ExportTraceServiceRequest.FromString(body)
+                for resource in request.resource_spans:
+                    collector.resources.append(
+                        {item.key: item.value.string_value for item in resource.resource.attributes}
+                    )
+                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+            self.send_response(400 if collector.refuses or self.path != "/v1/traces" else 200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    collector = Collector(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield collector
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as there:
+        yield there
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in span.attributes}
+
+
+def traced(tmp_path: Path, endpoint: str, **options: str) -> Bank:
+    return Bank.at(tmp_path / "site", WEIR_TELEMETRY__TRACES="true", WEIR_TELEMETRY__OTLP_ENDPOINT=endpoint, **options)
+
+
+def ms_of(spans: Sequence[Span], phase: str, stage: str | None = None) -> float:
+    (span,) = [
+        span
+        for span in spans
+        if attributes(span).get("weir.phase") == phase and attributes(span).get("weir.stage") == stage
+    ]
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
+
+
+def nested(spans: Sequence[Span]) -> None:
+    """Every span lies within its parent, and belongs to one tree."""
+    by_id = {span.span_id: span for span in spans}
+    for span in spans[1:]:
+        parent = by_id[span.parent_span_id]
+        assert parent.start_time_unix_nano <= span.start_time_unix_nano, (parent.name, span.name)
+        assert span.end_time_unix_nano <= parent.end_time_unix_nano, (parent.name, span.name)
+
+
+def test_each_epoch_is_a_trace_whose_spans_take_as_long_as_was_recorded(tmp_path, collector):
+    bank = traced(tmp_path, collector.url)
+    before = time.time_ns()
+    reports = bank.epochs(1, 2, run_id="a-run-of-dagster")
+    after = time.time_ns()
+    assert {resource["service.name"] for resource in collector.resources} == {"weir"}
+    assert len({span.trace_id for span in collector.spans}) == 2
+    for report in reports:
+        row, spans = report.checkpoint, collector.of(int(report.checkpoint.id))
+        root = spans[0]
+        about = attributes(root)
+        assert root.name == "epoch" and root.status.code == Status.STATUS_CODE_UNSET
+        assert about["weir.pipeline"] == "small" and about["dagster.run_id"] == "a-run-of-dagster"
+        assert (about["weir.rows_in"], about["weir.rows_out"], about["weir.checkpoint"]) == (10, 10, row.id)
+        assert about["weir.state_bytes"] == row.bytes_total
+        nested(spans)
+        assert before <= root.start_time_unix_nano and root.end_time_unix_nano <= after
+        for phase in ("seal", "commit", "publish", "prune"):
+            assert ms_of(spans, phase) == pytest.approx(report.ms[phase], abs=1e-3), phase
+        for phase in ("stage", "upload"):
+            assert ms_of(spans, phase, "accounts") == pytest.approx(report.ms[f"{phase}:accounts"], abs=1e-3), phase
+        commit = next(span for span in spans if attributes(span).get("weir.phase") == "commit")
+        to_commit = (commit.start_time_unix_nano - root.start_time_unix_nano) / 1e6
+        assert 0 < to_commit <= row.ms["to_commit"] + 1, "it lies where it was"
+        stage = next(span for span in spans if span.name == "stage accounts")
+        subtasks = [span for span in spans if span.parent_span_id == stage.span_id]
+        assert {attributes(span)["weir.subtask"] for span in subtasks} == {0, 1}
+        assert sum(attributes(span)["weir.rows_in"] for span in subtasks) == 10
+        slowest = {
+            phase: max(
+                (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
+                for span in spans
+                if span.name == phase and span.parent_span_id in {subtask.span_id for subtask in subtasks}
+            )
+            for phase in ("open", "process", "sync")
+        }
+        recorded = row.operators["accounts"].ms
+        assert slowest == pytest.approx({phase: recorded[phase] for phase in slowest}, abs=1e-3)
+
+
+def test_an_epoch_that_fails_is_a_trace_with_its_error_redacted(tmp_path, collector):
+    class Failing(InMemoryExecutor):
+        def run(self, *_: Any, **__: Any) -> Any:
+            raise TransientError("The store answers nothing.") from OSError("https://user:geheimnis99@store/x")
+
+    bank = traced(tmp_path, collector.url)
+    bank.land(1)
+    with pytest.raises(TransientError):
+        list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), Failing()))
+    spans = collector.of(1)
+    nested(spans)
+    for span in (spans[0], next(span for span in spans if attributes(span).get("weir.phase") == "stage")):
+        assert span.status.code == Status.STATUS_CODE_ERROR and "answers nothing" in span.status.message
+        (event,) = span.events
+        about = {item.key: item.value.string_value for item in event.attributes}
+        assert event.name == "exception" and about["exception.type"] == "TransientError"
+        assert "geheimnis99" not in str(span) and "Traceback" in about["exception.stacktrace"]
+    assert "weir.checkpoint" not in attributes(spans[0])
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_collector_that_is_away_or_refuses_harms_nothing_and_is_warned_of_once(
+    tmp_path, collector, monkeypatch, is_there
+):
+    monkeypatch.setattr(telemetry, "_SEND_SECONDS", 1.0)
+    collector.refuses = True
+    bank = traced(tmp_path, collector.url if is_there else "http://127.0.0.1:9")
+    began = time.monotonic()
+    with capture_logs() as logged:
+        assert len(bank.epochs(1, 2)) == 2
+        bank.assert_exact(1, 2)
+    assert time.monotonic() - began < 20
+    warned = [entry for entry in logged if "traces do not reach" in entry["event"]]
+    assert len(warned) == 1 and warned[0]["endpoint"].startswith("http://127.0.0.1:")
+
+
+def test_a_tracer_that_fails_ends_no_epoch(tmp_path, collector, monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("no spans today")
+
+    monkeypatch.setattr(telemetry._EpochTrace, "make", fails)
+    with capture_logs() as logged:
+        assert len(traced(tmp_path, collector.url).epochs(1, 2)) == 2
+    assert [entry["epoch"] for entry in logged if "could not be traced" in entry["event"]] == [1]
+
+
+def test_a_stage_of_many_subtasks_shows_the_slowest(tmp_path, collector):
+    bank = traced(tmp_path, collector.url)
+    slow = tuple(SubtaskTime("accounts", number, 1, 1, {"process": float(number)}) for number in range(200))
+    step = StepTime("stage", "accounts", 100.0, 100.5)
+    times = EpochTimes(7, {}, 100.0, 101.0, (101.0, time.time_ns()), (step,), slow, {"stage:accounts": 400.0})
+    with telemetry.tracing(bank.site.pipeline, bank.site.settings, None) as send:
+        assert send is not None
+        send(times)
+        send(replace(times, id=8, subtasks=()))
+    spans = collector.of(7)
+    stage = next(span for span in spans if span.name == "stage accounts")
+    shown = [attributes(span)["weir.subtask"] for span in spans if span.parent_span_id == stage.span_id]
+    assert sorted(shown) == list(range(136, 200)) and attributes(stage)["weir.subtasks_left_out"] == 136
+    assert len(collector.of(8)) == 2
+    nested(spans)
+
+
+def test_what_a_subtask_uploaded_by_itself_lies_before_the_coordinators_step(tmp_path, collector):
+    bank = traced(tmp_path, collector.url)
+    subtask = SubtaskTime("accounts", 0, 1, 1, {"process": 10.0, "upload": 300.0})
+    steps = (StepTime("stage", "accounts", 100.0, 100.5), StepTime("uploads", "accounts", 100.5, 100.501))
+    ms = {"stage:accounts": 400.0, "upload:accounts": 300.0}
+    with telemetry.tracing(bank.site.pipeline, bank.site.settings, None) as send:
+        send(EpochTimes(7, {}, 100.0, 101.0, (101.0, time.time_ns()), steps, (subtask,), ms))
+    spans = collector.of(7)
+    nested(spans)
+    assert ms_of(spans, "upload", "accounts") == pytest.approx(300.0)
