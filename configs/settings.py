@@ -71,14 +71,19 @@ __all__ = [  # what the rest of the house imports from here
     "load",
 ]
 
+try:  # a tenth of the time, where PyYAML was built with it
+    from yaml import CSafeLoader as _SafeLoader
+except ImportError:
+    from yaml import SafeLoader as _SafeLoader
+
 PROJECT = project()
 _NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG", "WEIR_DAGSTER_INSTANCE", "WEIR_REQUIRE_SERVERS"}
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys:
     """YAML takes the last of two equal keys without a word; here that is an error."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
@@ -87,7 +92,26 @@ class _UniqueKeys(yaml.SafeLoader):
                     f"the key {key!r} stands there twice, in lines {seen[key]} and {line}: merge the two"
                 )
             seen[key] = line
-        return super().construct_mapping(node, deep)
+        return super().construct_mapping(node, deep)  # type: ignore[misc]  # that of the loader
+
+
+class _QuickUniqueKeys(_UniqueKeys, _SafeLoader):
+    pass
+
+
+class _ExactUniqueKeys(_UniqueKeys, yaml.SafeLoader):
+    pass
+
+
+def _parsed(text: str, quick: Any = _SafeLoader, exact: Any = yaml.SafeLoader) -> Any:
+    """What a text of YAML says. What is wrong with it the loader in Python tells better, with the place and an excerpt.
+
+    Raises yaml.YAMLError.
+    """
+    try:
+        return yaml.load(text, quick)
+    except yaml.YAMLError:
+        return yaml.load(text, exact)
 
 
 class Settings(Section):
@@ -195,7 +219,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
             f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {names}."
         )
     try:
-        raw = yaml.load(file.read_text(), _UniqueKeys) or {}
+        raw = _parsed(file.read_text(), _QuickUniqueKeys, _ExactUniqueKeys) or {}
     except yaml.YAMLError as error:
         raise ConfigurationError("The configuration is not valid YAML.", where=str(file), next=str(error)) from error
     if not isinstance(raw, dict):
@@ -243,7 +267,7 @@ def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, s
 
 def _structure(variable: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return _parsed(text)
     except yaml.YAMLError as error:
         # The text itself may hold a secret, and so may the excerpt in the parser's message.
         mark = getattr(error, "problem_mark", None)

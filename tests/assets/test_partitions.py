@@ -19,6 +19,7 @@ from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.run import maintenance
 from state_ops.errors import WeirError
 from tests.recovery.test_backfill import Plant, pipeline
+from tests.tools.sampling import sampled
 
 READINGS, DAILY = (dg.AssetKey(["sensors", "complete", f"{name}_days"]) for name in ("readings", "daily"))
 READINGS_BY_HOUR = dg.AssetKey(["sensors", "complete", "readings_hours"])
@@ -162,6 +163,7 @@ def test_a_promotion_makes_the_days_of_its_range_anew(calendar):
     assert calendar.due() == {"02"}
 
 
+@pytest.mark.long
 def test_a_promotion_of_all_since_makes_those_days_anew_that_are_complete_again(calendar):
     calendar.tick()
     calendar.plant.land(2, value=100)
@@ -186,7 +188,7 @@ def test_a_rewind_takes_days_back_until_they_are_complete_again(calendar):
     assert calendar.due() == {"02", "03"}
 
 
-@pytest.mark.parametrize("how", ["rewind", "range"])
+@pytest.mark.parametrize("how", sampled(["rewind", "range"]))
 def test_what_has_changed_days_may_be_pruned_by_the_next_tick(calendar, how):
     calendar.tick()
     site = calendar.plant.site

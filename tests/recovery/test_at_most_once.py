@@ -44,9 +44,10 @@ from tests.tools.sampling import sampled
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 KINDS = ["table", "ledger", "function"]
+BOTH = sampled(KINDS, 2)
 
 
-@pytest.fixture(params=sampled(KINDS, lambda kind: kind != "function"))
+@pytest.fixture(params=sampled(KINDS))
 def bank(tmp_path, request) -> Bank:
     path = str(tmp_path / "ledger.db")
     sinks = {
@@ -112,6 +113,7 @@ def lose(bank: Bank, *numbers: int) -> None:
         bank.epochs(*numbers, executor=Broken())
 
 
+@pytest.mark.parametrize("bank", BOTH, indirect=True)
 def test_without_failures_each_row_comes_once_and_positions_come_first(bank, monkeypatch):
     committed = []
     commit = Registry.commit
@@ -138,6 +140,7 @@ def test_without_failures_each_row_comes_once_and_positions_come_first(bank, mon
     assert not fsck.examine(bank.site.pipeline, bank.site.settings).findings
 
 
+@pytest.mark.parametrize("bank", BOTH, indirect=True)
 def test_rows_of_an_epoch_that_fails_are_lost_in_sinks_and_state(bank, weir):
     lose(bank, 1)  # the first one, behind which there is nothing
     bank.epochs(2)
@@ -193,6 +196,7 @@ def test_what_is_recorded_is_not_published_again(bank):
     assert amounts(bank) == {1: 1, 2: 1}
 
 
+@pytest.mark.parametrize("bank", BOTH, indirect=True)
 def test_a_zombie_publishes_nothing_once_it_is_fenced(bank, monkeypatch):
     bank.epochs(1)
     with maintenance.owning(bank.site.pipeline, bank.site.settings, epochs=False) as owner:
@@ -274,7 +278,7 @@ def test_a_rewind_takes_a_table_back_to_rows_that_never_came(table, monkeypatch)
     assert damage(table) == []
 
 
-@pytest.mark.parametrize("came", [True, False])
+@pytest.mark.parametrize("came", sampled([True, False]))
 def test_a_rewind_takes_a_table_back_to_where_nothing_had_come(table, monkeypatch, came):
     with monkeypatch.context() as patched:
         patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
@@ -397,6 +401,7 @@ def test_what_came_before_a_commit_is_not_given_again_after_a_change_to_at_most_
     assert damage(bank) == []
 
 
+@pytest.mark.parametrize("bank", BOTH, indirect=True)
 def test_a_sink_that_may_have_rows_of_an_epoch_that_failed_gets_none_at_most_once(bank, monkeypatch):
     more = delivering(bank, "at_least_once")
     more.epochs(1)
@@ -442,7 +447,7 @@ def test_an_epoch_that_failed_at_most_once_holds_no_later_one(bank):
     assert amounts(bank) == {2: 1, 4: 1}
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("delivery", sampled(["exactly_once", "at_least_once"]))
 def test_another_delivery_says_what_to_do_where_rows_were_lost(table, monkeypatch, delivery):
     table.epochs(1)
     with monkeypatch.context() as patched:

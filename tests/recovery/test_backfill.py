@@ -479,7 +479,9 @@ def test_the_difference_of_a_range_is_that_of_its_rows(plant):
     assert done.difference.states == ()
 
 
-@pytest.mark.parametrize(("replaces", "step"), sampled([pytest.param("range", 151), pytest.param("since", 97)]))
+@pytest.mark.parametrize(
+    ("replaces", "step"), sampled([pytest.param("range", 211), pytest.param("range", 151), pytest.param("since", 97)])
+)
 def test_cut_off_anywhere_the_same_call_finishes_it(tmp_path, monkeypatch, replaces, step):
     for stop_at in range(0, 500, step):
         plant = Plant.at(tmp_path / f"{replaces}-{stop_at}")
@@ -839,7 +841,8 @@ def test_a_replay_that_an_earlier_release_began_begins_anew(plant):
 # -- input that is corrected while a backfill waits for approval
 
 
-@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
+@pytest.mark.long
+@pytest.mark.parametrize("replaces", ["range", "since"])
 def test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved(plant, replaces):
     name = waits(plant, 4, 6, replaces=replaces)
     plant.land(5, value=7)

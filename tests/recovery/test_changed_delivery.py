@@ -60,10 +60,15 @@ def test_rows_of_an_epoch_that_failed_stay_when_delivery_changes(ahead, delivery
 
 @pytest.mark.parametrize(
     ("now", "what"),
-    [
-        ("exactly_once", "delivery was at least once, is exactly once: sinks get each row once from now on; what came"),
-        ("at_most_once", "delivery was at least once, is at most once: an epoch that fails is lost from now on"),
-    ],
+    sampled(
+        [
+            (
+                "exactly_once",
+                "delivery was at least once, is exactly once: sinks get each row once from now on; what came",
+            ),
+            ("at_most_once", "delivery was at least once, is at most once: an epoch that fails is lost from now on"),
+        ]
+    ),
 )
 def test_a_plan_says_from_what_to_what_delivery_changes_and_when_a_run_is_refused(ahead, now, what):
     def of_delivery(bank: Bank) -> list[Finding]:  # noqa: F811
@@ -98,7 +103,7 @@ def test_a_take_over_leaves_what_a_process_taken_for_dead_may_still_deliver(bank
     assert theirs.exists() == (delivery == "at_least_once")
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+@pytest.mark.parametrize("delivery", sampled(["exactly_once", "at_most_once"]))
 def test_who_was_taken_for_dead_breaks_no_table_whose_delivery_has_changed(tmp_path, monkeypatch, delivery):
     """It began an epoch and proved that the pipeline was its own, at least once; its successor delivers otherwise, and
     has swept what was left when the rows come."""
@@ -160,7 +165,7 @@ def test_a_rewind_is_above_an_epoch_that_nobody_knows_any_more(ahead, monkeypatc
     assert damage(ahead) == []
 
 
-@pytest.mark.parametrize("until", ["its successor begins an epoch", "its successor has looked at the sink"])
+@pytest.mark.parametrize("until", sampled(["its successor begins an epoch", "its successor has looked at the sink"]))
 def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatch, until):  # noqa: F811
     """It wakes up between the last look at its lease and the take-over, begins an epoch, proves that the pipeline is
     its own, and delivers so late that the successor must find out by itself."""

@@ -38,7 +38,7 @@ class Unsure(LedgerSink):
         return False
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=sampled(KINDS))
 def bank(tmp_path, request) -> Bank:
     plain = Bank.at(tmp_path / "site", **RETAINED)
     path = str(tmp_path / "ledger.db")
@@ -68,6 +68,7 @@ def cut_off(*asked, **options):
     raise OSError("cut off")
 
 
+@pytest.mark.parametrize("bank", KINDS, indirect=True)
 def test_without_failures_each_row_comes_once_and_before_the_commit(bank, monkeypatch):
     bank.epochs(1)
     seen = []
@@ -140,6 +141,7 @@ def test_rows_of_a_stage_can_be_seen_before_the_next_one_ends(tmp_path, executor
     assert damage(bank) == []
 
 
+@pytest.mark.parametrize("bank", KINDS, indirect=True)
 def test_rows_whose_commit_fails_come_twice_and_state_once(bank, monkeypatch):
     bank.epochs(1)
     with monkeypatch.context() as patched:
@@ -191,6 +193,7 @@ def test_a_rewind_passes_what_has_failed(bank, monkeypatch):
     assert damage(bank) == []
 
 
+@pytest.mark.parametrize("bank", KINDS, indirect=True)
 def test_a_zombie_delivers_nothing_once_it_is_fenced(bank):
     bank.epochs(1, 2)
     with maintenance.owning(bank.site.pipeline, bank.site.settings, epochs=False) as owner:

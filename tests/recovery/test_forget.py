@@ -548,7 +548,7 @@ pipeline = Pipeline(
 )
 
 
-@pytest.mark.parametrize("uid", sampled(["riders", "hourly", "sessions", "sums", "unique"], 2))
+@pytest.mark.parametrize("uid", sampled(["riders", "hourly", "sessions", "sums", "unique"]))
 def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, uid):
     site = Site(tmp_path / "site", {"WEIR_SPARK__PARALLELISM": "2"}, pipeline, __name__)
     site.landing.mkdir(parents=True)

@@ -441,7 +441,7 @@ def test_time_that_an_epoch_is_given_reaches_the_work_that_runs(bank, monkeypatc
     bank.assert_exact(1, 2)
 
 
-@pytest.mark.parametrize("landed", ["before", "while", "never"])
+@pytest.mark.parametrize("landed", sampled(["while", "before", "never"]))
 def test_what_is_committed_beside_publishing_that_fails_stands(bank, monkeypatch, landed):
     """Nothing of it is deleted, whether its commit had landed by then, or was under way, or failed; the next run
     publishes both."""
@@ -478,7 +478,7 @@ def test_what_is_committed_beside_publishing_that_fails_stands(bank, monkeypatch
     bank.site.assert_no_orphans()
 
 
-@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("lands", sampled([True, False]))
 def test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it(bank, monkeypatch, lands):
     """The answer to a commit is lost while the epoch before is published, under the generation that the run has had so
     far."""

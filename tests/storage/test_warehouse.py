@@ -78,9 +78,10 @@ def test_a_publish_that_was_killed_is_made_good_although_others_optimise(
     assert_exact(bucket, tmp_path / "work", 1, 2, 3, 4, 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "module", "asked"),
-    [("totals", upsert, "_merged"), pytest.param("days", replace_partitions, "within", marks=pytest.mark.long)],
+    [("totals", upsert, "_merged"), ("days", replace_partitions, "within")],
 )
 def test_whoever_optimises_while_a_publish_is_made_is_respected(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, module: ModuleType, asked: str

@@ -39,6 +39,7 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 from tests.recovery.harness import Site
 from tests.state_ops.snapshots.test_snapshot import Subtask, entries
+from tests.tools.sampling import sampled
 
 _PATIENCE_SECONDS = 20.0
 _BATCH_ROWS = 40
@@ -272,7 +273,7 @@ def flip(file: Path) -> None:
         stream.write(bytes([byte ^ 0x10]))
 
 
-@pytest.mark.parametrize("restored_from", ["local files", "storage"])
+@pytest.mark.parametrize("restored_from", sampled(["local files", "storage"]))
 def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path, restored_from):
     days = flights_input.prepare(tmp_path / "days")[:6]
     site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__NUM_RETAINED": "20"})
