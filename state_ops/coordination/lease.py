@@ -15,9 +15,11 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -104,7 +106,7 @@ def record(kind: type[Record], data: bytes) -> Record:
     raw = json.loads(data)
     if not isinstance(raw, dict):
         raise ValueError(f"it is no JSON object but {type(raw).__name__}")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # mypy knows no hash of a type variable
     for name, value in known_fields(kind, raw).items():
         if not _fits(value, hints[name]):
             raise ValueError(f"{name} is {value!r:.100}")
@@ -112,6 +114,12 @@ def record(kind: type[Record], data: bytes) -> Record:
         return kind(**known_fields(kind, raw))
     except TypeError as error:
         raise ValueError(str(error)) from error
+
+
+@cache
+def _hints(kind: Hashable) -> dict[str, Any]:
+    """The types of a record's fields; each note that is read is checked against them."""
+    return get_type_hints(kind)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -442,7 +442,7 @@ class Storage:
             if not path or below.startswith(f"{path}/"):
                 there = mounted.list(unfinished=unfinished)
                 files += [replace(file, path=f"{below}/{file.path}") for file in there]
-        return (file for file in files if unfinished or not PurePosixPath(file.path).name.startswith(UNFINISHED))
+        return (file for file in files if unfinished or not _is_unfinished(file))
 
     def list_dirs(self, path: str) -> _Names:
         """Names of the directories directly below `path`."""
@@ -478,7 +478,7 @@ class Storage:
             self.delete_files([file.path for file in files])
         else:
             self._retried(path, lambda: store.delete_all(place, files))
-        return sum(1 for file in files if not PurePosixPath(file.path).name.startswith(UNFINISHED))
+        return sum(1 for file in files if not _is_unfinished(file))
 
     def _retried(self, path: str, call: Callable[[], _T]) -> _T:
         if self._s3 is None:  # a disk that fails does not get better within seconds
@@ -493,3 +493,7 @@ class Storage:
 
 def _directory(path: str) -> str:
     return check_path(path) if path else ""
+
+
+def _is_unfinished(file: StoredFile) -> bool:
+    return file.path.rpartition("/")[2].startswith(UNFINISHED)

@@ -422,7 +422,7 @@ def test_changes_of_an_aggregate_are_aggregated_as_duckdb_says(seed, monkeypatch
     run.close()
 
 
-@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize("changes", sampled([True, False]))
 def test_how_the_input_is_cut_does_not_matter_to_what_is_left_in_the_end(changes):
     draw = random.Random(5)
     testing.assert_slicing_does_not_matter(chained(changes), events(draw, 80), trials=4)

@@ -23,6 +23,7 @@ from tests.properties.events import DISTINCT_COUNTS, SCHEMA, aggregates, databas
 from tests.properties.test_operators_sql import DISTINCT, WANTED, alike, placed_in_sessions, remembered
 from tests.recovery.harness import Site
 from tests.tools.reading import table_at
+from tests.tools.sampling import sampled
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 GAP, LATENESS, TTL = timedelta(minutes=40), timedelta(minutes=60), timedelta(minutes=300)
@@ -222,7 +223,7 @@ def spelt(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
 counted = aggregate("counted", spelt, key="ID", sink=delta.append("counted"), rows=agg.count(), first=agg.min("id"))
 
 
-@pytest.mark.parametrize("direct", ["0", "32"])
+@pytest.mark.parametrize("direct", sampled(["0", "32"]))
 @pytest.mark.usefixtures("spark")
 def test_columns_between_stages_may_differ_in_capital_letters_alone(tmp_path, direct):
     options = {"WEIR_SPARK__DIRECT_READ_MB": direct}
