@@ -163,7 +163,7 @@ define install
 	    fi; \
 	    if $$python -c '$(FITS)' >/dev/null 2>&1; then break; fi; \
 	  done; \
-	  echo "Making $(VENV): downloads of up to 1.5 GB, then a minute or two"; \
+	  echo "Making $(VENV): up to 2.1 GB of packages, a minute or two after the downloads"; \
 	  $$python -m venv --clear $(VENV); \
 	fi
 	@if ! [ -x $(VENV)/bin/uv ]; then \
