@@ -58,10 +58,11 @@ def test_every_process_of_a_run_writes_json(tmp_path: Path):
     assert events.count("epoch") == 2
 
     written = (bank.site.settings.work_dir / "spark.log").read_text().splitlines()
-    # The JVM itself and the script that starts it say something before log4j is there.
+    # The JVM itself, and Spark as it starts, say something beside log4j.
     fields = [json.loads(line) for line in written if line.startswith("{")]
     others = [line for line in written if not line.startswith("{")]
-    assert not [line for line in others if not line.startswith(("WARNING: ", "Picked up ", "OpenJDK ", "Using Spark"))]
+    beside = ("WARNING: ", "Picked up ", "OpenJDK ", "Using Spark", "Setting ", "To adjust logging level")
+    assert not [line for line in others if not line.startswith(beside)]
     assert all({"timestamp", "level", "logger", "event"} <= entry.keys() for entry in fields)
     of_workers = {(entry["logger"], entry["event"]) for entry in fields}
     assert {("author", "by structlog"), ("author", "by logging\nGrüße")} <= of_workers
