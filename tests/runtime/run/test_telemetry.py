@@ -185,6 +185,20 @@ def test_a_collector_that_is_away_or_refuses_harms_nothing_and_is_warned_of_once
     assert len(warned) == 1 and warned[0]["endpoint"].startswith("http://127.0.0.1:")
 
 
+def test_a_collector_is_spoken_of_when_it_goes_and_when_it_is_back(tmp_path, collector):
+    bank = traced(tmp_path, collector.url)
+    times = EpochTimes(7, {}, 100.0, 101.0, (101.0, time.time_ns()), (), (), {})
+    sender = telemetry.Sender(bank.site.pipeline, bank.site.settings.telemetry, None)
+    with capture_logs() as logged:
+        for refuses in (True, True, False, False):
+            collector.refuses = refuses
+            sender.send(times)
+            sender._provider.force_flush()
+    sender.close()
+    events = [entry["event"].partition(";")[0] for entry in logged]
+    assert events == ["traces do not reach the collector", "traces reach the collector again"]
+
+
 def test_a_tracer_that_fails_ends_no_epoch(tmp_path, collector, monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no spans today")
