@@ -97,7 +97,7 @@ class Watched(Printed):
     pipeline: str
     storage: str | None
     state: str
-    """Who runs it, in a word: running, unknown, idle, interrupted, stopped, drained, cancelled, HELD, DEAD, FAILED, UNREAD."""
+    """Who runs it, in a word: running, unknown, idle, interrupted, stopped, drained, cancelled, HELD, DEAD, HANGS, FAILED, UNREAD."""
     error: str | None
     """Why it cannot be read; then what is below is lacking."""
     problems: list[Problem]

@@ -45,6 +45,7 @@ class Look:
     Attributes:
         interval: `checkpoints.interval_seconds` of the configuration.
         alive: Whether a coordinator lives; None if this cannot be told yet.
+        silent_seconds: For how long the lease's counter has been seen to stand still.
         generation: The one that owns the pipeline.
         retained: Its completed checkpoints, oldest first.
         arrived: By source, what waits beside the newest checkpoint.
@@ -62,6 +63,7 @@ class Look:
     interval: float
     holder: Lease | None = None
     alive: bool | None = None
+    silent_seconds: float = 0.0
     generation: int = 0
     retained: Sequence[Checkpoint] = ()
     pins: Sequence[Pin] = ()
@@ -95,6 +97,13 @@ class Look:
             for sink, link in row.sinks.items()
             if link.id == row.id and (row.id, sink) not in published
         ]
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the coordinator's process is there, and its heart stands still."""
+        if not self.alive or self.holder is None:
+            return False
+        return self.silent_seconds >= DEAD_AFTER_HEARTBEATS * self.holder.heartbeat_seconds
 
     @property
     def in_flight(self) -> int:
@@ -169,6 +178,7 @@ class Watched:
             interval=self.settings.checkpoints.interval_seconds,
             holder=holder,
             alive=self._alive(holder, now),
+            silent_seconds=now - self._since,
             generation=registry.generation(),
             retained=retained,
             pins=registry.pins(),
@@ -208,13 +218,13 @@ class Watched:
 
         A coordinator on another host is dead if its counter has not changed for 3 heartbeats, and lives if its counter was seen to change.
         """
-        alive = lease.alive(holder)
-        if alive is not None or holder is None:
-            return bool(alive)
-        beat = (holder.generation, holder.counter)
+        beat = None if holder is None else (holder.generation, holder.counter)
         if beat != self._beat:
             self._has_moved = self._beat is not None
             self._beat, self._since = beat, now
+        alive = lease.alive(holder)
+        if alive is not None or holder is None:
+            return bool(alive)
         if now - self._since >= DEAD_AFTER_HEARTBEATS * holder.heartbeat_seconds:
             return False
         return True if self._has_moved else None

@@ -49,6 +49,8 @@ class Row:
             return "reading" if self.error is None else "UNREAD"
         if look.hold is not None:
             return "HELD"
+        if look.hangs:
+            return "HANGS"
         if look.alive is not False:
             return "running" if look.alive else "unknown"
         if look.holder is not None and not look.holder.stopped:

@@ -115,6 +115,13 @@ def _who_runs(name: str, look: Look) -> Iterator[Problem]:
             f"weir run {name}, which takes over from checkpoint {look.head.id if look.head else 'none'}",
             _DIED,
         )
+    elif holder is not None and look.hangs:
+        yield Problem(
+            WRONG,
+            f"its heart has not beaten for {ago(look.silent_seconds)}, though process {holder.pid} on {holder.host} exists",
+            f"weir stop {name} says whether it hangs, and what to kill",
+            _HANGS,
+        )
     elif holder is not None and look.alive is False and holder.outcome == FAILED:
         yield Problem(
             WRONG, f"the last run failed{_message(holder)}", f"weir run {name}, once that is mended", _page(holder)

@@ -32,7 +32,7 @@ _LETTERS = {
 }
 _STYLES = {WRONG: "bold red", LOOK: "yellow", NOTE: "cyan"}
 _MARKS = {WRONG: "!!", LOOK: "! ", NOTE: "- "}
-_STATES = {"running": "green", "HELD": "bold red", "DEAD": "bold red", "FAILED": "bold red", "UNREAD": "bold red"}
+_STATES = {"running": "green", **dict.fromkeys(("HELD", "DEAD", "HANGS", "FAILED", "UNREAD"), "bold red")}
 _ORDERS = ("name", "lag", "state")
 _WIDE, _NARROW = 110, 78
 

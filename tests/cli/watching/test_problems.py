@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoints.checkpoint import STATE, StateFile
-from state_ops.coordination.lease import FAILED, Lease, failure
+from state_ops.coordination.lease import FAILED, Heartbeat, Lease, failure
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -70,6 +71,18 @@ def test_a_coordinator_that_lives_and_makes_no_epoch_though_input_waits():
     assert wrong(replace(look, arrived={}), old) == [], "there is nothing to read"
     assert wrong(replace(look, interval=3600.0), old) == [], "its interval is longer than that"
     assert wrong(look, at(timedelta(minutes=1))) == []
+
+
+def test_a_coordinator_whose_heart_stands_still_hangs_though_its_process_exists(tmp_path):
+    bank = Bank.at(tmp_path / "site")
+    bank.land(1)
+    watched, texts = Watched("small", bank.site.settings, closely=True), []
+    with Heartbeat(watched.open().storage, Generation(1), CheckpointId(0), 60.0, None):
+        for seconds in (0.0, 179.0, 180.0):
+            look = watched.look(lambda at=seconds: at)
+            texts.append([problem.what for problem in problems.problems("small", look, [])])
+    assert texts[:2] == [[], []]
+    assert texts[2][0].startswith(f"its heart has not beaten for 3 min, though process {os.getpid()} on ")
 
 
 def test_epochs_that_take_longer_than_their_interval_and_coordinators_that_follow_each_other():
@@ -153,7 +166,7 @@ def test_a_source_that_waits_for_a_slower_one_is_named(tmp_path):
         (site.landing / name).mkdir(parents=True)
         for number in numbers:
             land(site, name, number)
-    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    list(run(site.pipeline, site.settings, RunOptions(max_seconds=3.0), InMemoryExecutor()))
     watched = Watched("pace", site.settings, closely=True)
     opened = open_storage(site.pipeline, site.settings)
     watched.opened = Opened(site.pipeline, *opened, readers(site.pipeline, site.settings))
