@@ -63,7 +63,6 @@ class Look:
     interval: float
     holder: Lease | None = None
     alive: bool | None = None
-    silent_seconds: float = 0.0
     generation: int = 0
     retained: Sequence[Checkpoint] = ()
     pins: Sequence[Pin] = ()
@@ -75,6 +74,7 @@ class Look:
     restoring: Sequence[Restoring] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     ahead: frozenset[str] = frozenset()
+    silent_seconds: float = 0.0
     files: Sequence[StateFile] = ()
     checked: Sequence[Checked] = ()
     drilled: Drilled | None = None

@@ -166,7 +166,11 @@ def test_a_source_that_waits_for_a_slower_one_is_named(tmp_path):
         (site.landing / name).mkdir(parents=True)
         for number in numbers:
             land(site, name, number)
-    list(run(site.pipeline, site.settings, RunOptions(max_seconds=3.0), InMemoryExecutor()))
+    reports = run(site.pipeline, site.settings, RunOptions(interval=0.1, max_seconds=60.0), InMemoryExecutor())
+    for report in reports:
+        if str(report.checkpoint.offsets["fast"].get("last")).startswith("003"):  # three days before the slower one
+            break
+    reports.close()
     watched = Watched("pace", site.settings, closely=True)
     opened = open_storage(site.pipeline, site.settings)
     watched.opened = Opened(site.pipeline, *opened, readers(site.pipeline, site.settings))
