@@ -129,6 +129,7 @@ def looked(bank: Bank) -> tuple[Look, list[EpochFigures]]:
     return look, [figures.of_epoch(row, bank.site.pipeline) for row in look.retained]
 
 
+@pytest.mark.long
 def test_a_gate_that_holds_is_the_first_that_is_said(tmp_path):
     bank = gated(tmp_path, between("amount", 0, 1))
     with pytest.raises(GateError):
