@@ -25,6 +25,7 @@ from pipelines.api import (
     aggregate,
     deduplicate,
     delta,
+    select,
     stage,
     window,
 )
@@ -373,6 +374,21 @@ def test_rows_that_wait_can_be_left_out_like_others(tmp_path):
     counted = site.table("totals")["rows"].sum()
     epochs(replace(site, pipeline=replace(short, stages=(passed, replace(totals, where="false")))))
     assert site.table("totals")["rows"].sum() == counted, "no further row was counted"
+
+
+@pytest.mark.parametrize("columns", [("k", "at", "v + 100 AS v"), ("k AS who", "v")], ids=["changed", "renamed"])
+def test_rows_that_wait_for_a_select_are_in_its_columns_once(columns, tmp_path):
+    selected = select("selected", passed, *columns, where="v > 1 AND v < 90", sink=delta.append("selected"))
+    rows = {}
+    for alignment in (None, 0.0):
+        site = site_at(tmp_path / f"{alignment}", alignment, replace(short, stages=(passed, selected)))
+        land(site, 6, count=2)
+        history = epochs(site)
+        left = [epoch for row in history for epoch in row.operators["selected"].waiting if epoch["begun"]]
+        assert bool(left) == (alignment is not None)
+        table = site.table("selected").drop(columns=["epoch", "subtask"], errors="ignore")
+        rows[alignment] = sorted(table.astype(str).itertuples(index=False, name=None))
+    assert rows[0.0] == rows[None]
 
 
 def test_a_run_does_not_go_on_from_rows_that_are_gone_behind_others(tmp_path):

@@ -118,8 +118,9 @@ def input_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed 
         return None
     _check_digests(context, epoch, done.files)
     assert done.first.schema is not None
-    # Without a transform they go through where once more, so that rows which fail for ever can be left out.
-    as_seen = done.first.begun and stage.transform is not None
+    # What makes other columns is not applied twice. Else they go through where once more, so that rows which fail for
+    # ever can be left out.
+    as_seen = done.first.begun and (stage.transform is not None or bool(stage.columns))
     return Channel(done.first.schema, context.storage, done.files, as_seen=as_seen)
 
 
