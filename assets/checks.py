@@ -9,11 +9,11 @@ check shows what the newest checkpoint recorded, the others look at the pipeline
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
-from assets.metadata import as_json, gate_in_words
 from assets.names import CHECKPOINT, DRILL, key, stage_key, table_key
 from configs.settings import Settings
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
@@ -56,7 +56,7 @@ def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
             dg.AssetCheckSpec(
                 name,
                 asset=gate_asset(pipeline, stage, gate),
-                description=f"{gate_in_words(gate)}. A gate of {stage.uid} on {gate.of}, before each commit.",
+                description=f"`{gate.title}`: a gate of {stage.uid} on {gate.of}, before each commit.",
             )
             for name, gate in gate_names(stage)
         ]
@@ -189,13 +189,10 @@ def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
 
 def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
     """The verdicts of a stage's gates. Verdicts of one gate from several epochs are shown as one."""
-    mine: dict[tuple[str, str], list[Verdict]] = {}
-    for gate_verdict in verdicts:
-        if gate_verdict.stage == stage.uid:
-            mine.setdefault((gate_verdict.gate, gate_verdict.of), []).append(gate_verdict)
+    mine = [each for each in verdicts if each.stage == stage.uid]
     evaluations = []
     for name, gate in gate_names(stage):
-        several = mine.get((gate.title, gate.of))
+        several = [each for each in mine if each.of == gate.of and gate.is_titled(each.gate)]
         if several:
             bad = [each for each in several if not each.passed]
             evaluations.append(_of_gate(pipeline, stage, name, gate, several, bad))
@@ -207,7 +204,7 @@ def _of_gate(
 ) -> dg.AssetCheckEvaluation:
     rows, unexpected = sum(each.rows for each in several), sum(each.unexpected for each in bad)
     shown: dict[str, Any] = {
-        "expectation": dg.MetadataValue.text(gate_in_words(gate)),
+        "expectation": dg.MetadataValue.text(gate.title),
         "looks at": f"{gate.of} of {stage.uid}",
         "if it fails": gate.on_failure,
         "epochs": len(several),
@@ -221,21 +218,19 @@ def _of_gate(
         check_name=name,
         passed=not bad,
         severity=dg.AssetCheckSeverity.ERROR if gate.on_failure == "hold" else dg.AssetCheckSeverity.WARN,
-        description=_failed_in_words(stage, gate, rows, unexpected, bad[-1]) if bad else counted(rows, "row"),
+        description=_failed_in_words(stage, gate, replace(bad[-1], rows=rows, unexpected=unexpected))
+        if bad
+        else counted(rows, "row"),
         metadata=shown,
     )
 
 
-def _failed_in_words(stage: Stage, gate: Gate, rows: int, unexpected: int, last: Verdict) -> str:
-    sample = ", ".join(map(as_json, last.sample))
-    what = f"it is {sample or 'otherwise'}"
-    if unexpected:
-        what = f"{unexpected:,} of {counted(rows, 'row')}, e.g. {sample}"
+def _failed_in_words(stage: Stage, gate: Gate, bad: Verdict) -> str:
     became = {
         HOLD: "the epoch is declined, and nothing of it is in the table or in state",
         QUARANTINE: f"such rows of its source are in {stage.uid}_quarantine",
     }.get(gate.on_failure, "the epoch went on")
-    return f"{what}; {became}"
+    return f"{bad.outcome}; {became}"
 
 
 def recorded(pipeline: Pipeline, row: Checkpoint | None, stage: Stage) -> list[dg.AssetCheckEvaluation]:

@@ -21,9 +21,9 @@ from assets.names import (
     REASON,
     TRIGGER,
     key,
-    recorded,
     stage_key,
     table_key,
+    tag_of,
 )
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
@@ -239,7 +239,7 @@ class Watcher:
         in progress until its run has materialized it, and starts nothing downstream meanwhile; and the stages before
         them, without which it calls a table out of step with what it is made of.
         """
-        pipeline, is_first = self._pipeline, not self._sinks_at
+        pipeline, is_first = self._pipeline, self.run.first == self._epochs.first
         storage, _ = runtime.open_storage(pipeline, self._settings)
         for stage in pipeline.stages:
             if is_first:
@@ -302,7 +302,7 @@ def _options(context: Context, settings: Settings) -> RunOptions:
     # person has executed again.
     retried = _RETRIES in tags
     again = _REPEATS in tags and not retried
-    by_sensor = recorded(context.run, TRIGGER) == Trigger.SENSOR.value and not again
+    by_sensor = tag_of(context.run, TRIGGER) == Trigger.SENSOR.value and not again
     return RunOptions(
         trigger=Trigger.SENSOR if by_sensor else Trigger.MANUAL,
         reason=tags.get(REASON, "sensor") if by_sensor else "re-executed in Dagster" if again else "run in Dagster",

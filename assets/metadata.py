@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from deltalake import DeltaTable
 from assets.names import input_key, lookup_key, stage_key, table_key
 from pipelines.runtime.connectors.delta_sink import descriptions
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import MAIN, FileSource, Gate, Join, Pipeline, Source, Stage
+from pipelines.runtime.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
@@ -60,21 +59,10 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     if stage.lookup is not None:
         shown["looked up in"] = stage.lookup.table
     if stage.gates:
-        shown["gates"] = dg.MetadataValue.md("\n".join(f"- {gate_in_words(gate)}" for gate in stage.gates))
+        shown["gates"] = dg.MetadataValue.md("\n".join(f"- `{gate.title}`" for gate in stage.gates))
     if stage.has_state:
         shown["state"] = dg.MetadataValue.path(storage.full(f"state/{stage.uid}"))
     return shown
-
-
-def gate_in_words(gate: Gate) -> str:
-    """A gate for people: its expectation, and what it is given."""
-    arguments = ", ".join(f"{name} {as_json(value)}" for name, value in gate.arguments)
-    return f"{gate.expectation}: {arguments}" if arguments else gate.expectation
-
-
-def as_json(value: object) -> str:
-    """A value for people, as JSON writes it."""
-    return json.dumps(value, ensure_ascii=False, default=lambda part: [*part] if isinstance(part, Set) else str(part))
 
 
 def of_sink(pipeline: Pipeline, sink: Sink, storage: Storage) -> dict[str, Any]:

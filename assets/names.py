@@ -69,7 +69,7 @@ def input_key(pipeline: Pipeline, input: Source | Stage) -> dg.AssetKey:
     return key(pipeline, input.name) if isinstance(input, Source) else stage_key(pipeline, input.uid)
 
 
-def recorded(run: dg.DagsterRun, tag: str) -> str | None:
+def tag_of(run: dg.DagsterRun, tag: str) -> str | None:
     """What a run has in one of the tags for sensors and runs; None if it has none."""
     return run.tags.get(tag, run.tags.get(_ONCE[tag]))
 

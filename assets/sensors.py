@@ -31,8 +31,8 @@ from assets.names import (
     AssetJob,
     coordinating,
     job_name,
-    recorded,
     restore_job_name,
+    tag_of,
 )
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
@@ -313,7 +313,7 @@ def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey])
     pipeline's assets.
     """
     return (
-        recorded(run, COORDINATES) == pipeline.name
+        tag_of(run, COORDINATES) == pipeline.name
         or run.job_name in (job_name(pipeline), restore_job_name(pipeline))
         or bool(keys & (run.asset_selection or set()))
     )
@@ -361,7 +361,7 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
 
 def _answered_by(run: dg.DagsterRun) -> str | None:
     """The sensor that answers a run. A mark that the run has copied from the run that it repeats does not count."""
-    sensor, _, answered = (recorded(run, ANSWERED_BY) or "").partition("|")
+    sensor, _, answered = (tag_of(run, ANSWERED_BY) or "").partition("|")
     return sensor if answered == run.run_id else None
 
 
@@ -381,7 +381,7 @@ def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
 
     Dagster copies all tags of a run to those that repeat it, so a record of another run does not count.
     """
-    process = recorded(run, PROCESS) or ""
+    process = tag_of(run, PROCESS) or ""
     host, pid, born, pids, whose = [*process.split("|"), "", "", "", "", ""][:5]
     return (host, pid, born, pids) if whose in ("", run.run_id) else ("", "", "", "")
 

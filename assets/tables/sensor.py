@@ -93,10 +93,12 @@ def _partitions(
     by_id = {row.id: row for row in rows}
     marks, most = seen.setdefault("until", {}), _AT_ONCE
     for stage, sink in partitions.tables(pipeline):
-        before = partitions.Shown.from_json(marks.get(sink.name))
+        asset = partitions.complete_key(pipeline, sink, configured)
+        mark = asset.path[-1]  # so that an asset of another name is shown all of them
+        before = partitions.Shown.from_json(marks.get(mark))
         shown, complete, gone = partitions.follow(configured, stage, sink, before, head, by_id, datetime.now(UTC), most)
-        marks[sink.name], most = astuple(shown), most - len(complete)
-        yield from partitions.events(partitions.complete_key(pipeline, sink, configured), complete, gone, head)
+        marks[mark], most = astuple(shown), most - len(complete)
+        yield from partitions.events(asset, complete, gone, head)
     if most > 0:  # else some are left for the next tick
         seen["partitions"] = look
 

@@ -17,9 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipelines.cli.shell import completion
-from pipelines.runtime.inspection.value_text import as_json
 from state_ops import logs
 from state_ops.errors import ConfigurationError
+from state_ops.value_text import as_json
 
 if TYPE_CHECKING:
     from state_ops.checkpoints.registry import Registry

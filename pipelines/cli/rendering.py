@@ -12,9 +12,9 @@ from pipelines.cli.console import err, out, print_table
 from pipelines.runtime.inspection.diff import Difference
 from pipelines.runtime.inspection.export import limited
 from pipelines.runtime.inspection.state_reader import Change
-from pipelines.runtime.inspection.value_text import _inner, text_of
 from state_ops.arrow import frames
 from state_ops.counts import counted
+from state_ops.value_text import _inner, text_of
 
 _WIDTH, _NARROW = 60, 20
 

@@ -16,7 +16,7 @@ import pytest
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
-from assets import names
+from assets import checks, names
 from assets.factory import weir_definitions
 from configs.settings import PROJECT, Settings, load
 from pipelines import card_fraud, flights
@@ -37,6 +37,7 @@ from pipelines.api import (
     union,
 )
 from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
+from pipelines.runtime.gates.evaluation import Verdict
 from state_ops.errors import PipelineError
 
 PROBE = """
@@ -186,9 +187,17 @@ def test_a_gate_on_rows_is_a_check_of_what_gets_them_and_others_are_of_their_sta
         ("kept_nowhere_stage", "column_values_to_not_be_null_n"),
     }
     assert gates["counted", "column_values_to_be_in_set_k"] == (
-        'ExpectColumnValuesToBeInSet: column "k", value_set ["a", null, "2026-01-02"]. A gate of counts on rows, before'
+        '`ExpectColumnValuesToBeInSet(column="k", value_set=["a", null, "2026-01-02"])`: a gate of counts on rows, before'
         " each commit."
     )
+
+
+def test_a_verdict_that_an_earlier_release_has_recorded_is_shown():
+    gate = expect("ExpectColumnValuesToNotBeNull", column="n")
+    stage = replace(counting("counts"), gates=(gate,))
+    before = Verdict("counts", "ExpectColumnValuesToNotBeNull(column='n')", False, 3, 1, (None,))
+    (shown,) = checks.of_gates(Pipeline("other", (stage,)), stage, [before])
+    assert not shown.passed and shown.description.startswith("1 of 3 rows, e.g. null; the epoch is declined")
 
 
 def test_tags_that_are_for_sensors_and_runs_alone_are_not_shown():

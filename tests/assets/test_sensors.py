@@ -410,8 +410,9 @@ def test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person(hou
     assert not result.success
     assert not gated.checked()["column_values_to_be_between_amount"]
     verdict = gated.description("column_values_to_be_between_amount")
-    assert (
-        verdict == "10 of 10 rows, e.g. 4, 4, 4; the epoch is declined, and nothing of it is in the table or in state"
+    assert verdict == (
+        '10 of 10 rows, e.g. 4 (id = "k1"), 4 (id = "k2"), 4 (id = "k3"); the epoch is declined, and nothing of it is'
+        " in the table or in state"
     )
     assert gate_hold.read(gated.storage, None) is not None
     runs, message, cursor = gated.tick("checkpoint_sensor")

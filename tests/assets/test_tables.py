@@ -155,7 +155,7 @@ def test_a_table_that_weir_run_has_changed_is_shown_with_the_verdicts_on_its_row
     assert isinstance(table, dg.AssetMaterialization)
     assert isinstance(verdict, dg.AssetCheckEvaluation)
     assert (table.asset_key, verdict.asset_key, verdict.passed) == (BOOKED, BOOKED, False)
-    assert verdict.description == "10 of 10 rows, e.g. 5, 5, 5; the epoch went on"
+    assert verdict.description == ('10 of 10 rows, e.g. 5 (id = "k1"), 5 (id = "k2"), 5 (id = "k3"); the epoch went on')
 
 
 def test_a_table_is_never_out_of_step_with_the_stage_that_writes_it(house, monkeypatch):
@@ -175,6 +175,14 @@ def test_a_table_is_never_out_of_step_with_the_stage_that_writes_it(house, monke
     house.bank.land(4, 5, 6, 7)
     assert house.execute("small_job").success
     assert set(stale) == {StaleStatus.FRESH}
+
+
+def test_a_stage_is_materialized_at_its_runs_first_epoch_and_at_the_end_where_nothing_goes_to_a_table_too(house):
+    (stage,) = house.pipeline.stages
+    kept = house.with_pipeline(stages=(replace(stage, sink=None),))
+    kept.bank.land(4, 5, 6)
+    events = kept.execute("small_job").get_asset_materialization_events()
+    assert [event.asset_key.path[-1] for event in events].count("accounts_stage") == 2
 
 
 @pytest.mark.long

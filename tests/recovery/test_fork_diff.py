@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines.api import Epoch, ListOf, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, stage
-from pipelines.runtime.inspection.value_text import text_of
 from pipelines.runtime.operations.branch_diff import diff
+from state_ops.value_text import text_of
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 
 from pipelines.cli.schemas import printed
-from pipelines.runtime.inspection.value_text import as_json
+from state_ops.value_text import as_json
 
 
 @cache

@@ -9,11 +9,11 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.runtime.inspection.value_text import as_json
 from state_ops.backends.base import Backend
 from state_ops.rows.time_index import MOMENTS
 from state_ops.schema import descriptors
 from state_ops.snapshots.rescale import first_key
+from state_ops.value_text import as_json
 
 STATE = "state"
 _DIGITS = 10  # of floats, whose last digits depend on the order in which rows arrive

@@ -10,6 +10,7 @@ from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.names import HOLD, QUARANTINE, WARN
 from state_ops.errors import PipelineError
 from state_ops.snapshots.stage_upload import MAIN as MAIN
+from state_ops.value_text import literal
 
 ROWS, STATE, FIGURES = "rows", "state", "figures"
 
@@ -46,13 +47,13 @@ class Gate:
     def __post_init__(self) -> None:
         if not isinstance(self.expectation, str) or not _EXPECTATION.fullmatch(self.expectation):
             raise PipelineError(
-                f"{self.expectation!r} is no expectation of Great Expectations.",
+                f"{literal(self.expectation)} is no expectation of Great Expectations.",
                 next='Give a class name such as "ExpectColumnValuesToNotBeNull".',
             )
         for name, value, choices in (("on_failure", self.on_failure, _POLICIES), ("of", self.of, _LOOKED_AT)):
             if value not in choices:
                 raise PipelineError(
-                    f"{name}={value!r} is nothing that a gate can do.",
+                    f"{name}={literal(value)} is nothing that a gate can do.",
                     where=f"gate {self.title}",
                     next=f"Say one of: {', '.join(choices)}.",
                 )
@@ -63,7 +64,7 @@ class Gate:
             )
         if most is not None and (self.on_failure != QUARANTINE or not 0 < most <= 1):
             raise PipelineError(
-                f"quarantine_at_most={most!r} is no share of the rows that a gate may set aside.",
+                f"quarantine_at_most={literal(most)} is no share of the rows that a gate may set aside.",
                 where=where,
                 next=f'Say a number above 0 and up to 1, with on_failure="{QUARANTINE}".',
             )
@@ -75,7 +76,13 @@ class Gate:
 
     @property
     def title(self) -> str:
-        return f"{self.expectation}({', '.join(f'{key}={value!r}' for key, value in self.arguments)})"
+        """The gate for people, and the name under which checkpoints record its verdicts."""
+        return f"{self.expectation}({', '.join(f'{key}={literal(value)}' for key, value in self.arguments)})"
+
+    def is_titled(self, recorded: str) -> bool:
+        """Whether a recorded verdict is this gate's; before titles were JSON they had values as Python writes them."""
+        before = f"{self.expectation}({', '.join(f'{key}={value!r}' for key, value in self.arguments)})"
+        return recorded in (self.title, before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from state_ops.schema.key_groups import check_parallelism
 from state_ops.snapshots.stage_upload import MAIN as MAIN
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
+from state_ops.value_text import literal
 
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
 
@@ -82,7 +83,8 @@ class Pipeline:
                 )
             if expected.gate.of != ROWS:
                 raise PipelineError(
-                    f"on_restore says itself what it looks at, and {expected.gate.title} says of={expected.gate.of!r}.",
+                    f"on_restore says itself what it looks at, and {expected.gate.title} says"
+                    f" of={literal(expected.gate.of)}.",
                     where=f"on_restore, {expected.of} {expected.name!r}",
                     next="Leave of= out.",
                 )

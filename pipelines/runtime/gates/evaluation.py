@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +28,7 @@ from state_ops.counts import counted
 from state_ops.errors import GateError, PipelineError
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
+from state_ops.value_text import literal, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,17 +106,20 @@ class Verdict:
         return cls(stage, raw["title"], sample=tuple(raw["sample"]), keys=keys, **figures)
 
     def __str__(self) -> str:
-        if self.unexpected:
-            return f"{self.gate}: {self.unexpected} of {counted(self.rows, 'row')}, e.g. {self._shown()}"
-        return (
-            f"{self.gate}: found {self.sample[0] if self.sample else 'something else'}, in {counted(self.rows, 'row')}"
-        )
+        return f"{self.gate}: {self.outcome}"
 
-    def _shown(self) -> str:
-        if not self.keys:
-            return str(list(self.sample))
-        keys = [", ".join(f"{name} = {value!r}" for name, value in key.items()) for key in self.keys]
-        return ", ".join(f"{value!r} ({key})" for value, key in zip(self.sample, keys, strict=True))
+    @property
+    def outcome(self) -> str:
+        """What the gate has seen, for people."""
+        rows, sample = counted(self.rows, "row"), self._sample_in_words()
+        if self.unexpected:
+            return f"{self.unexpected:,} of {rows}{', e.g. ' if sample else ''}{sample}"
+        return f"found {sample or 'something else'}, in {rows}"
+
+    def _sample_in_words(self) -> str:
+        keys = [f" ({', '.join(f'{name} = {literal(value)}' for name, value in key.items())})" for key in self.keys]
+        shown = zip(self.sample, keys or [""] * len(self.sample), strict=True)
+        return ", ".join(f"{literal(value)}{key}" for value, key in shown)
 
 
 def check_installed(pipeline: Pipeline) -> None:
@@ -450,22 +453,3 @@ def _check_by_row(where: str, asked: Any) -> None:
                 " warn."
             ),
         )
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it; what it has not, as text."""
-    import pandas as pd
-
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or value is pd.NA:
-        return None
-    if isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes):
-        return [plain(part) for part in value]
-    return str(value)

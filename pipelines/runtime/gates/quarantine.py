@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import POSITIONS, ROW, Gate, Source, Stage
 from pipelines.runtime.execution.executor import staged_table
-from pipelines.runtime.gates.evaluation import Verdict, columns_of, plain, refusal
+from pipelines.runtime.gates.evaluation import Verdict, columns_of, refusal
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut, Slice
 from state_ops.arrow import frames
@@ -32,6 +32,7 @@ from state_ops.counts import counted
 from state_ops.errors import InputError
 from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.storage.storage import Storage
+from state_ops.value_text import literal
 
 ROUNDS = 3  # how often a slice is replayed with fewer rows
 MOST_ROWS = 10_000  # of a slice: each of them stands in the checkpoint's row
@@ -111,7 +112,7 @@ def _reasons(gate: Gate, rows: pa.Table, at: np.ndarray) -> list[str]:
     """For each of some rows, what the gate has looked at in it."""
     shown = rows.select([name for name in columns_of([gate]) or () if name in rows.column_names]).take(pa.array(at))
     return [
-        ", ".join(f"{name} = {plain(value)!r}" for name, value in row.items())[:_REASON]
+        ", ".join(f"{name} = {literal(value)}" for name, value in row.items())[:_REASON]
         for row in frames.python_rows(shown)
     ] or [""] * len(at)
 

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.inspection.database import streamed
-from pipelines.runtime.inspection.value_text import as_json
 from pipelines.runtime.inspection.view import View
 from state_ops.arrow import frames
 from state_ops.delta.fenced_table import Table, is_table, was_busy
 from state_ops.errors import ConfigurationError, WeirError, plainly
 from state_ops.storage.storage import Storage
+from state_ops.value_text import as_json
 
 _GROUP_ROWS = 65_536  # of a Parquet row group or an Arrow batch: key groups may be small
 _WRITES = 5  # of a table, while the store is busy with one of its objects

@@ -27,7 +27,6 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, database, load, quoted, seal, tables_of
 from pipelines.runtime.inspection.state_reader import At, chain, held, view_at
-from pipelines.runtime.inspection.value_text import as_json
 from pipelines.runtime.inspection.view import View
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops import extras
@@ -36,6 +35,7 @@ from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STAT
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
 from state_ops.storage.storage import Storage
+from state_ops.value_text import as_json
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection

@@ -21,7 +21,6 @@ from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import database, load, quoted
 from pipelines.runtime.inspection.diff import compared
-from pipelines.runtime.inspection.value_text import text_of
 from pipelines.runtime.operations import promotion
 from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operations.row_diff import KINDS, OURS, SAMPLE, THEIRS, TableDiff, compared_rows
@@ -39,6 +38,7 @@ from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
 from state_ops.storage.storage import Storage
+from state_ops.value_text import text_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection

@@ -28,6 +28,7 @@ from state_ops.arrow import frames
 from state_ops.errors import InputError
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
+from state_ops.value_text import literal
 
 LANDED = "landed"
 MOST_REJECTED_BYTES = 64 << 20  # of the bad rows of a slice, which are held in memory
@@ -212,7 +213,7 @@ def _not_later(
     numbers = pc.indices_nonzero(is_later).to_pylist()
     shown = frames.python_rows(rows.filter(is_later))
     late = [
-        Rejected(first + number + 1, f"{event_time} lies too far ahead: {row[event_time]}", str(row)[:4096])
+        Rejected(first + number + 1, f"{event_time} lies too far ahead: {row[event_time]}", literal(row)[:4096])
         for number, row in zip(numbers, shown, strict=True)
     ]
     return rows.filter(pc.invert(is_later)), late

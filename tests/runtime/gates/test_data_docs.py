@@ -47,12 +47,12 @@ def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
         for verdict in report.verdicts
     }
     assert outcomes == {
-        ("rows", "booked", "column='amount', max_value=9, min_value=0)"): (True, 20),
-        ("rows", "booked", "column='amount', max_value=1, min_value=0)"): (False, 20),
-        ("rows", "booked", "column='at')"): (True, 20),
-        ("state", "accounts", "column='total', max_value=1, min_value=0)"): (False, 12),
-        ("state", "accounts", "column='rows', max_value=9, min_value=1)"): (True, 12),
-        ("figures", "accounts", "column='rows_out', max_value=10, min_value=0)"): (True, 2),
+        ("rows", "booked", 'column="amount", max_value=9, min_value=0)'): (True, 20),
+        ("rows", "booked", 'column="amount", max_value=1, min_value=0)'): (False, 20),
+        ("rows", "booked", 'column="at")'): (True, 20),
+        ("state", "accounts", 'column="total", max_value=1, min_value=0)'): (False, 12),
+        ("state", "accounts", 'column="rows", max_value=9, min_value=1)'): (True, 12),
+        ("figures", "accounts", 'column="rows_out", max_value=10, min_value=0)'): (True, 2),
     }
     assert len(report.verdicts) == 7 and not report.passed and not report.left_out
     assert report.index == bank.site.settings.work_dir / "data_docs" / "small" / "index.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pipelines.cli.status import status_of
 from pipelines.runtime.definition import Gate
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.gates import epoch_gates, evaluation
+from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.run.run import open_storage
 from pipelines.runtime.run.sensor import observe
 from pipelines.runtime.sinks.opening import Sinks
@@ -62,7 +64,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
     recorded = bank.registry.head().operators["accounts"].gates
     assert recorded == [
         {
-            "title": "ExpectColumnValuesToBeBetween(column='amount', max_value=1, min_value=0)",
+            "title": 'ExpectColumnValuesToBeBetween(column="amount", max_value=1, min_value=0)',
             "of": "rows",
             "on_failure": "warn",
             "passed": False,
@@ -79,7 +81,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
 def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
     bank = gated(tmp_path, between("amount", 0, 1), between("at", 0, 99), between("amount", 0, 1.5, on_failure="warn"))
     with pytest.raises(
-        GateError, match=r"10 of 10 rows, e\.g\. 2 \(id = 'k1'\), 2 \(id = 'k2'\), 2 \(id = 'k3'\)"
+        GateError, match=r'10 of 10 rows, e\.g\. 2 \(id = "k1"\), 2 \(id = "k2"\), 2 \(id = "k3"\)'
     ) as raised:
         bank.epochs(1, 2, 3)
     assert [(verdict["stage"], verdict["passed"], verdict["on_failure"]) for verdict in raised.value.verdicts] == [
@@ -97,6 +99,20 @@ def test_arguments_may_be_lists(tmp_path):
     assert [report.verdicts[0].passed for report in bank.epochs(1, 2)] == [True, False]
 
 
+def test_a_gates_title_has_its_arguments_as_json_and_what_checkpoints_of_before_call_it_is_known():
+    gate = expect("ExpectColumnValuesToBeInSet", column="day", value_set=(date(2026, 1, 2), None))
+    assert gate.title == 'ExpectColumnValuesToBeInSet(column="day", value_set=["2026-01-02", null])'
+    before = "ExpectColumnValuesToBeInSet(column='day', value_set=(datetime.date(2026, 1, 2), None))"
+    assert gate.is_titled(gate.title) and gate.is_titled(before) and not gate.is_titled(before.upper())
+
+
+def test_a_verdict_says_values_as_json():
+    failed = Verdict("s", "g", False, 1200, 0, ({"quantiles": [0.5], "values": [None]},))
+    assert str(failed) == 'g: found {"quantiles": [0.5], "values": [null]}, in 1,200 rows'
+    assert str(replace(failed, sample=())) == "g: found something else, in 1,200 rows"
+    assert replace(failed, unexpected=1100, sample=("it's",)).outcome == '1,100 of 1,200 rows, e.g. "it\'s"'
+
+
 def test_gates_that_ask_the_same_each_have_their_verdict(tmp_path):
     low = between("amount", 0, 1, on_failure="warn")
     bank = gated(tmp_path, low, low, between("amount", 0, 1, on_failure="warn", mostly=0.5), between("amount", 0, 2))
@@ -112,7 +128,7 @@ def test_a_sample_says_whose_rows_it_shows():
     verdict, mean = evaluation.with_keys([by_row, by_column], ("k", "gone"), lambda: rows)
     assert verdict.sample == (30, 50, 70)
     assert verdict.keys == ({"k": "c"}, {"k": "e"}, {"k": "g"})
-    assert str(verdict).endswith("4 of 8 rows, e.g. 30 (k = 'c'), 50 (k = 'e'), 70 (k = 'g')")
+    assert str(verdict).endswith('4 of 8 rows, e.g. 30 (k = "c"), 50 (k = "e"), 70 (k = "g")')
     assert mean.keys == () and not mean.passed
     recorded = verdict.to_dict()
     assert evaluation.Verdict.from_dict("s", recorded).keys == verdict.keys
@@ -122,8 +138,8 @@ def test_a_sample_says_whose_rows_it_shows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"on_failure": "ignore"}, "on_failure='ignore'"),
-        ({"of": "offsets"}, "of='offsets'"),
+        ({"on_failure": "ignore"}, 'on_failure="ignore"'),
+        ({"of": "offsets"}, 'of="offsets"'),
     ],
 )
 def test_an_unknown_policy_is_refused_where_it_is_written(arguments, message):
@@ -133,7 +149,7 @@ def test_an_unknown_policy_is_refused_where_it_is_written(arguments, message):
 
 
 def test_on_restore_refuses_what_gates_alone_can_look_at():
-    with pytest.raises(PipelineError, match="of='figures'"):
+    with pytest.raises(PipelineError, match='of="figures"'):
         replace(pipeline, on_restore=(on_table("booked", between("amount", 0, 1, of="figures")),))
 
 
@@ -158,7 +174,7 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
     output = weir(bank.site, "status", "small").out
     row, below = output.split("\n\n")
     assert "by a gate of accounts: see below" in row and "next:" not in row, "the table stays narrow"
-    assert "10 of 10 rows, e.g. 7 (id = 'k1')" in below
+    assert '10 of 10 rows, e.g. 7 (id = "k1")' in below
     assert f"files: 1 file in {bank.site.landing}: 00007.parquet" in below
 
     (bank.site.landing / "00007.parquet").unlink()

@@ -165,7 +165,7 @@ def test_a_gate_says_which_time_it_has_set_aside():
     )
     (verdict,) = evaluation.check(replace(accounts, gates=(gate,)), rows(0, YEAR_12000))
     assert verdict.unexpected_rows == (1,)
-    assert quarantine._reasons(gate, rows(0, YEAR_12000), np.array([1])) == ["at = '12000-01-05 00:00:00.000000Z'"]
+    assert quarantine._reasons(gate, rows(0, YEAR_12000), np.array([1])) == ['at = "12000-01-05 00:00:00.000000Z"']
     (keyed,) = evaluation.with_keys([verdict], ["at"], lambda: rows(0, YEAR_12000))
     assert keyed.keys == ({"at": "12000-01-05 00:00:00.000000Z"},)
 

@@ -246,7 +246,7 @@ def test_a_row_too_far_in_the_future_is_a_bad_row(tmp_path):
     epochs(site)
     assert totals(site) == {"a": (2, 4)} and position(site)["newest"] == micros(1)
     (bad,) = table(site, "sums_quarantine").to_dicts()
-    assert bad["_weir_gate"] == "on_bad" and "too far ahead" in bad["_weir_reason"] and "'n': 2" in bad["_weir_raw"]
+    assert bad["_weir_gate"] == "on_bad" and "too far ahead" in bad["_weir_reason"] and '"n": 2' in bad["_weir_raw"]
 
     strict = site_of(tmp_path / "strict", replace(SOURCE, max_future="1d"))
     put(strict.landing, "p", row("a", 2, far))

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, Final
 
 from configs.redaction import redacted
-from pipelines.runtime.inspection.value_text import text_of
 from pipelines.runtime.operations.branch_diff import StateDiff, by_field
 from pipelines.runtime.operations.pull_request.review import (
     CODE,
@@ -31,6 +30,7 @@ from pipelines.runtime.operations.pull_request.review import (
 from pipelines.runtime.operations.pull_request.taking import in_words
 from pipelines.runtime.operations.row_diff import KINDS, TableDiff
 from state_ops.counts import agrees, counted
+from state_ops.value_text import text_of
 
 LIMIT: Final = 65_536
 _SHOWN: Final = 20  # findings, gates, days and lines of a trace

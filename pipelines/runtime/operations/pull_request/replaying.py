@@ -287,4 +287,4 @@ def _as_meant(pipeline: Pipeline, verdict: Verdict) -> Verdict:
 
 
 def _is_of(verdict: Verdict, gate: Gate) -> bool:
-    return (gate.title, gate.of) == (verdict.gate, verdict.of)
+    return gate.of == verdict.of and gate.is_titled(verdict.gate)

@@ -428,11 +428,12 @@ def _outcomes(pipeline: Pipeline, played: Iterable[EpochPlayed]) -> list[GateOut
             )
     outcomes = []
     for (uid, _, title, policy), said in by_gate.items():
+        asked = [gate for gate in pipeline.stage(uid).gates if gate.title == title]
         before = [
             recorded["passed"]
             for epoch, _ in said
             for recorded in stats_of(epoch.recorded, uid).gates
-            if recorded["title"] == title
+            if any(gate.is_titled(recorded["title"]) for gate in asked)
         ]
         failed = [(epoch, verdict) for epoch, verdict in said if not verdict.passed]
         outcomes.append(

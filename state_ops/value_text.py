@@ -1,9 +1,10 @@
-"""Values of state as JSON and as text."""
+"""Values as people read them: as JSON and as text."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 
@@ -43,6 +44,33 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
     return "" if value is None else str(value)
+
+
+def literal(value: Any) -> str:
+    """A value within a sentence, as JSON writes it: texts and moments in quotation marks, null, true, a list in
+    brackets."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's types; what it has no type for, as `text_of` says. A set is a list whose order is the same in
+    every process."""
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        value = value.tolist()
+    if value is None or type(value).__name__ == "NAType":  # pandas' null
+        return None
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {_inner(key): plain(part) for key, part in value.items()}
+    if isinstance(value, Set):
+        parts = [plain(part) for part in value]
+        return sorted(parts) if all(isinstance(part, int | float) for part in parts) else sorted(parts, key=literal)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [plain(part) for part in value]
+    return text_of(value)
 
 
 def _inner(value: Any) -> str:
