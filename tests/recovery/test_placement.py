@@ -14,6 +14,7 @@ import pytest
 from configs.settings import PROJECT
 from pipelines.runtime.execution.spark.placement import fair
 from tests.recovery.placed import TURNS
+from tests.recovery.small import until
 from tests.tools.spark_cluster import cluster, kill_family
 
 EPOCHS, SUBTASKS = 12, 5
@@ -72,7 +73,8 @@ def test_subtasks_stay_on_their_hosts_and_leave_one_that_is_gone(tmp_path: Path,
             moved_then, _, subtasks = go_on(run)
             assert 2 <= moved_then - moved <= 3 and subtasks == [5], "those of the host that is gone, once"
 
-            spark.add_worker()
+            added = spark.add_worker()
+            until(lambda: added.children(recursive=True), 240)  # its executor
             moved_last, _, subtasks = go_on(run)
             assert moved_last - moved_then == 2 and subtasks == [2, 3], "the new host gets its share"
             assert run.wait(60) == 0
