@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -95,11 +96,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Threads that hand over to each other all the time do so in a quarter less time on one processor than across
-    two."""
+    two. Processes that tests start may use all: a JVM on one would leave the other idle."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and config.getoption("--pin-workers") and hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {processors[int(worker.removeprefix("gw")) % len(processors)]})
+        started = subprocess.Popen.__init__
+
+        def start(*args: Any, **kwargs: Any) -> None:
+            pinned = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, processors)
+            try:
+                started(*args, **kwargs)
+            finally:
+                os.sched_setaffinity(0, pinned)
+
+        subprocess.Popen.__init__ = start
 
 
 _status: list[int] = []
