@@ -16,6 +16,7 @@ _DOING = {
     "fetch": "fetching state",
     "play": "playing the epoch again",
     "compare": "comparing with what it made",
+    "prove": "looking for the damage in storage",
 }
 
 

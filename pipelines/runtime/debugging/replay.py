@@ -43,7 +43,7 @@ from state_ops.backends.loader import named
 from state_ops.checkpoints.checkpoint import EPOCH, Ack, Checkpoint, Snapshot, StateFile, snapshots_of, stats_of
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.checkpoints.registry import Registry
-from state_ops.errors import InputError, WeirError
+from state_ops.errors import DamageError, InputError, TransientError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
@@ -104,6 +104,9 @@ def replaying(
         replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root, spark, Phases(say))
         try:
             yield replay
+        except (DamageError, TransientError):  # which speak of files of this replay; what they are of may be damaged
+            replay.prove()
+            raise
         finally:
             replay.close()
 
@@ -180,6 +183,7 @@ class EpochReplay:
     _plays: dict[str, Collection[int]] = field(default_factory=dict)
     _progress: dict[str, StageProgress] = field(default_factory=dict)
     _listed: dict[CheckpointId, tuple[StateFile, ...]] = field(default_factory=dict)
+    _brought_files: list[StateFile] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         epoch = self.checkpoint
@@ -323,6 +327,7 @@ class EpochReplay:
             return
         epoch = epoch_dir(self.checkpoint.generation, self.checkpoint.id)
         cache, check = objects(self.context.settings), _unchecked
+        self._brought_files += base.files
         is_immutable, arrived = composite.is_immutable(kind), self.phases.arriving(base)
         brought = snapshot.bring_home(
             self.storage, home, base, epoch, check, is_immutable, cache, arrived, in_place=True
@@ -371,6 +376,7 @@ class EpochReplay:
             with self.phases.timed("fetch"):
                 missing = tuple(file for file in taken.files if not self._linked(stage, taken.subtask, file, directory))
                 lacking = replace(taken, files=missing)
+                self._brought_files += missing
                 arrived = self.phases.arriving(lacking)
                 fetched = snapshot.fetch(self.storage, lacking, directory, arrived=arrived, in_place=True)
                 self.fetched += fetched.stored + fetched.local
@@ -430,6 +436,17 @@ class EpochReplay:
         if not stats_of(checkpoint, stage.uid).has_state:
             return None
         return view_of(self.pipeline, self.settings, self.storage, checkpoint, stage.uid, {})
+
+    def prove(self) -> None:
+        """Read the objects of state that were read where they lie, whose digests nobody has checked.
+
+        Raises:
+            DamageError: One is not what its checkpoint says: it is named, as it is in storage.
+        """
+        with self.phases.timed("prove"):
+            for file in self._brought_files:
+                if self.storage.on_disk(file.path) is not None:
+                    self.storage.prove(file.path, file.digest)
 
     def close(self) -> None:
         """Give back connections."""

@@ -22,7 +22,7 @@ from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.checkpoint import snapshots_of
-from state_ops.errors import ConfigurationError, InputError, PipelineError, StageError, WeirError
+from state_ops.errors import ConfigurationError, DamageError, InputError, PipelineError, StageError, WeirError
 from state_ops.storage.read_only import ReadOnlyStorage
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.queue_source import Queue, QueueSource
@@ -248,6 +248,23 @@ def test_a_source_that_gives_each_row_once_is_played_from_its_archive(tmp_path, 
         return
     with pytest.raises(InputError, match="gives each row once"):
         debug(bank, 2, key="a")
+
+
+@pytest.mark.parametrize("at", sampled([2, 3]))  # where the epoch was begun, and what it made
+def test_damage_in_state_that_is_read_where_it_lies_names_the_object(small_bank, at):
+    storage, registry = open_storage(small_bank.site.pipeline, small_bank.site.settings)
+    (row,) = [row for row in registry.checkpoints() if row.id == at]
+    new = [file for file in registry.files(row) if file.new and file.subtask == 0 and file.name.endswith(".sst")]
+    damaged = new[0].path
+    there = storage.on_disk(damaged)
+    assert there is not None
+    data = bytearray(there.read_bytes())
+    data[10] ^= 1
+    there.write_bytes(data)
+    with pytest.raises(DamageError, match="altered") as raised:
+        debug(small_bank, 3)
+    assert raised.value.where == storage.full(damaged)
+    assert "weir fsck" in str(raised.value) and "local" not in str(raised.value)
 
 
 def test_what_cannot_be_played_again_says_why_and_what_can(tmp_path):
