@@ -15,7 +15,7 @@ from pipelines.loading import named
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations.pull_request import comment, review
 from pipelines.runtime.operations.pull_request.review import DEFAULT_FAILURES, KINDS, MAIN, Review
-from state_ops.errors import ConfigurationError, PipelineError
+from state_ops.errors import ConfigurationError, PipelineError, StageError
 
 _NOTHING = "nothing"
 
@@ -61,9 +61,17 @@ def ci(
     something of --fail-on is found: by default a refused plan, code that fails, or a gate that would hold; 2: wrong usage or configuration.
     """
     fails = _kinds(fail_on)
-    tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
+    if output is not None and not output.absolute().parent.is_dir():
+        raise ConfigurationError(f"--output {output}: there is no such directory.", next="Make it, or name another.")
+    try:
+        tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
+    except SystemExit as left:  # with whose code it would end, 0 perhaps
+        raise StageError(
+            f"The code of {pipeline} has left Python, by sys.exit({left.code!r}): nothing was compared.",
+            next="Let it raise an exception instead.",
+        ) from None
     if output is not None:
-        output.write_text(comment.markdown(tried, samples))
+        output.write_text(comment.markdown(tried, samples), encoding="utf-8")
         err.print(escape(f"{comment.verdict(tried)}. The comment: {output}"))
     if json:
         print_json(tried.to_dict())
@@ -75,8 +83,12 @@ def ci(
 
 def _kinds(text: str) -> set[str]:
     """What `--fail-on` names. Raises ConfigurationError for what is no such thing."""
-    kinds = {kind.strip() for kind in text.split(",")} - {_NOTHING, ""}
-    if unknown := sorted(kinds - set(KINDS)):
+    kinds = {kind.strip() for kind in text.split(",")} - {""}
+    if not kinds:  # as of a variable that is not set: it must not let everything pass
+        raise ConfigurationError(
+            "--fail-on says nothing.", next=f"Say some of {', '.join(KINDS)}; or the word {_NOTHING}."
+        )
+    if unknown := sorted(kinds - {*KINDS, _NOTHING}):
         raise ConfigurationError(
             f"--fail-on does not know {', '.join(unknown)}.", next=f"Say some of {', '.join(KINDS)}; or {_NOTHING}."
         )

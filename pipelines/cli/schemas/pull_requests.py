@@ -50,6 +50,8 @@ class StateDifference(Printed):
     changed: int = 0
     why: str
     """Why it is not compared, or fields that only one side has."""
+    timers: str
+    """How many timers only one side has, in words."""
     left_out: list[str]
     sample: list[dict[str, Any]]
 
@@ -86,6 +88,8 @@ class Ci(Printed):
     tables: dict[str, TableDifference]
     state: dict[str, StateDifference]
     gates: list[GateOutcome]
+    not_compared: list[str]
+    """What of the rows could not be compared, in sentences."""
     notes: list[str]
     bytes_copied: int
     """Of production."""

@@ -196,10 +196,20 @@ class _Columns:
     def _differs(self, name: str) -> str:
         old, new = f"a.{quoted(name)}", f"b.{quoted(name)}"
         if name in self.rounded:
-            old, new = (f"format('{{:.8e}}', CAST({column} AS DOUBLE) + 0.0)" for column in (old, new))
+            old, new = nine_digits(old), nine_digits(new)
         if name in self.as_text:
             old, new = f"to_json({old})::VARCHAR", f"to_json({new})::VARCHAR"
         return f"{old} IS DISTINCT FROM {new}"
+
+
+def nine_digits(column: str) -> str:
+    """SQL for a float's first nine digits, as a text in which zero and NaN have no sign.
+
+    It is rounded to thirteen first: sums that differ in their last digits, on both sides of a half, become one.
+    """
+    value = f"CAST({column} AS DOUBLE)"
+    digits = f"format('{{:.8e}}', CAST(format('{{:.12e}}', {value}) AS DOUBLE) + 0.0)"
+    return f"CASE WHEN isnan({value}) THEN 'nan' ELSE {digits} END"
 
 
 def _is_float(type: pa.DataType) -> bool:

@@ -54,6 +54,7 @@ class StateDiff:
         counts: How many keys were added, removed and changed; None if the state could not be compared, and `why` says
             why.
         left_out: Fields that are not compared, as in `TableDiff`.
+        timers: How many timers only one side has, in words; "" if both have the same, or they were not compared.
     """
 
     stage: str
@@ -61,10 +62,11 @@ class StateDiff:
     sample: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
     left_out: tuple[str, ...] = ()
+    timers: str = ""
 
     @property
     def same(self) -> bool:
-        return self.counts is not None and not any(self.counts.values())
+        return self.counts is not None and not any(self.counts.values()) and not self.timers
 
 
 @dataclass(frozen=True, slots=True)

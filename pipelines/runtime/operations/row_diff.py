@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, quoted
-from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED
+from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, nine_digits
 from pipelines.runtime.operators import clocked_output
 from pipelines.runtime.operators.event_time import START
 from state_ops.arrow import frames
@@ -98,11 +98,12 @@ def compared_rows(
     ).fetchall():
         counts[kind] += count
         days.setdefault(day, dict.fromkeys(KINDS, 0))[kind] += count
+    inside = _names_inside(types)
     query = (
         "SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
-        f"{', '.join(_as_shown(name, types[name]) for name in columns)} FROM differing "
-        f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT "
-        f"{sample}"
+        f"{', '.join(f'{_as_shown(inside[name], types[name])} AS {_title(name)}' for name in columns)} FROM differing "
+        f"ORDER BY day, {', '.join(f'differing.{inside[name]}' for name in key) or 'differing.change'}, place, turn "
+        f"LIMIT {sample}"
     )
     with asked(connection, query) as (_, differing):
         shown = [row for part in differing for row in frames.python_rows(part)]
@@ -110,15 +111,24 @@ def compared_rows(
     return TableDiff(table, rows, counts, days, shown, "; ".join(_columns_alone(first, second)), left_out)
 
 
-def _as_shown(name: str, types: Sequence[pa.DataType]) -> str:
+def _names_inside(names: Iterable[str]) -> dict[str, str]:
+    """What a table's columns are called in `differing`, whose own columns may have any of their names."""
+    return {name: f"column_{number}" for number, name in enumerate(names)}
+
+
+def _title(name: str) -> str:
+    """What a column is called in a sample, whose first column is `change`."""
+    return quoted(f"{name} (of the table)" if name.casefold() == "change" else name)
+
+
+def _as_shown(column: str, types: Sequence[pa.DataType]) -> str:
     """A column of `differing` as the table has it: floats are compared as texts of nine digits."""
-    column = quoted(name)
     if not _is_compared_as_float(types):
         return column
     # A float32 has fewer digits than these: as its own shortest text it is 1.1, and not 1.10000002.
     is_short = all(map(pa.types.is_float32, types))
     short = f"CAST(CAST({column} AS FLOAT) AS VARCHAR)" if is_short else column
-    return f"CAST({short} AS DOUBLE) AS {column}"
+    return f"CAST({short} AS DOUBLE)"
 
 
 def _columns_alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[str]:
@@ -154,14 +164,15 @@ def _compare(
     Args:
         types: By column, its types on the sides that have rows.
     """
-    same = ", ".join(_comparable(name, of) for name, of in types.items())
-    listed = ", ".join(map(quoted, types))
+    inside = _names_inside(types)
+    same = ", ".join(f"{_comparable(name, of)} AS {inside[name]}" for name, of in types.items())
+    listed = ", ".join(inside.values())
     other = THEIRS if has_theirs else OURS
     for name, loaded in ((OURS, has_ours), (THEIRS, has_theirs)):
         origin = name if loaded else f"(SELECT * FROM {other} LIMIT 0)"
         connection.execute(f"CREATE TABLE {name}_as AS SELECT {same} FROM {origin}")
-    day = f"strftime({quoted(event)}, '%Y-%m-%d')" if event is not None else "''"
-    by = f"PARTITION BY {', '.join(map(quoted, key))}" if key else "PARTITION BY 1"
+    day = f"strftime({inside[event]}, '%Y-%m-%d')" if event is not None else "''"
+    by = f"PARTITION BY {', '.join(inside[name] for name in key)}" if key else "PARTITION BY 1"
     connection.execute(
         f"""CREATE TABLE differing AS
         WITH removed AS (SELECT * FROM ours_as EXCEPT ALL SELECT * FROM theirs_as),
@@ -182,9 +193,14 @@ def _comparable(name: str, types: Sequence[pa.DataType]) -> str:
     """A column as both sides can be compared by it."""
     column = quoted(name)
     if _is_compared_as_float(types):
-        return f"format('{{:.8e}}', CAST({column} AS DOUBLE) + 0.0) AS {column}"
-    if len(set(types)) > 1 and not all(map(_is_number, types)):
-        return f"CAST(to_json({column}) AS VARCHAR) AS {column}"
+        return nine_digits(column)
+    if len(set(types)) == 1:
+        return column
+    if not all(map(_is_number, types)):
+        return f"CAST(to_json({column}) AS VARCHAR)"
+    if any(map(pa.types.is_decimal, types)):  # no decimal has room for all whole numbers and all decimals
+        text = f"CAST({column} AS VARCHAR)"
+        return f"CASE WHEN contains({text}, '.') THEN rtrim(rtrim({text}, '0'), '.') ELSE {text} END"
     return column
 
 

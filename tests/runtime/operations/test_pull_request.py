@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import re
+import sys
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -14,11 +18,26 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, expect, files, foreach, select
+from pipelines.api import (
+    Epoch,
+    KeyedState,
+    Pipeline,
+    State,
+    ValueState,
+    agg,
+    aggregate,
+    delta,
+    expect,
+    files,
+    foreach,
+    select,
+    stage,
+)
 from pipelines.api import kafka as kafka_api
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.operations.pull_request import comment, review, taking
+from pipelines.runtime.operations.pull_request.replaying import Failed
 from pipelines.runtime.operations.pull_request.review import Review
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
@@ -449,7 +468,101 @@ def test_the_command_writes_the_comment_and_ends_as_it_was_asked(tmp_path, weir)
     assert weir(broken, "ci", "small", "--in-process", "--fail-on", "nothing").code == 0
 
 
+def test_a_directory_of_production_is_no_scratch(tmp_path):
+    site = small.Bank.at(tmp_path / "site", **RETAINED).site
+    for place in (site.root / "storage" / "small" / "tmp", site.root / "storage", site.landing / "ci"):
+        with pytest.raises(ConfigurationError, match="that is production's"):
+            review.review(small.pipeline, site.settings, scratch=place)
+        assert not place.exists()
+    with pytest.raises(ConfigurationError, match="no directory of this machine"):
+        review.review(small.pipeline, site.settings, scratch=Path("s3://bucket/ci"))
+
+
+def test_a_command_that_would_let_everything_pass_is_refused(tmp_path, weir, monkeypatch):
+    site = small.Bank.at(tmp_path / "site", **RETAINED).site
+    assert weir(site, "ci", "small", "--fail-on", "").code == 2, "as of a variable that is not set"
+    assert weir(site, "ci", "small", "--output", str(tmp_path / "nowhere" / "comment.md")).code == 2
+    monkeypatch.setattr(review, "review", lambda *_, **__: sys.exit(0))  # as code of a pipeline may
+    shown = weir(site, "ci", "small", "--in-process")
+    assert shown.code == 1 and "sys.exit(0)" in shown.err
+
+
+class Due(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+def rings(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """Never within these epochs."""
+    return fired.select("id", at=pl.lit(0, pl.Int64))
+
+
+def with_timer(hours: int) -> Pipeline:
+    @stage(
+        "accounts",
+        source=files("{landing}/*.parquet", name="landing"),
+        key="id",
+        state=Due,
+        sink=delta.append("booked"),
+        on_timer=rings,
+    )
+    def waits(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count())
+        state.timers.set(rows, after=timedelta(hours=hours))
+        return rows.select("id", "at")
+
+    return Pipeline("small", (waits,), max_parallelism=8)
+
+
+def test_timers_at_another_moment_differ(tmp_path):
+    bank = bank_of(tmp_path / "site", with_timer(1), 1, 2)
+    assert tried(bank, epochs=1).found == ()
+    differs = tried(bank, with_timer(2), epochs=1)
+    assert differs.found == ("state",) and differs.states[0].counts["changed"] == 0
+    assert differs.states[0].timers.startswith("only production has ") and "timers by" in differs.states[0].timers
+    text = comment.markdown(differs)
+    assert text.startswith("**weir ci small: other timers**") and differs.states[0].timers in text
+
+
+def nine(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Rows of which each gate of at most two fails, while state has fewer."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows.select("id", rows=pl.lit(9, pl.Int64))
+
+
+def test_a_gate_of_rows_is_not_taken_for_the_same_one_of_state(tmp_path):
+    gates = [
+        expect("ExpectColumnValuesToBeBetween", column="rows", max_value=5, on_failure="warn", of=of)
+        for of in ("rows", "state")
+    ]
+    bank = bank_of(tmp_path / "site", with_function(nine, gates=tuple(gates)), 1, 2)
+    before = {len(outcome.failed): outcome.before for outcome in tried(bank, epochs=1).gates}
+    assert before == {1: 1, 0: 0}
+
+
 # -- the comment
+
+
+def review_with(*notes: str) -> Review:
+    return Review("small", "main", None, notes=notes)
+
+
+def test_what_github_looks_for_in_what_people_see_is_not_there():
+    text = comment.markdown(review_with("cc @somebody, me@evil.test, www.evil.test, #12, GH-12, $x$ and mailto:x@y.z"))
+    seen = html.unescape(re.sub(r"\\([^\w\s])", r"\1", text.replace("<span>$</span>", "")))
+    assert not re.search(r"@\w|\bwww\.|#\d|GH-\d|\$|mailto:", seen), seen
+    assert "somebody" in seen and "evil.test" in seen
+
+
+def test_a_comment_that_is_cut_ends_with_a_whole_paragraph():
+    failed = Failed(2, False, "`" * 5 + "x" * 50_000, "y" * 70_000)
+    text = comment.markdown(replace(review_with("n" * 70_000), failed=failed))
+    assert "does not fit into a comment" in text and "the code fails in epoch 2" in text and len(text) < 20_000
+    assert sum(re.fullmatch("`{6,}", line) is not None for line in text.splitlines()) == 2
+
+
+# -- of a whole review
 
 
 def wide(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
@@ -484,6 +597,9 @@ def test_a_comment_is_never_longer_than_github_takes(tmp_path):
     many = replace(differs, states=(replace(state, counts={**state.counts, "changed": 5000}, sample=[row] * 2000),))
     text = comment.markdown(many, sample=2000)
     assert 20_000 < len(text) <= comment.LIMIT and "more keys." in text
+    unsure = replace(differs, states=(), not_compared=("Rows of booked are not compared: 1 file is gone.",))
+    assert "nothing differs of what could be compared; 1 table could not" in comment.verdict(unsure)
+    assert "1 file is gone" in comment.markdown(unsure)
     noisy = replace(differs, notes=("n" * 1000,) * 100)
     text = comment.markdown(noisy)
     assert len(text) <= comment.LIMIT and "does not fit into a comment" in text

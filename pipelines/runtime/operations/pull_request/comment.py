@@ -35,7 +35,9 @@ from state_ops.value_text import text_of
 LIMIT: Final = 65_536
 _SHOWN: Final = 20  # findings, gates, days and lines of a trace
 _VALUE: Final = 120  # characters of a value
+_ERROR: Final = 4_000  # characters of an error, and of a trace
 _SPECIAL = re.compile(r"([\\`*_\[\]#~!|])")
+_LINKED = re.compile(r"@(?=\w)|#(?=\d)|\bGH-(?=\d)|\bwww(?=\.)|\b(?:mailto|xmpp)(?=:)", re.IGNORECASE)
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
 
 
@@ -47,11 +49,15 @@ def markdown(review: Review, sample: int = 10) -> str:
             that failed a gate either.
     """
     for shown in _fewer(sample):
-        text = redacted("\n\n".join(_paragraphs(review, shown))) + "\n"
+        paragraphs = list(_paragraphs(review, shown))
+        text = redacted("\n\n".join(paragraphs)) + "\n"
         if len(text) <= LIMIT:
             return text
     note = "\n\n... the rest does not fit into a comment: `weir ci --json` has all of it.\n"
-    return text[: LIMIT - len(note)] + note
+    while len(text) + len(note) > LIMIT:  # whole paragraphs go: a part of one may leave a table or a fence open
+        paragraphs.pop()
+        text = redacted("\n\n".join(paragraphs))
+    return text + note
 
 
 def _fewer(sample: int) -> Iterator[int]:
@@ -69,6 +75,9 @@ def verdict(review: Review) -> str:
         return f"{named}: {'; '.join(said)}"
     if not review.played:
         return f"{named}: no epoch could be replayed"
+    if review.not_compared:
+        rest = counted(len(review.not_compared), "table")
+        return f"{named}: nothing differs of what could be compared; {rest} could not"
     return f"{named}: nothing differs"
 
 
@@ -81,7 +90,9 @@ def _rows_say(review: Review) -> str:
 
 def _states_say(review: Review) -> str:
     count = review.keys_differing
-    return f"{counted(count, 'key')} of state {agrees(count, 'differs', 'differ')}" if count else "other state"
+    if count:
+        return f"{counted(count, 'key')} of state {agrees(count, 'differs', 'differ')}"
+    return "other timers" if all(state.same or state.timers for state in review.states) else "other state"
 
 
 def _gates_say(review: Review) -> str:
@@ -113,9 +124,9 @@ def _paragraphs(review: Review, shown: int) -> Iterator[str]:
         yield from _states(review, shown)
         yield from _gates(review, shown)
         yield from _cost(review)
-    if review.notes:
+    if notes := (*review.not_compared, *review.notes):
         yield "### Notes"
-        yield "\n".join(f"- {_plain(note)}" for note in review.notes)
+        yield "\n".join(f"- {_plain(note)}" for note in notes)
 
 
 def _where(review: Review) -> str:
@@ -211,7 +222,7 @@ def _states(review: Review, shown: int) -> Iterator[str]:
             (
                 state.stage,
                 *(("", "", "") if state.counts is None else (f"{state.counts[kind]:,}" for kind in KINDS)),
-                state.why,
+                "; ".join(filter(None, (state.why, state.timers))),
             )
             for state in review.states
         ],
@@ -352,16 +363,25 @@ def _cell(value: str) -> str:
 def _plain(text: str) -> str:
     """A text of which nothing becomes markup, a mention or a link."""
     text = _INVISIBLE.sub(" ", redacted(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", text).replace("@", "&#64;").replace("://", ":&#47;&#47;")
+    text = _SPECIAL.sub(r"\\\1", _apart(text)).replace("@", "&#64;").replace("://", ":&#47;&#47;")
+    return text.replace("$", "<span>$</span>")  # two of them would be a formula
 
 
 def _html(text: str) -> str:
     """The same where Markdown is not looked at."""
-    return html.escape(_INVISIBLE.sub(" ", redacted(text))).replace("@", "&#64;")
+    return html.escape(_apart(_INVISIBLE.sub(" ", redacted(text)))).replace("@", "&#64;")
+
+
+def _apart(text: str) -> str:
+    """A text with an invisible space in what GitHub looks for in what people get to see, however it is escaped:
+    mentions, addresses, issues."""
+    return _LINKED.sub("\\g<0>\u200b", text)
 
 
 def _code(text: str) -> str:
-    """A block of code, whatever fences the text has itself."""
+    """A block of code, whatever fences the text has itself, and however long it is."""
+    text = redacted(text)
+    text = text if len(text) <= _ERROR else f"{text[:_ERROR]}..."
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -20,6 +20,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.inspection.database import database, load
 from pipelines.runtime.inspection.diff import compared_views
+from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.operations.branch_diff import StateDiff
 from pipelines.runtime.operations.pull_request.replaying import EpochPlayed
@@ -32,6 +33,9 @@ from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, snapshots_of
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
+from state_ops.schema import descriptors
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots.rescale import first_key
 from state_ops.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -146,9 +150,41 @@ def states_differ(
                 fields = [f"only production has {name}" for name in difference.gone]
                 fields += [f"only the branch has {name}" for name in difference.new]
                 fields += [f"{name} was {was}, is {now}" for name, (was, now) in difference.retyped.items()]
-                yield StateDiff(uid, dict(difference.counts), rows, why="; ".join(fields), left_out=left_out)
+                timers = _timers_differ(first, second) if pipeline.stage(uid).on_timer is not None else ""
+                yield StateDiff(
+                    uid, dict(difference.counts), rows, why="; ".join(fields), left_out=left_out, timers=timers
+                )
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)
+
+
+_TIMERS = {descriptors.EVENT_TIMERS: "event time", descriptors.PROCESSING_TIMERS: "processing time"}
+_OF_TIMERS = pa.schema([("timer", pa.binary())])
+
+
+def _timers_differ(first: View, second: View) -> str:
+    """How many timers only one side has, in words; "" if both have the same."""
+    parts = []
+    for kind, clock in _TIMERS.items():
+        with database() as connection:
+            load(connection, OURS, _timers(first, kind), _OF_TIMERS)
+            load(connection, THEIRS, _timers(second, kind), _OF_TIMERS)
+            for here, there, side in ((OURS, THEIRS, "production"), (THEIRS, OURS, "the branch")):
+                query = f"SELECT count(*) FROM (SELECT * FROM {here} EXCEPT ALL SELECT * FROM {there})"
+                ((count,),) = connection.execute(query).fetchall()
+                parts += [f"only {side} has {counted(count, 'timer')} by {clock}"] if count else []
+    return "; ".join(parts)
+
+
+def _timers(view: View, kind: int) -> Iterator[pa.Table]:
+    """The entries of timers of one kind, key group by key group. What they hold is left out: it says in whose barrier
+    they did not fire, which is over."""
+    for subtask, taken in view.snapshots.items():
+        with opened(view.storage, view.options, taken, view.backend) as backend:
+            for group in group_range(subtask, view.parallelism, view.max_parallelism):
+                beginning, end = (first_key(group) + bytes([of]) for of in (kind, kind + 1))
+                keys = [key for key, _ in backend.scan(beginning, end)]
+                yield pa.table([pa.array(keys, pa.binary())], schema=_OF_TIMERS)
 
 
 def _view(

@@ -11,6 +11,7 @@ pruned while it is read is noticed, and newer epochs are taken.
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 import uuid
@@ -22,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from configs.redaction import redacted
 from configs.settings import Settings
-from pipelines.runtime.definition import HOLD, Pipeline
+from pipelines.runtime.definition import HOLD, FileSource, Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.gates import evaluation, restore_gates
@@ -110,6 +111,7 @@ class Review:
         tables: How rows differ, by sink.
         states: How state differs, by stage, if the replay came to its end.
         gates: What gates said.
+        not_compared: What of the rows could not be compared, in sentences.
         notes: What else is to be said, in sentences.
         bytes_copied: Of production.
         seconds: By phase.
@@ -125,6 +127,7 @@ class Review:
     tables: tuple[TableDiff, ...] = ()
     states: tuple[StateDiff, ...] = ()
     gates: tuple[GateOutcome, ...] = ()
+    not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     bytes_copied: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -187,6 +190,7 @@ class Review:
                 state.stage: {
                     **(state.counts or {}),
                     "why": state.why,
+                    "timers": state.timers,
                     "left_out": list(state.left_out),
                     "sample": state.sample,
                 }
@@ -204,6 +208,7 @@ class Review:
                 }
                 for outcome in self.gates
             ],
+            "not_compared": list(self.not_compared),
             "notes": list(self.notes),
             "bytes_copied": self.bytes_copied,
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
@@ -257,6 +262,7 @@ def review(
         on_epoch: Is told of each epoch that was replayed.
 
     Raises:
+        ConfigurationError: What is asked for is no pipeline but a branch, or the directory is production's.
         PrunedError: Production prunes faster than it can be read.
         WeirError: Production has no checkpoint yet, or there is no such branch.
     """
@@ -268,11 +274,27 @@ def review(
     evaluation.check_installed(pipeline)
     production = pipeline if origin == MAIN else branched(pipeline, settings, origin)
     home = scratch if scratch is not None else settings.work_dir / "ci"
+    _check_apart(home, pipeline, settings)
     clock = time.perf_counter()
     with scratch_dir(home, "weir-ci-") as directory:
         trial = _Trial(pipeline, production, settings, origin, epochs, directory, sample, executor, on_epoch)
         done = trial.run()
     return replace(done, seconds={**done.seconds, "all": time.perf_counter() - clock})
+
+
+def _check_apart(home: Path, pipeline: Pipeline, settings: Settings) -> None:
+    """Raises ConfigurationError if a directory lies where production writes, or where a source looks for files."""
+    if re.match(r"[\w+-]+:/", str(home)):
+        raise ConfigurationError(f"--scratch {home} is no directory of this machine.", next="Name one of a local disk.")
+    patterns = [source.pattern for source in pipeline.sources if isinstance(source, FileSource)]
+    resolved = [settings.resolve(pipeline.name, place) for place in (*pipeline.elsewhere.values(), *patterns)]
+    for place in (settings.storage_uri(pipeline.name).removesuffix(f"/{pipeline.name}"), *resolved):
+        fixed = re.split(r"/[^/]*[*?\[]", place.removeprefix("file://"), maxsplit=1)[0]
+        if "://" not in fixed and home.resolve().is_relative_to(Path(fixed).resolve()):
+            raise ConfigurationError(
+                f"Everything would be written below {home}, which lies in {fixed}: that is production's.",
+                next="Name a directory of its own with --scratch.",
+            )
 
 
 @dataclass
@@ -378,7 +400,8 @@ class _Trial:
             tables=tuple(table for table in compared_rows if isinstance(table, TableDiff)),
             states=states,
             gates=(*_outcomes(here, played), *restores),
-            notes=(*notes, *(note for note in compared_rows if isinstance(note, str)), *_about_code(here, taken)),
+            not_compared=tuple(note for note in compared_rows if isinstance(note, str)),
+            notes=(*notes, *_about_code(here, taken)),
             bytes_copied=taken.bytes,
         )
 
@@ -427,13 +450,13 @@ def _outcomes(pipeline: Pipeline, played: Iterable[EpochPlayed]) -> list[GateOut
                 (epoch, verdict)
             )
     outcomes = []
-    for (uid, _, title, policy), said in by_gate.items():
+    for (uid, of, title, policy), said in by_gate.items():
         asked = [gate for gate in pipeline.stage(uid).gates if gate.title == title]
         before = [
             recorded["passed"]
             for epoch, _ in said
             for recorded in stats_of(epoch.recorded, uid).gates
-            if any(gate.is_titled(recorded["title"]) for gate in asked)
+            if recorded["of"] == of and any(gate.is_titled(recorded["title"]) for gate in asked)
         ]
         failed = [(epoch, verdict) for epoch, verdict in said if not verdict.passed]
         outcomes.append(
