@@ -39,6 +39,7 @@ FAILURES = 8
 FAILED, INTERRUPTED, DIED = "failed", "interrupted", "died"
 _LAST_SECONDS = 5.0
 _MESSAGE = 500  # characters of one: it is written at each heartbeat
+_TEXTS = {"how": str, "host": str, "run_id": str | None, "error": str | None, "message": str | None}
 log = Logger("weir.lease")
 Record = TypeVar("Record")
 
@@ -85,7 +86,8 @@ def read(storage: Storage) -> Lease | None:
     if raw is None:
         return None
     try:
-        return record(Lease, raw)
+        holder = record(Lease, raw)
+        return replace(holder, failures=[item for item in holder.failures if _is_failure(item)][-FAILURES:])
     except ValueError as error:
         raise unreadable(
             storage,
@@ -181,6 +183,17 @@ def failure(how: str, holder: Lease, error: BaseException | None = None) -> dict
         "error": type(error).__name__ if message is not None else None,
         "message": message,
     }
+
+
+def _is_failure(item: Any) -> bool:
+    """Whether it is what `failure` gives: what another release has written, or a hand, is left out."""
+    if not isinstance(item, dict) or not item.keys() >= _TEXTS.keys() | {"when", "generation"}:
+        return False
+    try:
+        has_zone = datetime.fromisoformat(item["when"]).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+    return has_zone and type(item["generation"]) is int and all(isinstance(item[name], _TEXTS[name]) for name in _TEXTS)
 
 
 def alive(lease: Lease | None) -> bool | None:

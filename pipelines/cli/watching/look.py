@@ -34,7 +34,7 @@ from state_ops.errors import PrunedError
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 
-_REST, _LISTING_SECONDS = 20.0, 10.0
+_REST, _LISTING_SECONDS, _RESULTS_SECONDS = 20.0, 10.0, 30.0
 _AT_ONCE = 32
 
 
@@ -56,7 +56,7 @@ class Look:
         suspended, restoring, missing, ahead: Only of a close look: that a person has ended the pipeline, the fetches of
             state that are going on, by source a landing directory that does not exist, and the sources that have read
             their `max_ahead` of event time more than slower ones.
-        checked, drilled: Not of a close look: what the last checks of the storage and the last drill have found.
+        checked, drilled: What the last checks of the storage and the last drill have found.
         fsck_scheduled, drill_scheduled: Whether the configuration has these run by themselves.
     """
 
@@ -129,7 +129,8 @@ class Watched:
     Args:
         name: As the configuration has it, or PIPELINE@BRANCH.
         closely: Read what only people need, too. Since they look every few seconds, sources and the record of
-            restores, which cost most, then rest for twenty times as long as reading them took.
+            restores, which cost most, then rest for twenty times as long as reading them took, and results of checks
+            and drills for half a minute.
 
     Attributes:
         with_files: Whether looks read a listing, too. That has a row for each file of state, so it is read at most every
@@ -142,7 +143,8 @@ class Watched:
         self._beat: tuple[int, int] | None = None
         self._since, self._has_moved = 0.0, False
         self._slow: tuple[Mapping[str, Arrivals], Mapping[str, str], Restored | None] = ({}, {}, None)
-        self._rests_until = 0.0
+        self._results: tuple[Sequence[Checked], Drilled | None] = ((), None)
+        self._rests_until = self._results_rest_until = 0.0
         self.with_files = False
         self._files: tuple[str, Sequence[StateFile]] = ("", ())
         self._files_at = float("-inf")
@@ -160,20 +162,29 @@ class Watched:
         if self.opened is None:
             pipeline = named(self.name, self.settings)
             self.opened = Opened(pipeline, *open_storage(pipeline, self.settings), readers(pipeline, self.settings))
-            self._rests_until = 0.0
+            self._rests_until = self._results_rest_until = 0.0
         return self.opened
 
     def _look(self, now: float) -> Look:
         opened = self.open()
+        holder, retained = _read(opened)
+        if (
+            not retained and opened.pipeline.branch is not None
+        ):  # it was dropped; the name is another's now, or nobody's
+            self.opened = None
+            opened = self.open()
+            holder, retained = _read(opened)
         storage, registry = opened.storage, opened.registry
-        holder = lease.read(storage)  # before the head: a coordinator that ends in between is seen alive once more
-        retained = registry.checkpoints()
         head = retained[-1] if retained else None
         if now >= self._rests_until:
             began = time.perf_counter()
             self._slow = self._look_slowly(opened, head)
             self._rests_until = now + (time.perf_counter() - began) * _REST if self._closely else 0.0
         arrived, missing, restored = self._slow
+        if now >= self._results_rest_until:
+            self._results = results.checked(storage), results.drilled(storage)
+            self._results_rest_until = now + _RESULTS_SECONDS if self._closely else 0.0
+        checked, drilled = self._results
         return Look(
             interval=self.settings.checkpoints.interval_seconds,
             holder=holder,
@@ -191,8 +202,8 @@ class Watched:
             restoring=restore_progress.read(storage) if self._closely else (),
             ahead=_ahead(opened.pipeline, head) if self._closely and head is not None else frozenset(),
             files=self._listing(opened, head, now) if self.with_files and head is not None else (),
-            checked=results.checked(storage) if not self._closely else (),
-            drilled=results.drilled(storage) if not self._closely else None,
+            checked=checked,
+            drilled=drilled,
             fsck_scheduled=self.settings.dagster.upkeep_cron is not None,
             drill_scheduled=self.settings.dagster.drill_cron is not None,
         )
@@ -228,6 +239,11 @@ class Watched:
         if now - self._since >= DEAD_AFTER_HEARTBEATS * holder.heartbeat_seconds:
             return False
         return True if self._has_moved else None
+
+
+def _read(opened: Opened) -> tuple[Lease | None, Sequence[Checkpoint]]:
+    """The lease before the checkpoints: a coordinator that ends in between is seen alive once more."""
+    return lease.read(opened.storage), opened.registry.checkpoints()
 
 
 def _ahead(pipeline: Pipeline, head: Checkpoint) -> frozenset[str]:

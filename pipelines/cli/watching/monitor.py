@@ -153,7 +153,10 @@ class Monitor:
         for name, row in self.rows.items():
             outcome = self._looks.ended(name)
             if outcome is not None:
-                _take(row, outcome, now)
+                try:
+                    _take(row, outcome, now)
+                except Exception as error:  # one whose figures make no sense takes no other from the page
+                    row.look, row.error, row.problems = None, error, [unreadable(error)]
             elif name in self._looks.going and now - self._begun[name] >= patience:
                 waited = now - self._begun[name]
                 _fail(row, TransientError(f"storage has not answered for {waited:.0f} s", next="It is waited for."))

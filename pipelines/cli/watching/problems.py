@@ -13,6 +13,7 @@ from state_ops.checkpoints.checkpoint import EPOCH, ROWS_LOST
 from state_ops.coordination import restore_progress
 from state_ops.coordination.gate_hold import GATE
 from state_ops.coordination.lease import FAILED, Lease
+from state_ops.coordination.results import Checked
 from state_ops.counts import agrees, counted
 from state_ops.errors import DISK_FULL, WeirError, page_about, plainly
 
@@ -26,7 +27,9 @@ _FLAPPING, _FLAPPING_WITHIN = 5, timedelta(minutes=30)
 _LARGE, _GROWN_WITHIN = 1_000_000_000, timedelta(days=1)
 _HOLDS = "docs/how-to/gates.md"
 _DIED, _HANGS = "docs/playbooks/worker-died.md", "docs/playbooks/coordinator-hung.md"
-_DAMAGED = "docs/playbooks/corrupt-checkpoint.md"
+_DAMAGED, _DRILLS = "docs/playbooks/corrupt-checkpoint.md", "docs/how-to/restore.md"
+DRILL = "drill"
+"""The purpose of a drill's restore."""
 _BY_ERROR = {"InputError": "docs/playbooks/wrong-input.md", "DamageError": _DAMAGED, GATE: _HOLDS}
 
 
@@ -74,7 +77,13 @@ def problems(name: str, look: Look, epochs: Sequence[EpochFigures]) -> list[Prob
         name: As commands take it.
         epochs: Those that are known, oldest first.
     """
-    listed = [*_holds(look), *_who_runs(name, look), *_epochs(name, look, epochs), *_storage(name, look, epochs)]
+    listed = [
+        *_holds(look),
+        *_who_runs(name, look),
+        *_epochs(name, look, epochs),
+        *_storage(name, look, epochs),
+        *_results(name, look),
+    ]
     return sorted(listed, key=lambda problem: _ORDER.index(problem.severity))
 
 
@@ -224,6 +233,38 @@ def _storage(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[
             "A ttl, or a watermark that stands still?",
             "docs/playbooks/state-too-large.md",
         )
+
+
+def _results(name: str, look: Look) -> Iterator[Problem]:
+    """What the last checks and the last drill have found. That a drill found the objects damaged is said of its restore."""
+    worst = max(look.checked, key=lambda checked: checked.damaged, default=None)
+    if worst is not None and worst.damaged:
+        yield Problem(
+            WRONG,
+            f"the last {kind_of(worst)} ({_minute(worst.at)}, on {worst.host}) found {counted(worst.damaged, 'damaged thing')};"
+            f" {worst.intact} of {counted(worst.checkpoints, 'checkpoint')} can be restored",
+            f"weir fsck {name} names each{' with --quick' if worst.quick else ''}, and what to do; once it finds none, this goes",
+            _DAMAGED,
+        )
+    drilled = look.drilled
+    if drilled is None:
+        return
+    when = f"the last drill ({_minute(drilled.at)}, on {drilled.host})"
+    if not drilled.comes_back:
+        if look.restored is None or look.restored.valid or look.restored.purpose != DRILL:
+            what = f"by {when} checkpoint {drilled.checkpoint} would not come back as it was"
+            yield Problem(
+                WRONG, what, f"weir drill {name} says what is wrong, weir fsck {name} whether objects are", _DRILLS
+            )
+    elif not drilled.in_time:
+        took = "" if drilled.recovery_seconds is None else f" after {ago(drilled.recovery_seconds)}"
+        what = f"by {when} it comes back{took}, and misses its objectives"
+        yield Problem(LOOK, what, f"weir drill {name} says which", _DRILLS)
+
+
+def kind_of(checked: Checked) -> str:
+    """Which check it was, in words."""
+    return "quick check" if checked.quick else "check of contents"
 
 
 def _minute(moment: datetime) -> str:

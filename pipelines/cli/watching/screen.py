@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ from pipelines.cli.watching import figures
 from pipelines.cli.watching.figures import EpochFigures, ago, short_number, size
 from pipelines.cli.watching.keys import BACK, DOWN, ENTER, UP
 from pipelines.cli.watching.monitor import Row
-from pipelines.cli.watching.problems import LOOK, NOTE, WRONG, Problem, last_failure
+from pipelines.cli.watching.problems import LOOK, NOTE, WRONG, Problem, kind_of, last_failure
 from state_ops.counts import counted
 
 _LETTERS = {
@@ -76,6 +77,11 @@ class Page:
             return replace(self, selected=names[at], detail=True)
         step = {UP: -1, DOWN: 1}.get(key, 0)
         return replace(self, selected=names[min(max(at + step, 0), len(names) - 1)])
+
+
+def console(**options: Any) -> Console:
+    """A console for pages: a text is shown as it is, whatever rich would take brackets and colons for."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
 
 
 def in_order(rows: Mapping[str, Row], by: str) -> list[Row]:
@@ -263,6 +269,19 @@ def _about(row: Row, width: int) -> Iterator[Text]:
     for name, arrivals in look.arrived.items():
         waits = "unknown" if arrivals.problem else counted(arrivals.waiting, arrivals.unit)
         yield Text(clean(f"waiting in {name}: {waits}"), no_wrap=True, overflow="ellipsis")
+    results = [
+        *(
+            f"{kind_of(checked)} {_since(checked.at)}: {checked.damaged or 'nothing'} damaged"
+            for checked in look.checked
+        ),
+        *(
+            [f"drill {_since(look.drilled.at)}: {'passed' if look.drilled.comes_back else 'failed'}"]
+            if look.drilled
+            else []
+        ),
+    ]
+    if results:
+        yield Text(clean(f"last {', '.join(results)}"), no_wrap=True, overflow="ellipsis")
     failure = last_failure(look.holder)
     if failure is not None:
         text = f"last failure: {failure.get('how')} {str(failure.get('when'))[:19]} {failure.get('message') or ''}"
@@ -325,9 +344,7 @@ def sink_table(row: Row) -> Table:
     for title in ("KIND", "NEWEST", "BEHIND", "PUBLISHED"):
         table.add_column(title, no_wrap=True, justify="left" if title == "KIND" else "right")
     for sink in row.sinks:
-        since = (
-            "-" if sink.published_at is None else f"{ago((datetime.now(UTC) - sink.published_at).total_seconds())} ago"
-        )
+        since = "-" if sink.published_at is None else _since(sink.published_at)
         behind = Text(str(sink.behind), style=_STYLES[LOOK] if sink.behind else "")
         table.add_row(clean(sink.name), sink.kind, str(sink.newest or "-"), behind, since)
     return table
@@ -344,9 +361,11 @@ def _said(problem: Problem, width: int, whose: str) -> list[Text]:
 
 
 def _wrapped(text: Text, width: int) -> list[Text]:
-    from rich.console import Console
-
     return list(text.wrap(Console(width=width), width))
+
+
+def _since(moment: datetime) -> str:
+    return f"{ago(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def clean(text: str) -> str:

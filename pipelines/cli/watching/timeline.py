@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.cli.watching.figures import EpochFigures, ago, size
 from pipelines.cli.watching.look import Look
-from pipelines.cli.watching.problems import LOOK, NOTE, WRONG
+from pipelines.cli.watching.problems import DRILL, LOOK, NOTE, WRONG, kind_of
 from state_ops.checkpoints.checkpoint import EDIT, EPOCH, FORK, POSITIONS, PROMOTION, REWIND, SEEK, START, Checkpoint
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.checkpoints.restore_log import Restored
@@ -65,6 +65,7 @@ def events(
         *_failures(look),
         *_restored(restores),
         *_notes(look),
+        *_results(look),
         *_published(look),
     ]
     return sorted((event for event in listed if event.at >= begin), key=lambda event: event.at, reverse=True)[:_MOST]
@@ -121,7 +122,7 @@ def _restored(restores: Sequence[Restored]) -> Iterator[Event]:
         took = ago((row.fetch_ms + row.check_ms) / 1000)
         whole = "whole" if row.valid else f"damaged: {row.problem}"
         what = f"checkpoint {row.checkpoint_id} is {whole}; {size(row.bytes_fetched)} fetched, {took}, on {row.host}"
-        kind = row.purpose if row.purpose == "drill" else f"restore ({row.purpose})"
+        kind = row.purpose if row.purpose == DRILL else f"restore ({row.purpose})"
         yield Event(row.restored_at, kind, what, NOTE if row.valid else WRONG)
 
 
@@ -135,6 +136,23 @@ def _notes(look: Look) -> Iterator[Event]:
     if look.suspended is not None:
         what = f"{look.suspended.how} by a person: {look.suspended.why}"
         yield Event(datetime.fromisoformat(look.suspended.when), "suspended", what, LOOK)
+
+
+def _results(look: Look) -> Iterator[Event]:
+    for checked in look.checked:
+        found = f"{counted(checked.damaged, 'damaged thing')} found" if checked.damaged else "nothing damaged"
+        what = (
+            f"{kind_of(checked)}: {found}, {checked.intact} of {counted(checked.checkpoints, 'checkpoint')} can be restored;"
+            f" {ago(checked.seconds)}, on {checked.host}"
+        )
+        yield Event(checked.at, "checked", what, WRONG if checked.damaged else NOTE)
+    drilled = look.drilled
+    if drilled is not None:
+        comes = "comes back as it was" if drilled.comes_back else "would not come back as it was"
+        late = "" if drilled.in_time or not drilled.comes_back else ", later than its objectives allow"
+        what = f"checkpoint {drilled.checkpoint} {comes}{late}; {ago(drilled.seconds)}, on {drilled.host}"
+        severity = WRONG if not drilled.comes_back else NOTE if drilled.in_time else LOOK
+        yield Event(drilled.at, "drilled", what, severity)
 
 
 def _published(look: Look) -> Iterator[Event]:

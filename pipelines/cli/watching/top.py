@@ -80,7 +80,7 @@ def _print(monitor: Monitor, json: bool) -> None:
     if json:
         print_json({"at": datetime.now(UTC).isoformat(), "pipelines": [row.to_dict() for row in rows]})
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH)
+    console = screen.console(width=None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH)
     console.print(screen.plain(rows, console.width))
 
 
@@ -90,7 +90,7 @@ def _show(monitor: Monitor, every: float) -> None:
 
     from pipelines.cli.watching.keys import Keys
 
-    console = Console(highlight=False, file=sys.stdout)
+    console = screen.console(file=sys.stdout)
     page, due = Page(), 0.0
     with ExitStack() as stack:
         ended = stack.enter_context(_ended_by_signals())

@@ -24,7 +24,7 @@ from configs.redaction import redacted
 from configs.settings import Settings, TelemetrySettings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.timings import EpochTimes, StepTime, SubtaskTime
-from state_ops.errors import plainly
+from state_ops.errors import ConfigurationError, plainly
 from state_ops.extras import needed_for
 from state_ops.logs import Logger
 
@@ -56,7 +56,7 @@ def tracing(pipeline: Pipeline, settings: Settings, run_id: str | None) -> Itera
         run_id: Of the run in Dagster.
 
     Raises:
-        ConfigurationError: The extra is not installed.
+        ConfigurationError: The extra is not installed, or OpenTelemetry refuses its variables.
     """
     if not settings.telemetry.traces:
         yield None
@@ -80,11 +80,21 @@ class Sender:
 
         endpoint = None if settings.otlp_endpoint is None else f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"
         logging.getLogger(trace_exporter.__name__).setLevel(logging.CRITICAL)  # it warns of each try
-        exporter = _WarningOnce(trace_exporter.OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_SECONDS), endpoint)
+        logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
         resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "weir")})
         # One of its own, which no other library of this process sends spans by.
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_QUEUE))  # type: ignore[arg-type]
+        try:
+            exporter = trace_exporter.OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_SECONDS)
+            self._exporter = _WarningOnce(exporter, endpoint)
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+            processor = BatchSpanProcessor(self._exporter, max_queue_size=_QUEUE)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigurationError(
+                f"OpenTelemetry refuses its variables: {redacted(str(error))}.",
+                where="the environment, OTEL_...",
+                next="Correct the variable, or set telemetry.traces to false.",
+            ) from error
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("weir")
         self._facts = {"weir.pipeline": pipeline.name}
         if pipeline.branch is not None:
@@ -107,6 +117,8 @@ class Sender:
         ending = threading.Thread(target=self._provider.shutdown, name="weir-traces", daemon=True)
         ending.start()
         ending.join(_GOODBYE_SECONDS)
+        if ending.is_alive():  # the exporter tries again for longer than a run that ends waits for it
+            self._exporter.is_away()
 
 
 class _WarningOnce:
@@ -120,19 +132,30 @@ class _WarningOnce:
 
     def export(self, spans: Sequence[Any]) -> Any:
         result = self._exporter.export(spans)
-        is_away = result.name != "SUCCESS"
-        if is_away and not self._is_away:
-            log.warning("traces do not reach the collector; epochs go on without", endpoint=redacted(self._endpoint))
-        elif self._is_away and not is_away:
+        if result.name != "SUCCESS":
+            self.is_away()
+        elif self._is_away:
             log.info("traces reach the collector again", endpoint=redacted(self._endpoint))
-        self._is_away = is_away
+            self._is_away = False
         return result
+
+    def is_away(self) -> None:
+        """Say so, unless that was said."""
+        if not self._is_away:
+            log.warning("traces do not reach the collector; epochs go on without", endpoint=redacted(self._endpoint))
+        self._is_away = True
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return bool(self._exporter.force_flush(timeout_millis))
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
+
+
+def _without_values(record: logging.LogRecord) -> bool:
+    """OpenTelemetry repeats OTEL_EXPORTER_OTLP_HEADERS where it does not understand it, and secrets are in there."""
+    record.args = tuple("***" for _ in record.args or ())
+    return True
 
 
 class _EpochTrace:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from pipelines.cli.watching import figures, problems
+from pipelines.cli.watching import figures, problems, timeline
 from pipelines.cli.watching.figures import EpochFigures
 from pipelines.cli.watching.look import Look, Opened, Watched
+from pipelines.cli.watching.monitor import seen
 from pipelines.cli.watching.problems import LOOK, NOTE, WRONG
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations.forks import drop, fork
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.run.fsck import examine_and_note
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoints.checkpoint import STATE, StateFile
-from state_ops.coordination.lease import FAILED, Heartbeat, Lease, failure
+from state_ops.checkpoints.restore_log import Restored
+from state_ops.coordination.lease import FAILED, LEASE, Heartbeat, Lease, failure
+from state_ops.coordination.results import Checked, Drilled
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -179,6 +185,81 @@ def test_a_source_that_waits_for_a_slower_one_is_named(tmp_path):
     assert look.ahead == {"fast"} and look.arrived["fast"].waiting > 0
     notes = [problem.what for problem in problems.problems("pace", look, []) if problem.severity == NOTE]
     assert any("source fast is its max_ahead before slower ones" in what for what in notes)
+
+
+@pytest.mark.parametrize("bad", ["x", None, {}, {"how": "failed", "when": 5, "message": 7}, "naive", "undated"])
+def test_what_is_no_failure_in_a_lease_is_left_out_and_not_passed_on(tmp_path, bad):
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    bank.land(1)
+    good = failure(FAILED, HOLDER, StageError("no"))
+    bad = {"naive": {**good, "when": "2026-01-01T00:00:00"}, "undated": {**good, "when": "then"}}.get(str(bad), bad)
+    opened = Watched("small", bank.site.settings).open().storage
+    kept = [good, bad, good, bad]
+    opened.put_bytes(LEASE, json.dumps(asdict(replace(HOLDER, outcome=FAILED, failures=kept))).encode())
+    row = seen(Watched("small", bank.site.settings, closely=True))
+    assert row.look is not None and row.look.holder is not None and row.look.holder.failures == [good, good]
+    assert row.state == "FAILED" and "StageError: no" in row.problems[0].what
+    assert [event.kind for event in timeline.events(row.look, [], [])] == ["run failed"] * 2
+    with Heartbeat(opened, Generation(4), CheckpointId(0), 60.0, None):
+        assert json.loads(opened.read_bytes(LEASE) or b"")["failures"] == [good, good]
+
+
+# -- what checks and drills have noted
+
+
+CHECKED = Checked(NOW, 2.0, False, 0, {}, 0, 5, 5, "etl-3")
+DRILLED = Drilled(NOW, 60.0, 12, True, True, True, 1.0, 2.0, 3.0, 4.0, "etl-3")
+
+
+def test_what_checks_and_drills_have_found_is_a_problem_and_stands_in_the_timeline():
+    look = Look(60.0, HOLDER, alive=True, generation=3, checked=[CHECKED], drilled=DRILLED)
+    assert wrong(look) == []
+    kinds = [(event.kind, event.at, event.severity) for event in timeline.events(look, [], [])]
+    assert kinds == [("checked", NOW, NOTE), ("drilled", NOW, NOTE)]
+    quick = replace(CHECKED, quick=True, at=NOW + timedelta(hours=1))
+    damaged = replace(CHECKED, damaged=2, intact=4)
+    for checked in ([damaged], [damaged, quick], [CHECKED, replace(damaged, quick=True)]):
+        ((severity, what),) = wrong(replace(look, checked=checked))
+        assert severity == WRONG and "found 2 damaged things; 4 of 5 checkpoints can be restored" in what
+        assert ("quick" in what) == (checked[-1].damaged > 0 and checked[-1].quick)
+        events = timeline.events(replace(look, checked=checked), [], [])
+        assert [event.severity for event in events if event.kind == "checked"].count(WRONG) == 1
+    failed = replace(look, drilled=replace(DRILLED, comes_back=False, recovery_seconds=None))
+    ((severity, what),) = wrong(failed)
+    assert severity == WRONG and "checkpoint 12 would not come back as it was" in what
+    restored = Restored(CheckpointId(12), "c", "drill", False, "it is gone", 1, 1, restored_at=NOW)
+    assert len(wrong(replace(failed, restored=restored))) == 1, "said once"
+    ((severity, what),) = wrong(replace(look, drilled=replace(DRILLED, in_time=False)))
+    assert severity == LOOK and "it comes back after 3.0 s, and misses its objectives" in what
+
+
+def test_a_check_that_found_damage_is_seen_until_one_finds_none(tmp_path):
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    bank.epochs(1, 2)
+    (file, *_) = sorted(path for path in (bank.site.storage / "state").rglob("*") if path.is_file())
+    content = file.read_bytes()
+    watched, clock, texts = Watched("small", bank.site.settings, closely=True), [0.0], []
+    for text, seconds in ((b"", 0.0), (content, 10.0), (content, 40.0)):
+        file.write_bytes(text)
+        examine_and_note(bank.site.pipeline, bank.site.settings)
+        clock[0] = seconds
+        look = watched.look(lambda: clock[0])
+        texts.append(" ".join(problem.what for problem in problems.problems("small", look, [])))
+    assert "the last check of contents (" in texts[0] and "damaged" in texts[1], "notes rest for half a minute"
+    assert texts[2] == ""
+
+
+def test_a_branch_that_was_dropped_since_is_not_idle(tmp_path):
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    bank.epochs(1)
+    fork(bank.site.pipeline, bank.site.settings, "try")
+    watched = Watched("small@try", bank.site.settings, closely=True)
+    assert watched.look().head is not None
+    drop(bank.site.pipeline, bank.site.settings, "try")
+    with pytest.raises(WeirError, match="has no branch 'try'"):
+        watched.look()
+    fork(bank.site.pipeline, bank.site.settings, "try")
+    assert watched.look().head is not None
 
 
 def test_the_figures_of_epochs_are_what_the_registry_says(tmp_path):

@@ -15,14 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from configs import settings
 from configs.settings import PROJECT
 from pipelines.cli import main
-from pipelines.cli.watching import screen
+from pipelines.cli.watching import figures, screen
 from pipelines.cli.watching.look import Look, Watched
-from pipelines.cli.watching.monitor import Monitor, Row
+from pipelines.cli.watching.monitor import Monitor, Row, seen
 from pipelines.cli.watching.problems import WRONG, Problem
 from pipelines.cli.watching.screen import Page
 from state_ops.coordination import lease
@@ -95,7 +94,7 @@ def test_a_page_of_a_terminal_shows_a_coordinator_that_lives_and_that_it_was_kil
     assert digests(bank.site.root) == before, "it wrote something"
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("how", ["ctrl-c", pytest.param("sigterm", marks=pytest.mark.long)])
 def test_it_ends_cleanly_when_it_is_interrupted(bank, how):
     bank.epochs(1)
     terminal = Terminal([sys.executable, "-m", "pipelines.cli.main", "top"], environment(bank))
@@ -165,14 +164,14 @@ def asked(watched: Watched) -> int:
     return sum(number for name, number in counts.items() if name.startswith("requests_"))
 
 
-@pytest.mark.parametrize("retained", ["3", "20"])
+@pytest.mark.parametrize("retained", [2, 14])
 def test_a_look_asks_for_a_dozen_objects_however_many_checkpoints_are_retained(tmp_path, retained):
-    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED=retained)
-    bank.epochs(*range(1, 21))
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED=str(retained))
+    bank.epochs(*range(1, retained + 2))
     watched = Watched("small", bank.site.settings, closely=True)
     watched.look()
     assert asked(watched) <= 12
-    bank.epochs(21)
+    bank.epochs(retained + 2)
     assert asked(watched) <= 24, "with what a run of one epoch has committed"
     assert asked(watched) <= 12
 
@@ -251,7 +250,7 @@ def test_pipelines_appear_and_vanish_with_the_configuration(bank, monkeypatch):
 
 
 def drawn(rows: list[Row], page: Page, width: int = 80, height: int = 24) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, highlight=False)
+    console = screen.console(file=io.StringIO(), width=width, height=height, force_terminal=True)
     console.print(screen.shown(rows, page, width, height, 5.0, None))
     return io.StringIO(console.file.getvalue()).read().splitlines()  # type: ignore[attr-defined]
 
@@ -280,6 +279,30 @@ def test_what_an_error_says_cannot_write_to_the_terminal():
     text = "\n".join(drawn([Row("small", Look(60.0), problems=[evil])], Page()))
     assert "\x1b[2J" not in text and "\x1b]" not in text and "\x07" not in text
     assert "[bold]more[/]" in text
+
+
+@pytest.mark.parametrize("name", ["[red]", "a[/b]", ":red_heart:"])
+def test_brackets_and_colons_in_names_are_shown_as_they_are(bank, name):
+    bank.epochs(1)
+    row = seen(Watched("small", bank.site.settings, closely=True))
+    evil = replace(
+        row,
+        name=name,
+        epochs=[replace(row.epochs[0], trigger=name)],
+        stages=[replace(row.stages[0], uid=name)],
+        sinks=[replace(row.sinks[0], name=name, kind=name)],
+    )
+    assert "\n".join(plain(drawn([evil], Page(name, detail=True), 120, 40))).count(name) == 5
+
+
+def test_a_pipeline_whose_figures_make_no_sense_takes_no_other_from_the_page(bank, monkeypatch):
+    bank.epochs(1)
+    monitor = Monitor(["small"], bank.site.settings)
+    monkeypatch.setattr(figures, "of_stages", lambda *_: 1 / 0)
+    monitor.begin()
+    monitor.wait(30)
+    monitor.collect(10)
+    assert monitor.rows["small"].state == "UNREAD" and "division" in monitor.rows["small"].problems[0].what
 
 
 def test_keys_choose_what_is_shown(bank):

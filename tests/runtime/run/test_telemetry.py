@@ -21,7 +21,7 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import telemetry
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.timings import EpochTimes, StepTime, SubtaskTime
-from state_ops.errors import TransientError
+from state_ops.errors import ConfigurationError, TransientError
 from tests.recovery.small import Bank
 
 
@@ -183,6 +183,28 @@ def test_a_collector_that_is_away_or_refuses_harms_nothing_and_is_warned_of_once
     assert time.monotonic() - began < 20
     warned = [entry for entry in logged if "traces do not reach" in entry["event"]]
     assert len(warned) == 1 and warned[0]["endpoint"].startswith("http://127.0.0.1:")
+
+
+def test_a_run_that_ends_before_its_exporter_has_given_up_says_that_the_collector_is_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, "_SEND_SECONDS", 2.0)
+    monkeypatch.setattr(telemetry, "_GOODBYE_SECONDS", 0.2)
+    bank = traced(tmp_path, "http://127.0.0.1:9")
+    with capture_logs() as logged, telemetry.tracing(bank.site.pipeline, bank.site.settings, None) as send:
+        send(EpochTimes(7, {}, 100.0, 101.0, (101.0, time.time_ns()), (), (), {}))
+    assert ["traces do not reach" in entry["event"] for entry in logged] == [True]
+
+
+def test_variables_that_opentelemetry_refuses_are_an_error_of_the_configuration(tmp_path, collector, monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100000")
+    with pytest.raises(ConfigurationError, match="max_export_batch_size"):
+        traced(tmp_path, collector.url).epochs(1)
+
+
+def test_headers_that_opentelemetry_does_not_understand_are_not_repeated(tmp_path, collector, monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "X-Collector-Entry: geheimnis99")
+    bank = traced(tmp_path, collector.url)
+    telemetry.Sender(bank.site.pipeline, bank.site.settings.telemetry, None).close()
+    assert "Header format invalid" in caplog.text and "geheimnis99" not in caplog.text
 
 
 def test_a_collector_is_spoken_of_when_it_goes_and_when_it_is_back(tmp_path, collector):
