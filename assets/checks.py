@@ -14,6 +14,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets import metadata
 from assets.names import CHECKPOINT, DRILL, key, stage_key, table_key
 from configs.settings import Settings
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
@@ -23,9 +24,10 @@ from pipelines.runtime.ownership import backlog
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore import restore
 from pipelines.runtime.run import fsck
+from pipelines.runtime.sources.positions import Arrivals, in_words
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.coordination import gate_hold, lease
-from state_ops.counts import counted
+from state_ops.counts import agrees, counted
 from state_ops.errors import WeirError
 from state_ops.fsck.findings import Report
 
@@ -261,22 +263,19 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     _, registry = open_storage(pipeline, settings)
     head = registry.head()
     try:
-        waiting = {
-            name: reader.backlog((head.offsets if head else {}).get(name))
+        arrived = {
+            name: reader.look((head.offsets if head else {}).get(name))
             for name, reader in readers(pipeline, settings).items()
         }
     except WeirError as error:  # nobody can tell
         return failed(pipeline, ON_TIME, error)
-    times = [file.mtime_ns / 1e9 for files in waiting.values() for file in files if file.mtime_ns]
+    waiting = [file for of in arrived.values() for file in of.fresh]
+    times = [file.mtime_ns / 1e9 for file in waiting if file.mtime_ns]
     for_seconds = max(0.0, time.time() - min(times)) if times else 0.0
     limit = settings.dagster.overdue_seconds
-    count = sum(map(len, waiting.values()))
-    description = (
-        f"{counted(count, 'file', 'is', 'are')} waiting, the oldest for {for_seconds:.0f} s"
-        if count
-        else "nothing is waiting"
-    )
-    shown = {f"files waiting in {name}": len(files) for name, files in waiting.items()}
+    count = len(waiting)
+    description = f"{_waiting(arrived)}, the oldest for {for_seconds:.0f} s" if waiting else "nothing is waiting"
+    shown = metadata.waiting(arrived)
     return verdict(
         pipeline,
         ON_TIME,
@@ -358,15 +357,15 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
             reader.check((head.offsets if head else {}).get(name))
     except WeirError as error:
         return failed(pipeline, INPUT, error)
-    waiting = backlog.lag(pipeline, settings, head)
-    shown = {f"files waiting in {name}": count for name, count in waiting.items()}
-    gone = backlog.missing(readers(pipeline, settings), waiting)
-    count = sum(waiting.values())
-    parts = [
-        f"{counted(count, 'file', 'is', 'are')} waiting",
-        *(f"{path} does not exist" for path in gone.values()),
-    ]
-    return verdict(pipeline, INPUT, True, "; ".join(parts), shown)
+    arrived = backlog.arrivals(pipeline, settings, head)
+    gone = backlog.missing(readers(pipeline, settings), {name: of.waiting for name, of in arrived.items()})
+    parts = [_waiting(arrived), *(f"{path} does not exist" for path in gone.values())]
+    return verdict(pipeline, INPUT, True, "; ".join(parts), metadata.waiting(arrived))
+
+
+def _waiting(arrived: Mapping[str, Arrivals]) -> str:
+    """What waits of all sources, as a sentence's beginning: "3 files are waiting"."""
+    return f"{in_words(arrived.values())} {agrees(sum(of.waiting for of in arrived.values()), 'is', 'are')} waiting"
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:

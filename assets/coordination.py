@@ -222,8 +222,8 @@ class Watcher:
         yield dg.AssetMaterialization(key(pipeline, CHECKPOINT), metadata=shown)
 
     def _observe_epochs(self, row: Checkpoint) -> None:
-        lag = backlog.lag(self._pipeline, self._settings, row)
-        shown = metadata.of_epochs(self._epochs, lag)
+        arrived = backlog.arrivals(self._pipeline, self._settings, row)
+        shown = metadata.of_epochs(self._epochs, arrived)
         if time.monotonic() - self._history_at >= _HISTORY_SECONDS:
             shown |= self._history()
         several = f"{self._epochs.epochs} epochs up to " if self._epochs.epochs > 1 else ""
@@ -231,10 +231,10 @@ class Watcher:
         self._context.log_event(
             dg.AssetObservation(key(self._pipeline, CHECKPOINT), description=description, metadata=shown)
         )
-        self._materialize_sinks(lag)
+        self._materialize_sinks(metadata.waiting(arrived))
         self._epochs, self._epochs_at = Tally(), time.monotonic()
 
-    def _materialize_sinks(self, lag: Mapping[str, int]) -> None:
+    def _materialize_sinks(self, waiting: Mapping[str, int]) -> None:
         """Materialize each sink with new rows; at the run's first epochs all of them, since Dagster takes an asset for
         in progress until its run has materialized it, and starts nothing downstream meanwhile; and the stages before
         them, without which it calls a table out of step with what it is made of.
@@ -249,7 +249,6 @@ class Watcher:
                 if self._epochs.tables[sink.name] or sink.name not in self._sinks_at:
                     seconds = time.monotonic() - self._sinks_at.get(sink.name, self._begun)
                     shown = self._of_sink(self._epochs, stage, sink, storage, seconds)
-                    waiting = {f"waiting in {name}": count for name, count in lag.items()}
                     self._context.log_event(shown.with_metadata({**shown.metadata, **waiting}))
                     self._sinks_at[sink.name] = time.monotonic()
 

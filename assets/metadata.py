@@ -19,6 +19,7 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
+from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.timings import bottleneck
 from state_ops.arrow.frames import schema_from_json
 from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
@@ -139,12 +140,17 @@ _SUMMED = {
 LATE_IN = "rows late in "
 
 
-def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
+def waiting(arrived: Mapping[str, Arrivals]) -> dict[str, int]:
+    """How much waits, by source and in its unit, of those that could be looked at."""
+    return {f"{of.unit}s waiting in {name}": of.waiting for name, of in arrived.items() if of.problem is None}
+
+
+def of_epochs(tally: Tally, arrived: Mapping[str, Arrivals]) -> dict[str, Any]:
     """An observation of the checkpoint: one epoch, or a few that came fast. Figures that do not add up are the newest
     epoch's.
 
     Args:
-        lag: By source, how many files wait.
+        arrived: By source, what waits.
     """
     report = tally.newest
     assert report is not None, "there is nothing to observe"
@@ -174,8 +180,7 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
         rows_late = tally.stages[uid]["rows_late"]
         if rows_late or stats.lateness is not None or stats.forgets is not None:
             shown[LATE_IN + uid] = rows_late
-    for name, count in lag.items():
-        shown[f"files waiting in {name}"] = count
+    shown |= waiting(arrived)
     for uid, micros in row.watermarks.items():
         shown[f"watermark of {uid}"] = dg.MetadataValue.timestamp(from_micros(micros))
     for item in report.publications:

@@ -47,7 +47,7 @@ def test_each_epoch_of_a_run_materializes_the_table_that_it_has_written_to(house
     assert figures(house, "checkpoint") == [4, 5, 5], "and at the end of the run"
     assert figures(house, "dagster/row_count") == [40, 50, 50]
     assert figures(house, "rows added") == [10, 10, 20]
-    assert [event.metadata["waiting in landing"].value for event in shown(house)[:2]] == [1, 0]
+    assert [event.metadata["files waiting in landing"].value for event in shown(house)[:2]] == [1, 0]
     assert all(rate > 0 for rate in figures(house, "rows/s"))
     assert {"Delta version", "size (MiB)", "epoch to commit (ms)", "dagster/column_schema"} <= set(
         shown(house)[-1].metadata

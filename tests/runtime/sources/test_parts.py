@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from assets import checks
 from assets.metadata import Tally, of_epochs, of_run
 from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
 from pipelines.cli import status
@@ -277,6 +278,14 @@ def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp
     assert facts["rows_quarantined"] == facts["last_checkpoint"]["totals"]["rows_quarantined"] == 2
     look = Look(60, retained=[last.checkpoint])
     assert ("weir_rows_quarantined_total", (), 2.0) in samples(look)
+
+
+def test_checks_count_what_waits_in_the_sources_unit(tmp_path):
+    site = site_of(tmp_path, SOURCE)
+    put(site.landing, "p", row("a", 1, 0), row("b", 2, 1))
+    for check in (checks.on_time(site.pipeline, site.settings), checks.input_is_there(site.pipeline, site.settings)):
+        assert check.description and check.description.startswith("2 rows are waiting")
+        assert check.metadata["rows waiting in clicks"].value == 2
 
     failing = site_of(tmp_path / "failing")
     put(failing.landing, "p", row("a", 1, 0), "{no json")
