@@ -229,13 +229,6 @@ def test_epochs_of_the_very_beginning_are_replayed_from_nothing(tmp_path):
     assert "2 epochs instead of the 5 that were asked for: there were no more." in same.notes
 
 
-def test_fewer_epochs_than_asked_for_are_replayed_where_older_ones_are_not_retained(tmp_path):
-    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4, 5, 6)
-    same = tried(bank, epochs=5)
-    assert [int(epoch.recorded.id) for epoch in same.played] == [4, 5, 6] and int(same.chosen.base.id) == 3
-    assert "3 epochs instead of the 5" in same.notes[0] and "num_retained" in same.notes[0]
-
-
 def test_only_epochs_before_a_rewind_or_after_it_are_replayed(tmp_path):
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
     with maintenance.owning(small.pipeline, bank.site.settings, epochs=False) as owner:
@@ -531,6 +524,7 @@ def nine(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     return rows.select("id", rows=pl.lit(9, pl.Int64))
 
 
+@pytest.mark.long
 def test_a_gate_of_rows_is_not_taken_for_the_same_one_of_state(tmp_path):
     gates = [
         expect("ExpectColumnValuesToBeBetween", column="rows", max_value=5, on_failure="warn", of=of)
@@ -671,6 +665,8 @@ def test_unaligned_epochs_are_neither_the_end_nor_what_is_gone_on_from(tmp_path)
     assert (base, ids) == (2, [3, 4])
     assert chosen(*rows[:1], *rows[2:])[:2] == (3, [4]), "2 is not retained, on which 3 was begun"
     assert chosen(*rows[3:])[1] == []
+    base, ids, notes = chosen(*rows[1:], most=5)
+    assert (base, ids) == (2, [3, 4]) and "2 epochs instead of the 5" in notes[0] and "num_retained" in notes[0]
     base, ids, notes = chosen(*rows, delivery="at_most_once")
     assert ids == [] and "delivers at most once" in notes[0]
 
