@@ -159,6 +159,7 @@ def test_what_was_before_is_left_out(weir, tmp_path, monkeypatch):
 )
 def test_what_cannot_be_made_is_refused(weir, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extras, "is_installed", lambda _: False)  # drawing takes a second
     code, _, said = weir(f"report small {arguments}")
     assert code == 2 and message in said
     assert list(tmp_path.iterdir()) == []
