@@ -175,7 +175,7 @@ def failure(how: str, holder: Lease, error: BaseException | None = None) -> dict
         message = " ".join(redacted(text).split())[:_MESSAGE]
     return {
         "how": how,
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "when": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "run_id": holder.run_id,
         "generation": holder.generation,
         "host": holder.host,
