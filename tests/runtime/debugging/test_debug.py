@@ -175,6 +175,13 @@ def test_only_state_of_the_subtask_that_is_played_is_fetched(small_bank):
     assert seen.fetched == sum(base.values()) + sum(new.values())
 
 
+def test_state_is_read_ahead_where_all_of_it_is_looked_at(small_bank, monkeypatch):
+    read = []
+    monkeypatch.setattr("os.posix_fadvise", lambda fd, *_: read.append(Path(f"/proc/self/fd/{fd}").resolve().name))
+    assert debug(small_bank, 3, key="k3").is_same and not read
+    assert debug(small_bank, 3).is_same and any(name.endswith(".sst") for name in read)
+
+
 @pytest.mark.parametrize("how", sampled(test_joins.HOWS))
 def test_a_chain_is_played_from_its_sources(tmp_path, how):
     shop = Shop.at(tmp_path, test_joins.pipeline_of(how))
