@@ -382,7 +382,8 @@ def _(project: Project) -> None:
 @action(r"the new version is checked out")
 def _(project: Project) -> None:
     """A field more, and another parallelism; the old one stays committed."""
-    project.edit("pipelines/flights.py", "    legs: int = 0\n", "    legs: int = 0\n    diverted: int = 0\n")
+    legs = '    legs: Annotated[int, "Flown so far."] = 0\n'
+    project.edit("pipelines/flights.py", legs, f"{legs}    diverted: int = 0\n")
     project.edit(
         "pipelines/flights.py",
         "    state.fold(legs, legs=agg.count(), ",

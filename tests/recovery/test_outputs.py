@@ -435,8 +435,8 @@ def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
     assert origins("odds") == {"k": [("split/tables/odd", "k")]}
     assert origins("split", "odd")["v"] == [("split/landing", "v")]
     assert "part" not in origins("split", "parts"), "the stage makes it of nothing that has its name"
-    assert origins("split", "numbered")["nth"] == [("split/split", "nth")]
-    assert origins("tumbling", "late")["nth"] == [("split/split", "nth")]
+    assert origins("split", "numbered")["nth"] == [("split/split_stage", "nth")]
+    assert origins("tumbling", "late")["nth"] == [("split/split_stage", "nth")]
     counts = metadata.of_stage(tally, "split")
     assert counts["rows out as odd"] == len(truth(site)["odd"]) and counts["rows out as rare"] == 2
     descriptions = {spec.key.path[-1]: spec.description for spec in specs.tables(site.pipeline, site.settings, storage)}

@@ -115,17 +115,20 @@ def _show(monitor: Monitor, every: float) -> None:
                     was = page
                     page = page.pressed(key, rows)
                     due = 0.0 if page.detail and page != was else due  # its listing is read at once
-        except (KeyboardInterrupt, EOFError):
+        except EOFError:
             pass
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
-    """A list that is empty until the process is asked to end, so that the terminal is put back first."""
+    """A list that is empty until the process is asked to end, so that the terminal is put back first.
+
+    Ctrl-C too: a KeyboardInterrupt would come in the middle of anything, and is lost where Python cannot raise it.
+    """
     caught: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in (signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # it would leave the terminal as it is now
     try:

@@ -106,7 +106,7 @@ def test_sensors_wait_and_name_error_and_file_first(bank, weir, causes, error):
     assert first.startswith("held") and error in first and str(file) in first
     note = json.loads(weir(bank.site, "status", "small", "--json").out)["held"]
     assert note["error"] == error and str(file) in note["where"]
-    assert Watched("small", bank.site.settings).look().held
+    assert Watched("small", bank.site.settings).look().hold
 
 
 def test_a_file_that_is_moved_away_or_repaired_lets_the_pipeline_go_on(bank):
