@@ -446,7 +446,7 @@ def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
     deps = {
         spec.key.path[-1]: [dep.asset_key.path[-1] for dep in spec.deps] for spec in specs.stages(pipeline, storage)
     }
-    assert deps["followed"] == ["split"] and deps["missed"] == ["tumbling"]
+    assert deps["followed_stage"] == ["split_stage"] and deps["missed_stage"] == ["tumbling_stage"]
 
 
 # -- gates
