@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
@@ -191,10 +191,10 @@ def kill_family(pid: int) -> None:
         family = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    for member in family:
-        member.suspend()
-    for member in family:
-        member.kill()
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for member in family:
+            with suppress(psutil.NoSuchProcess):  # it has ended by itself
+                act(member)
 
 
 def _wait_for(page: int, workers: int, home: Path) -> None:

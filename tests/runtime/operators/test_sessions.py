@@ -261,7 +261,8 @@ def test_sessions_are_what_a_model_says_wherever_they_are_kept(monkeypatch, tmp_
         before = now
         fired, lateness = fired + len(closed), lateness + len(late)
     assert fired > 100 and lateness > 10 and list(opened.scan(b"", b"\xff" * 9)) == []
-    assert (subtask.tables > 0) == (kept != "backend")
+    if kept != "by turns":  # of which no turn may have ended in memory
+        assert (subtask.tables > 0) == (kept == "resident")
     opened.close()
 
 
