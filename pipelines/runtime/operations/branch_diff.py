@@ -107,18 +107,7 @@ class BranchDiff:
             "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
             "same": self.same,
             "taken_back": [asdict(taken) for taken in self.taken_back],
-            "tables": {
-                table.table: {
-                    "rows": table.rows[0],
-                    "rows_branch": table.rows[1],
-                    **table.counts,
-                    "days": table.days,
-                    "columns": table.columns,
-                    "left_out": list(table.left_out),
-                    "sample": table.sample,
-                }
-                for table in self.tables
-            },
+            "tables": {table.table: table.to_dict() for table in self.tables},
             "state": {
                 state.stage: {
                     **(state.counts or {}),

@@ -56,6 +56,18 @@ class TableDiff:
     def same(self) -> bool:
         return not any(self.counts.values())
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for the values of the sample."""
+        return {
+            "rows": self.rows[0],
+            "rows_branch": self.rows[1],
+            **self.counts,
+            "days": self.days,
+            "columns": self.columns,
+            "left_out": list(self.left_out),
+            "sample": self.sample,
+        }
+
 
 def compared_rows(
     connection: Connection,

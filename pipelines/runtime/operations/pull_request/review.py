@@ -174,18 +174,7 @@ class Review:
             "failed": None
             if self.failed is None
             else {"epoch": self.failed.epoch, "unreadable": self.failed.unreadable, "error": self.failed.error},
-            "tables": {
-                table.table: {
-                    "rows": table.rows[0],
-                    "rows_branch": table.rows[1],
-                    **table.counts,
-                    "days": table.days,
-                    "columns": table.columns,
-                    "left_out": list(table.left_out),
-                    "sample": table.sample,
-                }
-                for table in self.tables
-            },
+            "tables": {table.table: table.to_dict() for table in self.tables},
             "state": {
                 state.stage: {
                     **(state.counts or {}),
