@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from pipelines.cli import main
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import maintenance
 from state_ops import extras
@@ -77,20 +75,6 @@ def bank(tmp_path_factory) -> Bank:
     with pytest.raises(StageError):
         bank.epochs(6, executor=Failing())
     return bank
-
-
-@pytest.fixture
-def weir(bank, monkeypatch, capsys):
-    for name, value in bank.site.env.items():
-        monkeypatch.setenv(name, value)
-
-    def run(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["weir", *line.split()])
-        code = main._guarded(main.app, debug=False)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def test_the_page_says_what_is_wrong_and_what_happened_and_shows_it(bank, weir, tmp_path):

@@ -18,7 +18,6 @@ import pytest
 
 from configs import settings
 from configs.settings import PROJECT
-from pipelines.cli import main
 from pipelines.cli.watching import figures, screen
 from pipelines.cli.watching.look import Look, Watched
 from pipelines.cli.watching.monitor import Monitor, Row, seen
@@ -112,20 +111,6 @@ def test_it_ends_cleanly_when_it_is_interrupted(bank, how):
 
 
 # -- without a terminal
-
-
-@pytest.fixture
-def weir(bank, monkeypatch, capsys):
-    for name, value in bank.site.env.items():
-        monkeypatch.setenv(name, value)
-
-    def run(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["weir", *line.split()])
-        code = main._guarded(main.app, debug=False)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def test_without_a_terminal_the_page_is_printed_once(bank, weir):
