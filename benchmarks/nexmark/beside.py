@@ -2,11 +2,13 @@
 
 python -m benchmarks.nexmark.beside --events 200000 --queries q11,q17,q18 --reps 3
 
-Measurements are kept below the scratch directory as they are made: a command that was interrupted goes on.
+Measurements are kept below the scratch directory as they are made: a command that was interrupted goes on. With `--add`
+those count too that the results have: repetitions may be made one at a time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -91,6 +93,13 @@ def _measure(root: Path, query: str, engine: str) -> harness.Row:
     return {"error": error, "load": load, "rows": result.rows, **asdict(took)}
 
 
+def published(results: Path, events: int, files: int) -> list[harness.Row]:
+    """The measurements of earlier repetitions, if they were made with as many events and files."""
+    file = results.with_suffix(".json")
+    figures = json.loads(file.read_text()) if file.exists() else {}
+    return figures["measurements"] if (figures.get("events"), figures.get("epochs")) == (events, files) else []
+
+
 def summed(rows: Sequence[harness.Row]) -> dict[str, dict[str, Any]]:
     """By query: its engines' medians, how they compare with Weir's, and what of the targets is missed."""
     table: dict[str, dict[str, Any]] = {}
@@ -156,14 +165,19 @@ def main(
     reps: int = 3,
     scratch: Path = SCRATCH,
     again: bool = False,
+    add: bool = False,
     results: Path = harness.RESULTS / "nexmark",
 ) -> None:
     """Weir beside Spark and Flink.
 
     files: of each stream; one is an epoch. queries: by default all that Weir has. again: forget what was measured.
+    add: repetitions to those of the results, if they are of as many events and files.
     """
     asked = truth.names(queries) if queries else available()
     log = harness.Log(scratch / f"measured-{events}-{files}.jsonl", ("query", "engine", "rep"), again)
+    for row in published(results, events, files) if add else []:
+        if not log.has(**{name: row[name] for name in ("query", "engine", "rep")}):
+            log.add(row)
     measured(scratch / "work", log, generate.Options(events, files=files), asked, reps)
     rows = [row for row in log.rows() if row["query"] in asked and row["rep"] < reps]
     figures = {

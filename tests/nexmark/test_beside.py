@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import duckdb
@@ -75,3 +76,10 @@ def test_the_table_says_what_is_missed():
     page = beside.page(figures)
     assert "| q9 | 1 | 1.0 | 1.0 | | | 0.9 | 0.9 | | 0.9 x | 0.9 x Flink |" in page
     assert "spark failed at q9: `it failed`" in page
+
+
+def test_repetitions_are_added_to_published_ones_of_the_same_size(tmp_path):
+    row = {"query": "q0", "engine": "weir", "rep": 0, "error": ""}
+    (tmp_path / "nexmark.json").write_text(json.dumps({"events": 100, "epochs": 4, "measurements": [row]}))
+    assert beside.published(tmp_path / "nexmark", 100, 4) == [row]
+    assert beside.published(tmp_path / "nexmark", 100, 5) == beside.published(tmp_path / "none", 100, 4) == []
