@@ -104,9 +104,9 @@ def test_what_needs_an_extra_names_it(base, command, what, extra):
 
 def test_traces_that_are_asked_for_name_their_extra_before_the_run_begins(base):
     done = weir("run small --until-caught-up", {**base, "WEIR_TELEMETRY__TRACES": "true"}, _IN_PROCESS)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 2 and "Sending traces needs opentelemetry-exporter-otlp-proto-http" in said
-    assert f"pip install -e '{PROJECT}[otel]'" in said and "generation" not in said
+    message = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Sending traces needs opentelemetry-exporter-otlp-proto-http" in message
+    assert f"pip install -e '{PROJECT}[otel]'" in message and "generation" not in message
 
 
 @pytest.mark.parametrize("library", sorted(extras._LIBRARIES))

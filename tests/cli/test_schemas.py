@@ -77,11 +77,11 @@ def weir(bank, monkeypatch, capsys):
 
 def commands() -> dict[str, typer.core.TyperCommand]:
     """All commands by name, those of groups too."""
-    found = {}
+    by_name = {}
     for name in main._MODULES:
         command = main._command(name)
-        found |= {f"{name} {part}": of for part, of in getattr(command, "commands", {}).items()} or {name: command}
-    return found
+        by_name |= {f"{name} {part}": of for part, of in getattr(command, "commands", {}).items()} or {name: command}
+    return by_name
 
 
 def test_every_command_with_json_has_a_schema():

@@ -83,8 +83,8 @@ def test_a_pull_request_that_a_gate_would_hold_fails_and_is_commented_all_the_sa
 def test_what_it_installs_with_is_a_target_of_the_makefile(workflow):
     install = steps(workflow)["Install"]["run"].split()
     assert install[0] == "make"
-    known = subprocess.run(["make", "-n", *install[1:]], cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    assert known.returncode == 0, known.stderr
+    planned = subprocess.run(["make", "-n", *install[1:]], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert planned.returncode == 0, planned.stderr
     assert sys.version_info >= (3, 11)
 
 

@@ -236,7 +236,7 @@ class Play:
             rows = [row for table in tables for row in table.to_pylist()]
             assert {row["id"]: (row["rows"], row["total"]) for row in rows} == wanted
         findings = fsck.examine(self.site.pipeline, self.site.settings).findings
-        assert not [str(found) for found in findings if found.severity is Severity.DAMAGE], self.events
+        assert not [str(finding) for finding in findings if finding.severity is Severity.DAMAGE], self.events
 
 
 def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> Play:

@@ -140,9 +140,9 @@ def _notes(look: Look) -> Iterator[Event]:
 
 def _results(look: Look) -> Iterator[Event]:
     for checked in look.checked:
-        found = f"{counted(checked.damaged, 'damaged thing')} found" if checked.damaged else "nothing damaged"
+        damage = f"{counted(checked.damaged, 'damaged thing')} found" if checked.damaged else "nothing damaged"
         what = (
-            f"{kind_of(checked)}: {found}, {checked.intact} of {counted(checked.checkpoints, 'checkpoint')} can be restored;"
+            f"{kind_of(checked)}: {damage}, {checked.intact} of {counted(checked.checkpoints, 'checkpoint')} can be restored;"
             f" {ago(checked.seconds)}, on {checked.host}"
         )
         yield Event(checked.at, "checked", what, WRONG if checked.damaged else NOTE)

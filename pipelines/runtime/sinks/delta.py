@@ -453,8 +453,8 @@ def _put(
     if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
         return None
     try:
-        said = mark(left.version.storage, left.version.path.rpartition("/")[2])
-        metadata = {CHECKPOINT: str(checkpoint), **said}
+        marks = mark(left.version.storage, left.version.path.rpartition("/")[2])
+        metadata = {CHECKPOINT: str(checkpoint), **marks}
         newest = log_entries.append(left.version, sink_app, checkpoint, adds, metadata=metadata)
     except CommitFailedError:
         return None

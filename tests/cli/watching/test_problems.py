@@ -157,9 +157,9 @@ def test_rows_that_a_table_lacks_and_a_run_that_failed_over_them(tmp_path, monke
         with pytest.raises(WeirError, match="cannot be reached"):
             bank.epochs(2)
     look, epochs = looked(bank)
-    said = [problem.what for problem in problems.problems("small", look, epochs)]
-    assert any("committed rows are missing in booked" in what for what in said)
-    assert any("the last run failed" in what and "the table cannot be reached" in what for what in said)
+    problems_named = [problem.what for problem in problems.problems("small", look, epochs)]
+    assert any("committed rows are missing in booked" in what for what in problems_named)
+    assert any("the last run failed" in what and "the table cannot be reached" in what for what in problems_named)
     (sink,) = figures.of_sinks(look, bank.site.pipeline)
     assert (sink.newest, sink.behind) == (2, 1)
     bank.epochs()

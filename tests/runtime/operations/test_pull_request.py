@@ -387,10 +387,10 @@ def test_a_source_that_gives_each_row_once_is_replayed_from_its_archive(tmp_path
     for number in (1, 2, 3):
         queue.put([("a", number), ("b", number + 10)])
         bank.epochs()
-    told: list[object] = []
-    monkeypatch.setattr(Queue, "committed", lambda _, position: told.append(position))
+    moved: list[object] = []
+    monkeypatch.setattr(Queue, "committed", lambda _, position: moved.append(position))
     assert tried(bank, epochs=2).found == (() if archive else ("input",))
-    assert not told, "its system has come further since"
+    assert not moved, "its system has come further since"
 
 
 def test_a_sink_outside_of_storage_is_compared_and_not_asked(tmp_path):

@@ -163,9 +163,9 @@ class Client:
                 next="Make the rows smaller, or raise message.max.bytes of the connection and max.message.bytes of the "
                 "topic.",
             )
-        said = self.hidden((self._trouble or error).str())
+        reason = self.hidden((self._trouble or error).str())
         return TransientError(
-            f"{doing}: {said}",
+            f"{doing}: {reason}",
             where=self.where,
             next=f"See that the brokers are up and can be reached from here, and run again: {_PAGE}.",
         )

@@ -364,13 +364,13 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
 
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[SourceFile]] = {}
     for file in files:
-        said = tuple(name for name, _ in file.partitions if name in rows.schema.names)
-        alike.setdefault((file.nanos, said), []).append(file)
-    partitions = sorted({name for _, said in alike for name in said})
+        by_path = tuple(name for name, _ in file.partitions if name in rows.schema.names)
+        alike.setdefault((file.nanos, by_path), []).append(file)
+    partitions = sorted({name for _, by_path in alike for name in by_path})
     parts, numbered = [], rows.tracked or rows.left_out or partitions
     types = spark_plan.spark_schema(rows.schema, rows.where)
-    for (nanos, said), group in sorted(alike.items()):
-        columns = pa.schema([field for field in rows.schema if field.name not in (ROW, *said)])
+    for (nanos, by_path), group in sorted(alike.items()):
+        columns = pa.schema([field for field in rows.schema if field.name not in (ROW, *by_path)])
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
         part = _read(session, stored, [rows.reader.spark_path(file) for file in group])
         if numbered:
@@ -378,7 +378,7 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
             path = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
             place = F.regexp_replace(path, _SCHEME, "/")
             part = part.select("*", place.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
-        for name in said:  # the directory says it, and not the file
+        for name in by_path:  # the directory says it, and not the file
             part = part.withColumn(name, F.lit(None).cast(types[name].dataType))
         for name in nanos:
             column = "`" + name.replace("`", "``") + "`"

@@ -70,9 +70,9 @@ def _fewer(sample: int) -> Iterator[int]:
 def verdict(review: Review) -> str:
     """What has come out, on one line."""
     named = f"weir ci {review.pipeline}"
-    said = [_SAYS[kind](review) for kind in review.found]
-    if said:
-        return f"{named}: {'; '.join(said)}"
+    verdicts = [_SAYS[kind](review) for kind in review.found]
+    if verdicts:
+        return f"{named}: {'; '.join(verdicts)}"
     if not review.played:
         return f"{named}: no epoch could be replayed"
     if review.not_compared:
