@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("weir", deadline=None)  # how long an example takes is the machine's affair
 hypothesis.settings.load_profile("weir")
 
+# Hundreds of processes start here, in each of which NumPy would begin threads that spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 _start_spark = runtime.session
 
 

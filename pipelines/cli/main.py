@@ -59,6 +59,8 @@ _READING = {"status", "checkpoints", "savepoints", "forks", "prune", "fsck", "st
 @cache
 def _command(name: str) -> Any:
     """Import a command's module, and return the command or the group of commands."""
+    if name in _READING:  # NumPy's threads for linear algebra, of which nothing is asked here, spin when they begin
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with _uncollected():
         module = importlib.import_module(f"pipelines.cli.{_MODULES[name]}")
     if name in _READING:

@@ -98,6 +98,14 @@ def test_a_command_that_reads_takes_frames_of_pandas_and_logs_to_stderr(environm
     assert {"pandas", "structlog"} <= set(loaded)
 
 
+def test_a_command_that_reads_begins_no_threads_for_linear_algebra(environment):
+    free = {name: value for name, value in environment.items() if name != "OPENBLAS_NUM_THREADS"}
+    code = "import os\nfrom pipelines.cli.main import main\ntry:\n  main()\nfinally:\n  print(os.environ['OPENBLAS_NUM_THREADS'])"
+    command = [sys.executable, "-c", code, "status", "small", "--json"]
+    done = subprocess.run(command, cwd=PROJECT, env=free, capture_output=True, text=True, timeout=120)
+    assert done.stdout.endswith("\n1\n"), done.stderr
+
+
 @pytest.mark.parametrize("command", ["status small --json", "top small --json"])
 def test_what_is_asked_often_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(environment, command):
     printed, loaded, _ = loaded_by(command, environment)
