@@ -6,6 +6,7 @@ Runs and sensors report verdicts as they learn of them. Executing a check from D
 check shows what the newest checkpoint recorded, the others look at the pipeline.
 """
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from pipelines.runtime.sources.positions import Arrivals, in_words
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.coordination import gate_hold, lease
 from state_ops.counts import agrees, counted
-from state_ops.errors import WeirError
+from state_ops.errors import WeirError, plainly
 from state_ops.fsck.findings import Report
 
 LAST_RUN, ON_TIME, RESTORABLE, INPUT, WHOLE = "last_run", "on_time", "restorable", "input_is_there", "storage_is_whole"
@@ -73,15 +74,17 @@ def gate_asset(pipeline: Pipeline, stage: Stage, gate: Gate) -> dg.AssetKey:
 
 
 def gate_names(stage: Stage) -> list[tuple[str, Gate]]:
-    """A name for each gate of a stage, from its expectation and column: column_values_to_be_between_dep_delay."""
-    named: list[tuple[str, Gate]] = []
+    """A name for each gate of a stage, from its expectation and column: column_values_to_be_between_dep_delay. Dagster
+    takes letters and digits of ASCII alone."""
+    named: dict[str, Gate] = {}
     for gate in stage.gates:
         column = next((str(value) for name, value in gate.arguments if name == "column"), "")
         snake = re.sub(r"(?<!^)(?=[A-Z])", "_", gate.expectation.removeprefix("Expect")).lower()
-        base = re.sub(r"\W+", "_", f"{snake}_{column}".strip("_"))
-        same = sum(name == base or re.fullmatch(rf"{base}_\d+", name) is not None for name, _ in named)
-        named.append((f"{base}_{same + 1}" if same else base, gate))
-    return named
+        base = re.sub(r"\W+", "_", f"{snake}_{column}".strip("_"), flags=re.ASCII)
+        same = sum(name == base or re.fullmatch(rf"{base}_\d+", name) is not None for name in named)
+        numbered = (f"{base}_{number}" if number > 1 else base for number in itertools.count(same + 1))
+        named[next(name for name in numbered if name not in named)] = gate
+    return list(named.items())
 
 
 def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
@@ -97,8 +100,7 @@ def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefiniti
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         for check in sorted(context.selected_asset_check_keys, key=str):
-            spec = where[check]
-            evaluation = again(pipeline, settings, spec)
+            evaluation = _asked(pipeline, settings, where[check])
             yield dg.AssetCheckResult(
                 passed=evaluation.passed,
                 asset_key=evaluation.asset_key,
@@ -136,6 +138,20 @@ def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.Asset
 
 
 # -- verdicts
+
+
+def _asked(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
+    """The same as `again`; red where nobody can tell, since the others are asked all the same."""
+    try:
+        return again(pipeline, settings, spec)
+    except (OSError, WeirError) as error:
+        return dg.AssetCheckEvaluation(
+            asset_key=spec.asset_key,
+            check_name=spec.name,
+            passed=False,
+            description=error.what if isinstance(error, WeirError) else plainly(error),
+            metadata=of_error(error) if isinstance(error, WeirError) else {},
+        )
 
 
 def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
@@ -258,8 +274,13 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
     return verdict(pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}")
 
 
-def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
-    """Whether input waits for longer than it may. This lists the sources, and starts no JVM."""
+def on_time(pipeline: Pipeline, settings: Settings, since: float | None = None) -> dg.AssetCheckEvaluation:
+    """Whether input waits for longer than it may. This lists the sources, and starts no JVM.
+
+    Args:
+        since: The moment, in seconds since 1970, from which on input has been seen to wait beside the newest
+            checkpoint. Rows of a connector count from then, since they say no time. None: nobody has watched.
+    """
     _, registry = open_storage(pipeline, settings)
     head = registry.head()
     try:
@@ -270,18 +291,22 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     except WeirError as error:  # nobody can tell
         return failed(pipeline, ON_TIME, error)
     waiting = [file for of in arrived.values() for file in of.fresh]
-    times = [file.mtime_ns / 1e9 for file in waiting if file.mtime_ns]
-    for_seconds = max(0.0, time.time() - min(times)) if times else 0.0
+    times = [file.mtime_ns / 1e9 if file.mtime_ns else since for file in waiting]
+    oldest = min((moment for moment in times if moment is not None), default=None)
+    for_seconds = 0.0 if oldest is None else max(0.0, time.time() - oldest)
     limit = settings.dagster.overdue_seconds
-    count = len(waiting)
-    description = f"{_waiting(arrived)}, the oldest for {for_seconds:.0f} s" if waiting else "nothing is waiting"
-    shown = metadata.waiting(arrived)
+    count = sum(of.waiting for of in arrived.values())
+    age = "nobody has watched for how long" if oldest is None else f"the oldest for {for_seconds:.0f} s"
+    description = f"{_waiting(arrived)}, {age}" if waiting else "nothing is waiting"
+    shown: dict[str, Any] = {**metadata.waiting(arrived)}
+    if oldest is not None or not waiting:
+        shown["seconds that the oldest waits"] = round(for_seconds, 1)
     return verdict(
         pipeline,
         ON_TIME,
         for_seconds <= limit or count <= settings.dagster.max_lag_files,
         description,
-        {**shown, "seconds that the oldest waits": round(for_seconds, 1), "dagster.overdue_seconds": limit},
+        {**shown, "dagster.overdue_seconds": limit},
     )
 
 

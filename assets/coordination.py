@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import time
@@ -25,6 +26,7 @@ from assets.names import (
     table_key,
     tag_of,
 )
+from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage
@@ -72,7 +74,8 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
         return
     watcher = Watcher(context, pipeline, settings)
     try:
-        with closing(runtime.run(pipeline, settings, _options(context, settings))) as reports:  # type: ignore[type-var]
+        run = runtime.run(pipeline, settings, _options(context, settings))
+        with scrubbing(), closing(run) as reports:  # type: ignore[type-var]
             for report in reports:
                 with showing("an epoch"):
                     watcher.see(report)
@@ -105,16 +108,23 @@ def showing(what: str) -> Iterator[None]:
 
 
 def introduce(context: Context, pipeline: Pipeline) -> None:
-    """Record which pipeline a run coordinates, and in which process. Sensors identify the run by that, whatever its
+    """Record which pipeline a run coordinates, and the run's process. Sensors identify the run by that, whatever its
     job.
     """
-    pid = os.getpid()
-    tags = {
-        COORDINATES: pipeline.name,
-        PROCESS: f"{socket.gethostname()}|{pid}|{processes.born(pid)}|{processes.pid_namespace()}|{context.run.run_id}",
-    }
+    run_id = context.run.run_id
     with showing("whose run this is"):
-        context.instance.add_run_tags(context.run.run_id, tags)
+        pid = _pid(context)
+        process = f"{socket.gethostname()}|{pid}|{processes.born(pid)}|{processes.pid_namespace()}|{run_id}"
+        context.instance.add_run_tags(run_id, {COORDINATES: pipeline.name, PROCESS: process})
+
+
+def _pid(context: Context) -> int:
+    """The run's process. Where each step has one of its own, this step's ends before other people's steps begin."""
+    parent = multiprocessing.parent_process()
+    of_a_step = dg.DagsterEventType.STEP_WORKER_STARTING
+    if parent is None or not context.instance.get_records_for_run(context.run.run_id, of_type=of_a_step).records:
+        return os.getpid()
+    return parent.pid or os.getpid()
 
 
 def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool:

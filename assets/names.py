@@ -10,6 +10,7 @@ name in the pipeline (docs/adr/0094-names-and-checks-in-dagster.md).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import dagster as dg
@@ -45,8 +46,9 @@ DATA_VERSION = "dagster/data_version"
 
 
 def key(pipeline: Pipeline, *names: str) -> dg.AssetKey:
-    """The key of one of a pipeline's assets."""
-    return dg.AssetKey([pipeline.name, *names])
+    """The key of one of a pipeline's assets. Dagster makes names of inputs from it, which have no spaces and no letters
+    beyond ASCII."""
+    return dg.AssetKey([pipeline.name, *(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in names)])
 
 
 def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
@@ -55,8 +57,16 @@ def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
 
 
 def lookup_key(pipeline: Pipeline, lookup: Lookup) -> dg.AssetKey:
-    """The key of a table that rows are looked up in."""
-    return key(pipeline, LOOKUPS, default_name(lookup.table).removesuffix(".parquet"))
+    """The key of a table that rows are looked up in: by its name, or by its place where another has that name too."""
+    places = {stage.lookup.table for stage in pipeline.stages if stage.lookup is not None}
+    name = _table_name(lookup.table)
+    if sum(_table_name(place) == name for place in places) > 1:
+        return key(pipeline, LOOKUPS, *filter(None, lookup.table.split("/")))
+    return key(pipeline, LOOKUPS, name)
+
+
+def _table_name(place: str) -> str:
+    return default_name(place).removesuffix(".parquet")
 
 
 def stage_key(pipeline: Pipeline, uid: str) -> dg.AssetKey:

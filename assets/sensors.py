@@ -25,6 +25,7 @@ from assets.jobs import RestoreConfig
 from assets.names import (
     ANSWERED_BY,
     COORDINATES,
+    PIPELINE,
     PROCESS,
     REASON,
     TRIGGER,
@@ -34,6 +35,7 @@ from assets.names import (
     restore_job_name,
     tag_of,
 )
+from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import hold_causes
@@ -43,6 +45,7 @@ from pipelines.runtime.run.sensor import Action, Decision, Memory, restore_key
 from state_ops.checkpoints.checkpoint import EPOCH
 from state_ops.coordination import lease, processes, requests, suspension
 from state_ops.coordination.requests import Request
+from state_ops.storage.storage import Storage
 
 _UNFINISHED = [
     DagsterRunStatus.QUEUED,
@@ -54,6 +57,7 @@ _UNFINISHED = [
 _WATCH_SECONDS = 30
 _ENDED = re.compile(r"was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+")  # Dagster's wording
 _FROM_ASSETS = "__ASSET_JOB"  # Dagster's name for the job behind the button Materialize
+_BY_CODE = "USER_CODE_ERROR"  # Dagster's word for what the code of a step has raised
 
 # What a replay would only repeat, and what somebody else has taken over. By the error's own class: the next run plans
 # without input that vanished, so a VanishedError is no InputError here.
@@ -97,8 +101,8 @@ def checkpoint_sensor(
         memory = Memory.from_json(context.cursor)
         newest = _newest(context.instance, pipeline, set(keys))
         running = unfinished(context.instance, pipeline, set(keys))
-        if newest is not None and newest.status is DagsterRunStatus.CANCELED:
-            memory = decisions.note_cancelled(pipeline, settings, memory, newest.run_id, alone=not running)
+        if newest is not None and newest.dagster_run.status is DagsterRunStatus.CANCELED:
+            memory = _note_cancelled(context.instance, pipeline, settings, memory, newest, alone=not running)
         sight = decisions.observe(pipeline, settings, running)
         decision = decisions.decide(sight, memory, settings.dagster.max_lag_files)
         context.update_cursor(decision.memory.to_json())
@@ -143,19 +147,20 @@ def run_failure_sensor(
         if not _coordinates(run, pipeline, set(keys)):
             return dg.SkipReason(f"{run.job_name} is none of {pipeline.name}'s")
         what = context.failure_event.message or "it failed"
-        kind = None
+        kind = raised = None
         for event in context.get_step_failure_events():
             failure = event.step_failure_data.user_failure_data
             kind = str(failure.metadata[KIND].value) if failure is not None and KIND in failure.metadata else kind
-            what = (failure.description or what) if failure is not None else what
+            raised = _raised(event.step_failure_data) or raised
+            what = (failure.description if failure is not None else raised) or what
         what = what.splitlines()[0]
         answer = _answer_to_failure(pipeline, settings, context.instance, run, set(keys), kind, what)
         newest = _newest(context.instance, pipeline, set(keys))
-        if (
-            kind is None and newest is not None and newest.run_id == run.run_id
-        ):  # the run could not report it itself any more
+        # Of an error that is none of Weir's, and of its end by a signal, a run cannot report itself.
+        if kind is None and newest is not None and newest.dagster_run.run_id == run.run_id:
             asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
-            description = f"{_how_it_ended(context.instance, run)}. {asked}"
+            ended = _how_it_ended(context.instance, run) if raised is None else f"run {run.run_id[:8]} failed: {raised}"
+            description = f"{ended}. {asked}"
             checks.report(
                 context.instance, [checks.verdict(pipeline, checks.LAST_RUN, False, description, {"run": run.run_id})]
             )
@@ -229,6 +234,10 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
     def watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         seen = json.loads(context.cursor) if context.cursor else {}
         sight = decisions.observe(pipeline, settings, unfinished(context.instance, pipeline, set(keys)))
+        if not sight.waiting:
+            seen["waits"] = None
+        elif not seen.get("waits") or seen["waits"][0] != sight.head:
+            seen["waits"] = [sight.head, time.time()]
         memory, alive = decisions.watched(sight, Memory.from_json(seen.get("memory")))
         holder, reasons = sight.holder, [*_end_dead(context, sight.unfinished)]
         if holder is None:
@@ -244,8 +253,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
             if (
                 orphan and seen.get("orphan") == holder.generation
             ):  # seen twice in a row, so it is not just about to end
-                storage, _ = open_storage(pipeline, settings)
-                requests.send(storage, Request(requests.STOP, trigger="watchdog", reason="its run in Dagster is over"))
+                _ask_to_end(open_storage(pipeline, settings)[0])
                 reasons.append("its run in Dagster is over: asked it to end")
             seen["orphan"] = holder.generation if orphan and "asked it to end" not in reasons[-1] else None
         elif holder.stopped:
@@ -255,7 +263,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
             if holder.run_id in sight.unfinished:
                 _end(context, holder.run_id)
                 reasons.append(f"run {holder.run_id[:8]} is marked as failed")
-        overdue = checks.on_time(pipeline, settings)
+        overdue = checks.on_time(pipeline, settings, seen["waits"] and seen["waits"][1])
         before = checks.newest(context.instance, overdue.asset_check_key)
         if overdue.passed != (before is None or before.passed):  # a check that never said anything has not failed
             checks.report(context.instance, [overdue])
@@ -266,6 +274,12 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
         return dg.SkipReason("; ".join(reasons))
 
     return watch
+
+
+def _ask_to_end(storage: Storage) -> None:
+    """Ask a coordinator for its end whose run is over; one that hangs does not come to it, and is asked once."""
+    if all(request.kind != requests.STOP for request in requests.pending(storage)):
+        requests.send(storage, Request(requests.STOP, trigger="watchdog", reason="its run in Dagster is over"))
 
 
 def _answer_red(
@@ -310,11 +324,13 @@ def _restore(pipeline: Pipeline, generation: int, tags: dict[str, str], run_key:
 
 def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey]) -> bool:
     """Whether a run coordinates the pipeline: it says so, its job is one of the pipeline's, or it was started from the
-    pipeline's assets.
+    pipeline's assets. A job of that name may be another pipeline's, which the run's tag then says: of `flights_restore`
+    in a code location of its own the job is `flights_restore_job`.
     """
+    of_a_job = run.job_name in (job_name(pipeline), restore_job_name(pipeline))
     return (
         tag_of(run, COORDINATES) == pipeline.name
-        or run.job_name in (job_name(pipeline), restore_job_name(pipeline))
+        or (of_a_job and run.tags.get(PIPELINE, pipeline.name) == pipeline.name)
         or bool(keys & (run.asset_selection or set()))
     )
 
@@ -334,11 +350,50 @@ def unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.As
     return list(dict.fromkeys(run.run_id for run in runs if _coordinates(run, pipeline, keys)))
 
 
-def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> dg.DagsterRun | None:
+def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> dg.RunRecord | None:
     """The run of the pipeline that was requested last."""
     records = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
     mine = [record for record in records if _coordinates(record.dagster_run, pipeline, keys)]
-    return max(mine, key=lambda record: record.storage_id).dagster_run if mine else None
+    return max(mine, key=lambda record: record.storage_id, default=None)
+
+
+def _note_cancelled(
+    instance: dg.DagsterInstance,
+    pipeline: Pipeline,
+    settings: Settings,
+    memory: Memory,
+    cancelled: dg.RunRecord,
+    *,
+    alone: bool,
+) -> Memory:
+    """Note, once, that a person has cancelled the newest run of the pipeline: then nobody but a person begins again.
+
+    The tick may come long after: the sensor was off, or the daemon dead. Whoever has begun again meanwhile did so
+    without Dagster, since the run is its newest. While such a coordinator has not committed an epoch nothing is noted.
+
+    Args:
+        alone: No other run of Dagster's is queued or running.
+    """
+    run_id = cancelled.dagster_run.run_id
+    if memory.cancelled == run_id:
+        return memory
+    storage, registry = open_storage(pipeline, settings)
+    ended, holder, head = cancelled.end_time, lease.read(storage), registry.head()
+    goes_on = (
+        ended is not None
+        and head is not None
+        and head.kind == EPOCH
+        and head.completed_at.timestamp() > ended
+        and _is_foreign(instance, head.run_id)
+    )
+    if not goes_on and holder is not None and lease.alive(holder) and _is_foreign(instance, holder.run_id):
+        return memory
+    return decisions.note_cancelled(pipeline, settings, memory, run_id, alone=alone and not goes_on)
+
+
+def _is_foreign(instance: dg.DagsterInstance, run_id: str | None) -> bool:
+    """Whether a coordinator is none of this Dagster's runs."""
+    return run_id is None or instance.get_run_by_id(run_id) is None
 
 
 def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | None:
@@ -395,6 +450,13 @@ def _is_gone(process: tuple[str, str, str, str]) -> bool:
     if not pid.isdigit():
         return False
     return processes.process_lives(host, int(pid), born, pids) is False or processes.is_of_earlier_boot(host, born)
+
+
+def _raised(failed: Any) -> str | None:
+    """What ended a step, on one line, if that is an error that nobody foresaw; None: one of Weir's, or a signal."""
+    if failed.user_failure_data is not None or failed.error_source.value != _BY_CODE or failed.error.cause is None:
+        return None
+    return next(iter(redacted(failed.error.cause.message).strip().splitlines()), None)
 
 
 def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:

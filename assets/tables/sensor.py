@@ -87,7 +87,9 @@ def _partitions(
     configured, head = partitions.of(pipeline, settings), rows[-1]
     if configured is None:
         return
-    look = f"{head.id}, {configured.every} from {configured.start} to {configured.end}"
+    now = datetime.now(UTC)
+    # By the hour: what the watermark has passed before it was over comes once it is, with or without a new checkpoint.
+    look = f"{head.id}, {configured.every} from {configured.start} to {configured.end}, in {now:%Y-%m-%dT%H}"
     if seen.get("partitions") == look:
         return
     by_id = {row.id: row for row in rows}
@@ -96,7 +98,7 @@ def _partitions(
         asset = partitions.complete_key(pipeline, sink, configured)
         mark = asset.path[-1]  # so that an asset of another name is shown all of them
         before = partitions.Shown.from_json(marks.get(mark))
-        shown, complete, gone = partitions.follow(configured, stage, sink, before, head, by_id, datetime.now(UTC), most)
+        shown, complete, gone = partitions.follow(configured, stage, sink, before, head, by_id, now, most)
         marks[mark], most = astuple(shown), most - len(complete)
         yield from partitions.events(asset, complete, gone, head)
     if most > 0:  # else some are left for the next tick

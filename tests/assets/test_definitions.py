@@ -192,6 +192,29 @@ def test_a_gate_on_rows_is_a_check_of_what_gets_them_and_others_are_of_their_sta
     )
 
 
+def test_gates_on_columns_of_any_name_are_checks_of_their_own(tmp_path):
+    columns = ["amount_2", "amount", "größe", "gräße", "名前", "amount 2"]
+    gates = tuple(expect("ExpectColumnValuesToNotBeNull", column=column) for column in columns)
+    pipeline = Pipeline("other", (replace(counting("counts"), gates=gates),))
+    graph = weir_definitions([pipeline], settings(tmp_path)).resolve_asset_graph()
+    named = [key.name.removeprefix("column_values_to_not_be_null_") for key in graph.asset_check_keys]
+    assert {"amount_2", "amount_3", "gr_e", "gr_e_2", "_", "amount_2_2"} <= set(named)
+
+
+def test_a_source_may_have_any_name_that_is_no_other_sources(tmp_path):
+    def of(*names: str) -> Pipeline:
+        stages = [
+            (f"counts{number}", replace(counting("counts").input, name=name)) for number, name in enumerate(names)
+        ]
+        return Pipeline("other", tuple(replace(counting(uid), input=source) for uid, source in stages))
+
+    graph = weir_definitions([of("Meine Größen (neu)")], settings(tmp_path)).resolve_asset_graph()
+    read = dg.AssetKey(["other", "Meine_Gr__en__neu_"])
+    assert graph.get(dg.AssetKey(["other", "counts0_stage"])).parent_keys == {read}
+    with pytest.raises(PipelineError, match="same asset as the source new rows"):
+        weir_definitions([of("new rows", "new/rows")], settings(tmp_path))
+
+
 def test_a_verdict_that_an_earlier_release_has_recorded_is_shown():
     gate = expect("ExpectColumnValuesToNotBeNull", column="n")
     stage = replace(counting("counts"), gates=(gate,))
@@ -309,3 +332,18 @@ def test_a_table_that_rows_are_looked_up_in_is_an_asset_of_its_own(tmp_path):
     assert graph.get(cardholders).kinds == {"pyspark"}
     of_cards = graph.get(dg.AssetKey(["card_fraud", "tables", "alerted_cards"]))
     assert of_cards.description == "The newest row of each key that alerted_cards hands out."
+
+
+def test_two_tables_of_one_name_that_rows_are_looked_up_in_are_two_assets(tmp_path):
+    hourly = flights.airport_hourly
+    named = tuple(
+        lookup(area, hourly, table=f"{{landing}}/{area}/airports", on={"origin": "code"}, columns=["city"])
+        for area in ("eu", "us")
+    )
+    pipeline = Pipeline("flights", (*flights.pipeline.stages, *named))
+    graph = weir_definitions([pipeline], settings(tmp_path)).resolve_asset_graph()
+    for area in ("eu", "us"):
+        read = dg.AssetKey(["flights", "lookups", "_landing_", area, "airports"])
+        assert graph.get(read).metadata["dagster/uri"] == str(tmp_path / "landing" / area / "airports")
+        above = dg.AssetKey(["flights", "airport_hourly_stage"])
+        assert graph.get(dg.AssetKey(["flights", f"{area}_stage"])).parent_keys == {above, read}

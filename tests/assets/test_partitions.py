@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -112,6 +113,22 @@ def test_a_day_is_complete_once_the_watermark_has_passed_it_and_its_report_is_du
     shown = calendar.tick()
     assert (shown[READINGS], shown[DAILY]) == (["04"], ["03"])
     assert calendar.due() == {"04"}
+
+
+def test_a_day_that_the_watermark_has_passed_before_it_was_over_comes_once_it_is(calendar, monkeypatch):
+    """A drain closes windows up to their end, and clocks of others may be ahead."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 1, day, 0, 10, tzinfo=tz)
+
+    monkeypatch.setattr(tables_sensor, "datetime", Clock)
+    day = 3
+    assert calendar.tick()[READINGS] == ["01", "02"]
+    assert calendar.tick() == {}
+    day = 4
+    assert calendar.tick()[READINGS] == ["03"], "without another checkpoint"
 
 
 def test_a_day_waits_until_its_rows_are_in_the_table(calendar, monkeypatch):

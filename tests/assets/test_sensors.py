@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from dagster import DagsterRunStatus
 from dagster._utils import get_run_crash_explanation
 
 from assets import checks, history, metadata
-from assets.names import ANSWERED_BY, COORDINATES, PROCESS
+from assets.coordination import introduce
+from assets.factory import weir_definitions
+from assets.names import ANSWERED_BY, COORDINATES, PIPELINE, PROCESS
 from pipelines.api import expect
 from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import maintenance
@@ -28,7 +31,8 @@ from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, InputError, MissingError, VanishedError
 from tests.assets.without_spark import House
-from tests.recovery.small import Bank, until
+from tests.recovery.small import Bank, pipeline, until
+from tests.runtime.sources import test_parts as clicks
 from tests.tools.sampling import sampled
 
 
@@ -214,6 +218,16 @@ def test_a_living_coordinator_is_not_restored(house):
         assert "is alive" in answer(house, run).skip_message
 
 
+def test_a_run_of_another_pipeline_whose_job_has_that_name_is_not_its_own(house):
+    """Of the pipeline small_restore, in a code location of its own, it is the job that runs epochs."""
+    house.bank.land(4)
+    job = house.defs.resolve_job_def("small_restore_job")
+    other = {PIPELINE: "small_restore"}
+    house.instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=other)
+    (request,), _, _ = house.tick("checkpoint_sensor")
+    assert request.job_name == "small_job"
+
+
 def test_runs_of_others_are_not_its_own(house):
     run = failed_run(house, "small_retention_and_fsck")
     assert "none of small's" in answer(house, run).skip_message
@@ -253,6 +267,32 @@ def test_a_queued_run_that_was_one_too_many_may_be_cancelled(house):
     assert suspension.read(house.storage) is None
 
 
+def cancelled_run(house: House) -> dg.DagsterRun:
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
+    house.instance.report_run_canceled(run)
+    return run
+
+
+def test_who_has_begun_again_without_dagster_before_a_tick_saw_the_run_cancelled_is_not_ended(house):
+    """The sensor was off, or the daemon dead, when somebody cancelled the run and then ran the pipeline from a shell."""
+    cancelled_run(house)
+    house.bank.epochs(4)
+    house.bank.land(5)
+    (request,), _, cursor = house.tick("checkpoint_sensor")
+    assert request.job_name == "small_job" and suspension.read(house.storage) is None
+    house.tick("checkpoint_sensor", cursor)
+    assert suspension.read(house.storage) is None
+
+
+def test_that_a_run_was_cancelled_waits_for_what_a_coordinator_of_a_shell_comes_to(house):
+    cancelled_run(house)
+    with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, None):
+        cursor = house.tick("checkpoint_sensor")[2]
+        assert suspension.read(house.storage) is None
+    house.tick("checkpoint_sensor", cursor)
+    assert suspension.read(house.storage) is not None, "it came to nothing"
+
+
 # -- the watchdog
 
 
@@ -277,6 +317,39 @@ def test_the_watchdog_ends_a_coordinator_whose_run_is_over_but_not_at_first_sigh
         assert len(requests.pending(house.storage)) == 1
 
 
+def test_the_watchdog_asks_a_coordinator_that_does_not_come_to_its_end_once(house):
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
+    cursor = None
+    with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, run.run_id):
+        for _ in range(6):
+            cursor = house.tick("lease_watchdog", cursor)[2]
+        assert len(requests.pending(house.storage)) == 1
+
+
+def test_rows_of_a_connector_are_overdue_that_the_watchdog_has_seen_wait_for_long(tmp_path, instance):
+    """They do not say when they came, as files do."""
+    site = clicks.site_of(tmp_path)
+    clicks.put(site.landing, "p", clicks.row("a", 1, 0))
+    defs = weir_definitions([site.pipeline], site.settings)
+    (watchdog,) = [each for each in defs.sensors if each.name == "clicks_lease_watchdog"]
+    check = dg.AssetCheckKey(dg.AssetKey(["clicks", "checkpoint"]), checks.ON_TIME)
+
+    def tick(cursor):
+        return watchdog.evaluate_tick(dg.build_sensor_context(instance=instance, cursor=cursor, definitions=defs))
+
+    begun = tick(None)
+    assert re.search("1 row is waiting, the oldest for [01] s", begun.skip_message)
+    seen = json.loads(begun.cursor)
+    seen["waits"][1] -= 1000
+    late = tick(json.dumps(seen))
+    assert re.search(r"1 row is waiting, the oldest for 100\d s", late.skip_message)
+    assert not checks.newest(instance, check).passed
+    clicks.epochs(site)
+    clicks.put(site.landing, "p", clicks.row("a", 2, 1))
+    assert re.search("1 row is waiting, the oldest for [01] s", tick(late.cursor).skip_message), "a newer checkpoint"
+    assert checks.newest(instance, check).passed
+
+
 def test_what_the_watchdog_ends_no_person_has_ended(house):
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
     with house.bank.coordinator(run_id=run.run_id):
@@ -289,17 +362,35 @@ def test_what_the_watchdog_ends_no_person_has_ended(house):
 def test_the_watchdog_leaves_a_run_alone_that_has_the_tags_of_the_one_that_it_repeats(house):
     """Dagster copies what the first run has said of its process, which is gone by then."""
     before = house.execute("small_job")
-    tags = house.instance.get_run_by_id(before.run_id).tags
-    host, _, _, *rest = tags[PROCESS].split("|")
     gone = {
-        **tags,
-        PROCESS: "|".join([host, "999999", "another boot/1", *rest]),
+        **house.instance.get_run_by_id(before.run_id).tags,
+        PROCESS: f"{socket.gethostname()}|999999|another boot/1|{processes.pid_namespace()}|{before.run_id}",
         "dagster/parent_run_id": before.run_id,
     }
     job = house.defs.resolve_job_def("small_job")
     again = house.instance.create_run_for_job(job, status=DagsterRunStatus.STARTING, tags=gone)
     house.tick("lease_watchdog")
     assert house.instance.get_run_by_id(again.run_id).status is DagsterRunStatus.STARTING
+
+
+@dg.op
+def coordinates(context) -> None:
+    introduce(context, pipeline)
+
+
+@dg.job(executor_def=dg.multiprocess_executor)
+def apart() -> None:
+    coordinates()
+
+
+def test_where_each_step_has_a_process_of_its_own_the_runs_is_another(tmp_path):
+    """That of the epochs ends with them, and the run goes on: what is downstream in it is not the watchdog's to end."""
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        with dg.execute_job(dg.reconstructable(apart), instance=instance) as result:
+            assert result.success
+        run = instance.get_run_by_id(result.run_id)
+        assert run.tags[COORDINATES] == "small"
+        assert run.tags[PROCESS].split("|")[:2] == [socket.gethostname(), str(os.getpid())]
 
 
 def test_a_run_that_repeats_one_that_was_answered_is_answered_itself(house, monkeypatch):
@@ -525,6 +616,25 @@ def test_a_run_that_is_gone_without_a_word_says_so(house):
     answer(house, house.instance.get_run_by_id(run.run_id))
     assert "by which signal nobody saw" in house.description("last_run")
     assert "small_checkpoint_sensor sees to it" in house.description("last_run")
+
+
+def test_a_run_that_ended_with_an_error_that_nobody_foresaw_says_which_without_secrets(house, monkeypatch):
+    monkeypatch.setattr(runtime, "run", _run_that_raises(KeyError("s3://user:geheimnis99@bucket/x")))
+    run = failed_run(house, raises=KeyError())
+    answer(house, run)
+    verdict = house.description("last_run")
+    assert f"run {run.run_id[:8]} failed: KeyError: 's3://bucket/x'" in verdict and "is gone" not in verdict
+    assert "geheimnis99" not in str(house.instance.all_logs(run.run_id))
+
+
+def test_a_check_that_nobody_can_answer_is_red_and_keeps_no_other_from_its_answer(house):
+    (house.bank.site.storage / lease.LEASE).write_bytes(bytes(40))
+    names = ("last_run", "on_time")
+    chosen = {key for key in house.defs.resolve_asset_graph().asset_check_keys if key.name in names}
+    asked = house.defs.resolve_job_def("__ASSET_JOB").get_subset(asset_selection=set(), asset_check_selection=chosen)
+    asked.execute_in_process(instance=house.instance, raise_on_error=False)
+    assert house.checked() == {"last_run": False, "on_time": True}
+    assert "lease.json cannot be read" in house.description("last_run")
 
 
 @contextmanager

@@ -20,11 +20,13 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog, hold_causes
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run import run as runtime
+from pipelines.runtime.sources.positions import in_words
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
 from state_ops.coordination.requests import Request
 from state_ops.coordination.suspension import Suspension
+from state_ops.counts import counted
 from state_ops.ids import CheckpointId, Generation
 
 # A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
@@ -48,7 +50,8 @@ class Sight:
 
     Attributes:
         alive: Whether the lease's holder lives, None if only watching its counter can tell.
-        waiting: Files that were not read.
+        waiting: Files, or rows of a connector, that were not read.
+        waits: The same in words, with its units.
         asked: A barrier request waits to be taken.
         unfinished: Runs of this pipeline that the orchestrator counts as queued or running.
         unapplied: A stage has rows of earlier epochs to apply.
@@ -74,6 +77,12 @@ class Sight:
     missing: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
     suspended: Suspension | None = None
+    waits: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """How much waits."""
+        return self.waits or counted(self.waiting, "file")
 
     @property
     def failed_run(self) -> str | None:
@@ -162,6 +171,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         missing=tuple(backlog.missing(sources, waiting).values()),
         unreachable=tuple(arrivals.problem for arrivals in arrived.values() if arrivals.problem is not None),
         suspended=suspension.read(storage),
+        waits=in_words([arrivals for arrivals in arrived.values() if arrivals.waiting]),
     )
 
 
@@ -225,7 +235,7 @@ def decide(
     """What this tick does.
 
     Args:
-        max_lag: Files that may wait.
+        max_lag: Files, or rows of a connector, that may wait.
         observer, now: Host and monotonic clock; default: this one's.
     """
     observer = socket.gethostname() if observer is None else observer
@@ -241,7 +251,7 @@ def decide(
         return Decision(Action.WAIT, f"run {others[0][:8]} of this pipeline is queued or starting", memory, gone=gone)
     if sight.suspended is not None:
         reason = (
-            f"{sight.suspended.how} by a person ({sight.suspended.why}), {_files(sight.waiting)} waiting: it begins"
+            f"{sight.suspended.how} by a person ({sight.suspended.why}), {sight.in_words} waiting: it begins"
             " again with Materialize, `weir run` or `weir resume`"
         )
         return Decision(Action.WAIT, reason, memory, gone=gone)
@@ -254,7 +264,7 @@ def decide(
         times = "once" if memory.runs == 1 else f"{memory.runs} times"
         return Decision(
             Action.WAIT,
-            f"{_files(sight.waiting)} waiting, but a run was asked for {times} and brought no checkpoint; asking again"
+            f"{sight.in_words} waiting, but a run was asked for {times} and brought no checkpoint; asking again"
             f" in {due - memory.tick} ticks. Look at the last run; Materialize runs at once",
             memory,
             gone=gone,
@@ -264,7 +274,7 @@ def decide(
     if holder is not None and died:
         reason = (
             f"the coordinator of generation {generation} (process {holder.pid} on {holder.host}) died: "
-            f"restore and resume, {_files(sight.waiting)} waiting"
+            f"restore and resume, {sight.in_words} waiting"
         )
         if memory.resumed != generation:
             memory, key = replace(memory, resumed=generation), restore_key(generation)
@@ -280,13 +290,10 @@ def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
         who = f"the coordinator (process {holder.pid} on {holder.host}) is running"
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}; {who}", memory)
     if sight.asked and sight.starting:
-        reason = f"{_files(sight.waiting)} waiting; the running coordinator is starting, first epoch"
+        reason = f"{sight.in_words} waiting; the running coordinator is starting, first epoch"
         return Decision(Action.WAIT, reason, memory)
     if sight.asked:
-        reason = (
-            f"{_files(sight.waiting)} waiting; the running coordinator was asked already and has not come to its"
-            " barrier"
-        )
+        reason = f"{sight.in_words} waiting; the running coordinator was asked already and has not come to its barrier"
         return Decision(Action.WAIT, reason, memory)
     return Decision(Action.BARRIER, _new(sight), memory)
 
@@ -318,20 +325,16 @@ def _lives(sight: Sight, memory: Memory, now: float) -> bool:
     return now - memory.since < DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds
 
 
-def _files(count: int) -> str:
-    return f"{count} file" if count == 1 else f"{count} files"
-
-
 def _new(sight: Sight) -> str:
     """What there is to be done."""
     if sight.timers_due and not sight.waiting:
         return f"windows or timers of {', '.join(sight.timers_due)} are due by processing time"
-    return f"{_files(sight.waiting)} new"
+    return f"{sight.in_words} new"
 
 
 def _idle(sight: Sight) -> str:
     if sight.waiting:
-        return f"{_files(sight.waiting)} waiting, as many as may"
+        return f"{sight.in_words} waiting, as many as may"
     if sight.unreachable:
         return f"nobody knows what waits: {'; '.join(sight.unreachable)}"
     return f"{' and '.join(sight.missing)} does not exist" if sight.missing else "no file is waiting"
