@@ -7,6 +7,7 @@ and while no coordinator lives. Reading needs no right and no JVM. `FAMILIES` sa
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,7 +79,8 @@ FAMILIES = (
            "trigger to the commit; commits_before: committing the epoch before; publishing_before, pruning_before: publishing and pruning of epochs before; seal: looking at it as a whole.", ("phase", "stage")),
     Family("weir_stage_phase_seconds", "The same within a stage's subtasks, the slowest one's.", ("stage", "phase")),
     Family("weir_watermark_timestamp_seconds", "Event-time progress: windows up to here are closed.", ("stage",)),
-    Family("weir_source_files_waiting", "Files that arrived and are in no checkpoint.", ("source",)),
+    Family("weir_source_up", "1 if the source could be looked at at this scrape, 0 if not; the exporter's log says why.", ("source",)),
+    Family("weir_source_files_waiting", "Files, or parts of a connector, that arrived and are in no checkpoint.", ("source",)),
     Family("weir_source_bytes_waiting", "Bytes of those files.", ("source",)),
     Family("weir_sink_checkpoint_id", "The newest checkpoint that has rows for the table.", ("table",)),
     Family("weir_sink_published_checkpoint_id", "The newest retained checkpoint whose rows the table has.", ("table",)),
@@ -129,8 +131,9 @@ class Exporter(Collector):
     def __init__(self, names: Sequence[str], settings: Settings, patience: float = PATIENCE) -> None:
         self._watched = [Watched(name, settings) for name in names]
         self._patience, self._looks = patience, Looks()
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
         self._one_at_a_time = threading.Lock()
+        self._collected: tuple[float, list[tuple[str, str, tuple[str, ...], float]]] = (float("-inf"), [])
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is read when the collector is registered."""
@@ -138,8 +141,12 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families = {family.name: _family(family) for family in FAMILIES}
+        asked = time.monotonic()
         with self._one_at_a_time:
-            for pipeline, name, labels, value in self._samples():
+            if self._collected[0] < asked:  # else by a scrape that this one has waited for: twice is too long for both
+                collected = list(self._samples())
+                self._collected = (time.monotonic(), collected)
+            for pipeline, name, labels, value in self._collected[1]:
                 families[name].add_metric([pipeline, *labels], value)
         yield from families.values()
 
@@ -152,31 +159,35 @@ class Exporter(Collector):
                 look, took = _read(self._looks.ended(watched.name), self._patience)
                 values = list(samples(look))
             except Exception as error:
-                self._failed(watched.name, plainly(error))
+                self._say("a pipeline {} be read", plainly(error), pipeline=watched.name)
                 yield watched.name, "weir_up", (), 0
                 continue
-            if self._reasons.pop(watched.name, None) is not None:
-                log.info("a pipeline can be read again", pipeline=watched.name)
+            self._say("a pipeline {} be read", None, pipeline=watched.name)
+            for source, arrivals in look.arrived.items():
+                self._say("a source {} be looked at", arrivals.problem, pipeline=watched.name, source=source)
             yield watched.name, "weir_up", (), 1
             yield watched.name, "weir_scrape_seconds", (), took
             for name, labels, value in values:
                 yield watched.name, name, labels, value
 
-    def _failed(self, pipeline: str, reason: str) -> None:
-        if self._reasons.get(pipeline) != reason:  # once, not at each scrape
-            log.warning("a pipeline cannot be read", pipeline=pipeline, reason=reason)
-        self._reasons[pipeline] = reason
+    def _say(self, event: str, reason: str | None, *, pipeline: str, source: str = "") -> None:
+        """Log why something cannot be read, or that it can again: once, and not at each scrape."""
+        about = {"pipeline": pipeline, **({"source": source} if source else {})}
+        before = self._reasons.pop((pipeline, source), None)
+        if reason is not None:
+            self._reasons[pipeline, source] = reason
+            if reason != before:
+                log.warning(event.format("cannot"), **about, reason=reason)
+        elif before is not None:
+            log.info(f"{event.format('can')} again", **about)
 
 
 def _read(outcome: Outcome | None, patience: float) -> tuple[Look, float]:
-    """What a look has read, and the seconds it took. Raises what it ended with, or that it, or a source, does not answer."""
+    """What a look has read, and the seconds it took. Raises what it ended with, or that it does not answer."""
     if outcome is None:
         raise TransientError(f"storage has not answered for {patience:g} s")
     if outcome.look is None:
         raise outcome.error or TransientError("nothing was read")
-    for name, arrivals in outcome.look.arrived.items():
-        if arrivals.problem is not None:
-            raise TransientError(arrivals.problem, where=f"source {name}")
     return outcome.look, outcome.seconds
 
 
@@ -198,6 +209,9 @@ def samples(look: Look) -> Iterator[Sample]:
     yield "weir_savepoints", (), float(sum(pin.kind == SAVEPOINT for pin in look.pins))
     yield "weir_unpublished_checkpoints", (), float(len({id for id, _ in look.unpublished}))
     for source, arrivals in look.arrived.items():
+        yield "weir_source_up", (source,), float(arrivals.problem is None)
+        if arrivals.problem is not None:
+            continue
         yield "weir_source_files_waiting", (source,), float(len(arrivals.fresh))
         yield "weir_source_bytes_waiting", (source,), float(sum(file.size for file in arrivals.fresh))
     if look.retained:

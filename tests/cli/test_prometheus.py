@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,9 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
+from pipelines.runtime.sources.files import FilesReader
 from state_ops.coordination import lease, requests
-from state_ops.errors import ConfigurationError, DamageError, GateError, WeirError
+from state_ops.errors import ConfigurationError, DamageError, GateError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, successor, until
@@ -107,6 +109,7 @@ def test_a_scrape_says_what_the_registry_says(bank: Bank):
         ("weir_stage_rows", "late", "small", "accounts"): 0,
         ("weir_epoch_phase_seconds", "to_commit", "small", ""): head.ms["to_commit"] / 1000,
         ("weir_epoch_phase_seconds", "stage", "small", "accounts"): head.ms["stage:accounts"] / 1000,
+        ("weir_source_up", "small", "landing"): 1,
         ("weir_source_files_waiting", "small", "landing"): 2,
         ("weir_source_bytes_waiting", "small", "landing"): sum(
             (bank.site.landing / name).stat().st_size for name in ("00004.parquet", "00005.parquet")
@@ -319,6 +322,21 @@ def both(bank: Bank) -> Settings:
     return loaded
 
 
+@contextmanager
+def _hanging(place: Path) -> Iterator[None]:
+    """While this lasts, whoever reads the file waits."""
+    held = place.read_bytes()
+    place.unlink()
+    os.mkfifo(place)
+    try:
+        yield
+    finally:
+        released = os.open(place, os.O_WRONLY)
+        place.unlink()
+        place.write_bytes(held)
+        os.close(released)
+
+
 def _assert_others_are_seen(values: Scraped) -> None:
     assert values["weir_up", "successor"] == 1 and values["weir_checkpoint_id", "successor"] == 2
     assert values["weir_up", "small"] == 0 and values["weir_up", "lost"] == 0
@@ -343,23 +361,49 @@ def test_a_damaged_registry_hides_no_other_pipeline_and_is_named_once(bank: Bank
 
 
 def test_storage_that_does_not_answer_hides_no_other_pipeline(bank: Bank, both: Settings):
-    place = bank.site.storage / lease.LEASE
-    held = place.read_bytes()
-    place.unlink()
-    os.mkfifo(place)  # whoever reads it waits until somebody writes
     exporter = Exporter(["lost", "small", "successor"], both, patience=2.0)
     with served(exporter) as url:
-        began = time.monotonic()
-        _assert_others_are_seen(got(url))
-        assert time.monotonic() - began < 20
-        asked = exporter._looks.going["small"]
-        _assert_others_are_seen(got(url))
-        assert exporter._looks.going["small"] is asked, "it is not asked once more beside the first time"
-        released = os.open(place, os.O_WRONLY)
-        place.unlink()
-        place.write_bytes(held)
-        os.close(released)
+        with _hanging(bank.site.storage / lease.LEASE):
+            began = time.monotonic()
+            _assert_others_are_seen(got(url))
+            assert time.monotonic() - began < 20
+            asked = exporter._looks.going["small"]
+            _assert_others_are_seen(got(url))
+            assert exporter._looks.going["small"] is asked, "it is not asked once more beside the first time"
         until(lambda: got(url)["weir_up", "small"] == 1)
+
+
+def test_two_scrapes_at_the_same_time_take_no_longer_than_one(bank: Bank, both: Settings):
+    """Of two Prometheus, each gives up after ten seconds."""
+    exporter = Exporter(["lost", "small", "successor"], both, patience=4.0)
+    with served(exporter) as url, ThreadPoolExecutor(2) as threads, _hanging(bank.site.storage / lease.LEASE):
+        began = time.monotonic()
+        for values in threads.map(got, [url, url]):
+            _assert_others_are_seen(values)
+        assert time.monotonic() - began < 7
+
+
+def test_a_source_that_does_not_answer_hides_nothing_else_and_is_named_once(bank: Bank, monkeypatch):
+    bank.epochs(1)
+    bank.land(2)
+
+    def refused(*_: object) -> None:
+        raise TransientError("The server is away.")
+
+    with capture_logs() as logged, served(Exporter(["small"], bank.site.settings)) as url:
+        with monkeypatch.context() as away:
+            away.setattr(FilesReader, "look", refused)
+            values = [got(url), got(url)][-1]
+        again = got(url)
+    assert values["weir_up", "small"] == values["weir_checkpoint_id", "small"] == 1
+    assert values["weir_source_up", "small", "landing"] == 0
+    assert ("weir_source_files_waiting", "small", "landing") not in values
+    assert again["weir_source_up", "small", "landing"] == again["weir_source_files_waiting", "small", "landing"] == 1
+    events = [(line["event"], line["source"], line.get("reason")) for line in logged if "source" in line]
+    assert events == [
+        ("a source cannot be looked at", "landing", "The server is away."),
+        ("a source can be looked at again", "landing", None),
+    ]
 
 
 # -- the command

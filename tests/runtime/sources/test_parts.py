@@ -279,6 +279,11 @@ def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp
     look = Look(60, retained=[last.checkpoint])
     assert ("weir_rows_quarantined_total", (), 2.0) in samples(look)
 
+    failing = site_of(tmp_path / "failing")
+    put(failing.landing, "p", row("a", 1, 0), "{no json")
+    with pytest.raises(InputError, match=r"1 row of p-0-2 cannot be decoded, the first at 1: .*property name"):
+        epochs(failing)
+
 
 def test_checks_count_what_waits_in_the_sources_unit(tmp_path):
     site = site_of(tmp_path, SOURCE)
@@ -286,11 +291,9 @@ def test_checks_count_what_waits_in_the_sources_unit(tmp_path):
     for check in (checks.on_time(site.pipeline, site.settings), checks.input_is_there(site.pipeline, site.settings)):
         assert check.description and check.description.startswith("2 rows are waiting")
         assert check.metadata["rows waiting in clicks"].value == 2
-
-    failing = site_of(tmp_path / "failing")
-    put(failing.landing, "p", row("a", 1, 0), "{no json")
-    with pytest.raises(InputError, match=r"1 row of p-0-2 cannot be decoded, the first at 1: .*property name"):
-        epochs(failing)
+    assert "nobody has watched for how long" in (checks.on_time(site.pipeline, site.settings).description or "")
+    decision = sensor.decide(sensor.observe(site.pipeline, site.settings), sensor.Memory(), 0)
+    assert decision.reason == "2 rows new"
 
 
 def test_what_is_lost_fails_or_is_skipped_and_recorded(tmp_path):
@@ -638,6 +641,9 @@ def test_status_and_sensors_say_that_a_source_cannot_be_looked_at_and_show_the_r
     assert f"not known in partitions clicks: {reason}" in dict(status._lines("clicks", facts))["waiting"]
     assert sensor.observe(there.pipeline, there.settings).unreachable == (reason,)
     assert backlog.observed(there.pipeline, there.settings, head(there)) == {"clicks": {"not known": reason}}
+    look = Look(60, retained=[head(there)], arrived=backlog.arrivals(there.pipeline, there.settings, head(there)))
+    exported = [sample for sample in samples(look) if sample[0].startswith(("weir_source", "weir_checkpoint_id"))]
+    assert exported == [("weir_source_up", ("clicks",), 0.0), ("weir_checkpoint_id", (), 1.0)]
 
 
 def head(site: Site) -> Any:
