@@ -7,7 +7,7 @@ import re
 from datetime import date
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from configs.errors import ConfigurationError
 from configs.redaction import remember_variable
@@ -578,6 +578,7 @@ class RestoreGateSettings(BaseModel):
 
 
 _CRON = r"^(\S+\s+){4}\S+$"
+_ENDPOINT = r"^https?://[^\s@]+$"
 
 
 class PartitionSettings(Section):
@@ -688,13 +689,23 @@ class TelemetrySettings(Section):
     )
     otlp_endpoint: str | None = Field(
         None,
-        pattern=r"^https?://[^\s@]+$",
+        pattern=_ENDPOINT,
         description=(
             "Where a collector takes OTLP over HTTP, such as `http://collector:4318`. null: as"
             " OTEL_EXPORTER_OTLP_ENDPOINT says, else `http://localhost:4318`. What is secret goes into"
             " OTEL_EXPORTER_OTLP_HEADERS."
         ),
     )
+
+    @field_validator("otlp_endpoint", mode="before")
+    @classmethod
+    def _has_no_user(cls, value: object) -> object:
+        # In words: redaction takes a part of the pattern for a user in a URL.
+        if isinstance(value, str) and not re.fullmatch(_ENDPOINT, value):
+            raise ValueError(
+                "must be the address of a collector, such as http://collector:4318, without a user or a password"
+            )
+        return value
 
 
 class DagsterSettings(Section):

@@ -76,6 +76,13 @@ def test_an_unknown_variable_is_refused_with_what_was_meant(config, variable, cl
     assert f"[{variable}]" in error.what and f"did you mean {close!r}?" in error.what
 
 
+@pytest.mark.parametrize("address", ["http://user:geheimnis99@collector:4318", "collector:4318", "http://a b"])
+def test_an_address_of_a_collector_that_is_none_is_refused_in_words(config, address):
+    error = _refused(config, "telemetry: {traces: true}", WEIR_TELEMETRY__OTLP_ENDPOINT=address)
+    assert "such as http://collector:4318, without a user or a password  [WEIR_TELEMETRY__OTLP_ENDPOINT]" in error.what
+    assert "geheimnis99" not in str(error)
+
+
 def test_a_missing_key_of_a_pipeline_names_the_pipeline(config):
     error = _refused(config, "pipelines: {orders: {params: {landing: /x}}}")
     assert "pipelines.orders.object: Field required" in error.what

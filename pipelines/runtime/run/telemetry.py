@@ -46,6 +46,7 @@ _PHASES = {
     "pruning": ("prune",),
 }  # by step, what is recorded of it
 _UPLOAD = "upload"
+_sends = threading.local()  # `lines`: what is logged while this thread sends Weir's spans
 
 
 @contextmanager
@@ -79,9 +80,11 @@ class Sender:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         endpoint = None if settings.otlp_endpoint is None else f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"
-        logging.getLogger(trace_exporter.__name__).setLevel(logging.CRITICAL)  # it warns of each try
+        logging.getLogger(trace_exporter.__name__).addFilter(_is_of_others)
         logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
-        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "weir")})
+        resource = Resource.create()
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # no variable says it
+            resource = resource.merge(Resource({"service.name": "weir"}))
         # One of its own, which no other library of this process sends spans by.
         try:
             exporter = trace_exporter.OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_SECONDS)
@@ -131,25 +134,48 @@ class _WarningOnce:
         self._endpoint = endpoint or of_variables
 
     def export(self, spans: Sequence[Any]) -> Any:
-        result = self._exporter.export(spans)
+        with _unheard() as lines:
+            result = self._exporter.export(spans)
         if result.name != "SUCCESS":
-            self.is_away()
+            self.is_away(*lines[:1])
         elif self._is_away:
             log.info("traces reach the collector again", endpoint=redacted(self._endpoint))
             self._is_away = False
         return result
 
-    def is_away(self) -> None:
+    def is_away(self, reason: str = "it has not answered yet") -> None:
         """Say so, unless that was said."""
         if not self._is_away:
-            log.warning("traces do not reach the collector; epochs go on without", endpoint=redacted(self._endpoint))
+            event = "traces do not reach the collector; epochs go on without"
+            log.warning(event, endpoint=redacted(self._endpoint), reason=reason)
         self._is_away = True
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return bool(self._exporter.force_flush(timeout_millis))
 
     def shutdown(self) -> None:
-        self._exporter.shutdown()
+        with _unheard():
+            self._exporter.shutdown()
+
+
+@contextmanager
+def _unheard() -> Iterator[list[str]]:
+    """While this thread sends Weir's spans: OpenTelemetry warns of each try, by one logger for all of a process. Yields
+    what it says, redacted."""
+    lines: list[str] = []
+    _sends.lines = lines
+    try:
+        yield lines
+    finally:
+        _sends.lines = None
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    """Whether a line is about spans of somebody else's."""
+    lines = getattr(_sends, "lines", None)
+    if lines is not None:
+        lines.append(redacted(record.getMessage()))
+    return lines is None
 
 
 def _without_values(record: logging.LogRecord) -> bool:

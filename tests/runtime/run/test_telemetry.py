@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace.export import SpanExportResult
 from structlog.testing import capture_logs
 
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -173,7 +175,7 @@ def test_an_epoch_that_fails_is_a_trace_with_its_error_redacted(tmp_path, collec
 def test_a_collector_that_is_away_or_refuses_harms_nothing_and_is_warned_of_once(
     tmp_path, collector, monkeypatch, is_there
 ):
-    monkeypatch.setattr(telemetry, "_SEND_SECONDS", 1.0)
+    monkeypatch.setattr(telemetry, "_SEND_SECONDS", 2.0)
     collector.refuses = True
     bank = traced(tmp_path, collector.url if is_there else "http://127.0.0.1:9")
     began = time.monotonic()
@@ -183,6 +185,7 @@ def test_a_collector_that_is_away_or_refuses_harms_nothing_and_is_warned_of_once
     assert time.monotonic() - began < 20
     warned = [entry for entry in logged if "traces do not reach" in entry["event"]]
     assert len(warned) == 1 and warned[0]["endpoint"].startswith("http://127.0.0.1:")
+    assert ("400" if is_there else "Connection refused") in warned[0]["reason"]
 
 
 def test_a_run_that_ends_before_its_exporter_has_given_up_says_that_the_collector_is_away(tmp_path, monkeypatch):
@@ -198,6 +201,32 @@ def test_variables_that_opentelemetry_refuses_are_an_error_of_the_configuration(
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100000")
     with pytest.raises(ConfigurationError, match="max_export_batch_size"):
         traced(tmp_path, collector.url).epochs(1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"OTEL_RESOURCE_ATTRIBUTES": "team=air,service.name=billing"}, "billing"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=billing", "OTEL_SERVICE_NAME": "flights"}, "flights"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "team=air"}, "weir"),
+    ],
+)
+def test_the_name_of_the_service_is_what_the_standard_variables_say(tmp_path, collector, monkeypatch, variables, name):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    traced(tmp_path, collector.url).epochs(1)
+    assert {resource["service.name"] for resource in collector.resources} == {name}
+
+
+def test_what_others_of_the_process_send_by_opentelemetry_is_warned_of_as_ever(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(telemetry, "_SEND_SECONDS", 0.5)
+    nowhere = "http://127.0.0.1:9"
+    bank = traced(tmp_path, nowhere)
+    with telemetry.tracing(bank.site.pipeline, bank.site.settings, None) as send:
+        send(EpochTimes(7, {}, 100.0, 101.0, (101.0, time.time_ns()), (), (), {}))
+    assert caplog.records == []
+    assert OTLPSpanExporter(f"{nowhere}/v1/traces", timeout=0.5).export([]) is SpanExportResult.FAILURE
+    assert {record.name for record in caplog.records} == {"opentelemetry.exporter.otlp.proto.http.trace_exporter"}
 
 
 def test_headers_that_opentelemetry_does_not_understand_are_not_repeated(tmp_path, collector, monkeypatch, caplog):
