@@ -30,6 +30,7 @@ from configs.redaction import redacted
 FORMAT = "WEIR_LOGGING__FORMAT"
 """The variable that overrides `logging.format`, and tells it to processes that read no settings, as Spark's workers."""
 JSON = "json"
+_GONE = "***"  # as `redacted` has it in texts
 _SETTINGS_OF_STRUCTLOG = frozenset({"event", "exc_info", "stack_info", "stack"})
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -161,7 +162,7 @@ def write_json(structlog: Any, level: int = logging.INFO) -> None:
 
 def write(level: str, logger: str, event: str, **fields: Any) -> None:
     """Write one JSON line to stderr, whatever the form of others is."""
-    _write(as_json({"timestamp": _iso(datetime.now(UTC)), "level": level, "logger": logger, "event": event, **fields}))
+    _write(_line(datetime.now(UTC), level, logger, event, fields))
 
 
 def as_json(fields: Mapping[str, Any]) -> str:
@@ -191,16 +192,11 @@ class Lines(logging.Formatter):
         """One JSON object, or the message alone for people."""
         if not is_json():
             return super().format(record)
-        fields: dict[str, Any] = {
-            "timestamp": _iso(datetime.fromtimestamp(record.created, UTC)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-        }
-        fields |= {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+        more = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
         if record.exc_info is not None and record.exc_info[1] is not None:
-            fields |= facts_of(record.exc_info[1])
-        return as_json(fields)
+            more |= facts_of(record.exc_info[1])
+        moment = datetime.fromtimestamp(record.created, UTC)
+        return _line(moment, record.levelname.lower(), record.name, record.getMessage(), more)
 
 
 class _Lines:
@@ -218,19 +214,20 @@ class _Lines:
 
 def _rendered(logger: Any, method: str, event: Mapping[str, Any]) -> str:
     """A structlog event as a line."""
-    fields = {
-        "timestamp": _iso(datetime.now(UTC)),
-        "level": method,
-        "logger": getattr(logger, "name", "python"),
-        "event": event.get("event", ""),
-    }
-    fields |= {name: value for name, value in event.items() if name not in _SETTINGS_OF_STRUCTLOG}
+    more = {name: value for name, value in event.items() if name not in _SETTINGS_OF_STRUCTLOG}
     error = event.get("exc_info")
     if isinstance(error, tuple):
         error = error[1]
     elif error and not isinstance(error, BaseException):
         error = sys.exc_info()[1]
-    return as_json(fields | (facts_of(error) if error else {}))
+    more |= facts_of(error) if error else {}
+    return _line(datetime.now(UTC), method, getattr(logger, "name", "python"), event.get("event", ""), more)
+
+
+def _line(moment: datetime, level: str, logger: str, event: Any, more: Mapping[str, Any]) -> str:
+    """A line. What an event calls like a field of every line gets an underscore behind its name."""
+    fields = {"timestamp": _iso(moment), "level": level, "logger": logger, "event": event}
+    return as_json(fields | {f"{name}_" if name in fields else name: value for name, value in more.items()})
 
 
 def _write(line: str) -> None:
@@ -242,6 +239,17 @@ def _iso(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def _is_secret(name: Any, value: Any) -> bool:
+    """Whether a field holds what is left out of texts for the name that stands before it."""
+    return isinstance(value, str | bytes) and _names_secret(str(name))
+
+
+@lru_cache(1024)
+def _names_secret(name: str) -> bool:
+    value = "a-value-0123"
+    return value not in redacted(f'{name}="{value}"')
+
+
 def _plain(value: Any) -> Any:
     """A value as JSON may have it."""
     if isinstance(value, str):
@@ -251,7 +259,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _GONE if _is_secret(name, item) else _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
     if isinstance(value, datetime):

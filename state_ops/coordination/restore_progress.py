@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from state_ops.coordination.lease import known_fields
+from state_ops.coordination.lease import record
 from state_ops.storage.storage import Arrived, Storage
 
 DIRECTORY = "coordinator/restoring"
@@ -127,7 +127,7 @@ def read(storage: Storage) -> list[Restoring]:
         raw = storage.read_bytes(file.path)
         if raw:
             with suppress(ValueError):  # on a disk, half of what a killed process wrote
-                fetches.append(Restoring(**known_fields(Restoring, json.loads(raw))))
+                fetches.append(record(Restoring, raw))
     return fetches
 
 

@@ -105,3 +105,25 @@ def test_the_variable_comes_before_what_a_process_has_adopted_and_that_before_it
 )
 def test_any_value_becomes_one_that_json_has(value, expected):
     assert json.loads(logs.as_json({"value": value})) == {"value": expected}
+
+
+def test_a_field_that_is_named_like_a_secret_is_left_out_whatever_it_holds():
+    fields = {
+        "password": "short",
+        "options": {"sasl.password": b"x", "aws_secret_access_key": "y"},
+        "password_file": "/etc/x",
+        "next_token": "page 2",
+        "token_count": 5,
+    }
+    assert json.loads(logs.as_json(fields)) == {
+        **fields,
+        "password": "***",
+        "options": {"sasl.password": "***", "aws_secret_access_key": "***"},
+    }
+
+
+def test_a_field_of_an_event_takes_no_other_fields_place(monkeypatch):
+    monkeypatch.setenv(logs.FORMAT, "json")
+    record = logging.makeLogRecord({"name": "theirs", "levelname": "WARNING", "msg": "x", "level": 3, "event": "y"})
+    (line,) = lines(logs.Lines().format(record))
+    assert (line["level"], line["event"], line["level_"], line["event_"]) == ("warning", "x", 3, "y")
