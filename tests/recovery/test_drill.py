@@ -98,7 +98,7 @@ def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_whe
     done = drilled(bank, stages=(replace(booked, function=doubled),))
     (problem,) = done.problems
     assert "The state of accounts differs" in problem
-    assert "10 changed" in problem
+    assert "10 changed" in problem and "Its code was changed since" in problem
 
 
 def test_an_error_that_nobody_foresaw_is_a_problem_too(bank, monkeypatch):

@@ -46,6 +46,7 @@ from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
 from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
@@ -382,7 +383,7 @@ def _compared(
             if again.outputs.get(name, rows) != rows
         ]
         if other:
-            problems.append(f"{uid} handled other rows: {'; '.join(other)}")
+            problems.append(f"{uid} handled other rows: {'; '.join(other)}{_rightly(stats, again)}")
     for uid in head.stages_with_state:
         if uid not in replayed.stages_with_state:
             continue
@@ -400,8 +401,16 @@ def _compared(
             parts += [rows] if (rows := _differing_rows(pipeline, here, settings, there, uid, head)) else []
             if parts:
                 groups = f"{len({group for group, _ in differing})} key groups"
-                problems.append(f"The state of {uid} differs in {groups}: {', '.join(parts)}")
+                why = _rightly(head.operators[uid], replayed.operators[uid])
+                problems.append(f"The state of {uid} differs in {groups}: {', '.join(parts)}{why}")
     return entries, problems
+
+
+def _rightly(stats: OperatorStats, again: OperatorStats) -> str:
+    """What to say of a difference where today's code is another than the epoch's."""
+    if stats.code in (None, again.code):
+        return ""
+    return ". Its code was changed since, so that may be right: the next epoch can be compared again"
 
 
 _TIMERS = {descriptors.EVENT_TIMERS: "timers by event time", descriptors.PROCESSING_TIMERS: "timers by processing time"}
