@@ -1,4 +1,4 @@
-"""Joins where pipelines are forked, promoted, backfilled, rewound, rescaled, stopped between checkpoints that do not
+"""Joins, as-of joins too, where pipelines are forked, promoted, backfilled, rewound, rescaled, stopped between checkpoints that do not
 wait, and delivered otherwise than exactly once: always what DuckDB says of the input."""
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, files, join
+from pipelines.api import Pipeline, agg, aggregate, as_of, deduplicate, delta, files, join
 from pipelines.api import kafka as kafka_api
+from pipelines.runtime.definition.operators import AsOf
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -41,17 +42,23 @@ PAYMENTS_POLARS = {"order": pl.Int64, "paid_at": pl.Datetime("us", "UTC"), "pric
 ORDERS_HERE = files("{landing}/orders/*.parquet", name="orders", event_time="at")
 PAYMENTS_HERE = files("{landing}/payments/*.parquet", name="payments", event_time="paid_at")
 WITHIN, LATENESS = ("-2h", "5h"), timedelta(hours=1)  # of days that are a file and an epoch each
-HOWS = ("left", "full", "inner")
+HOWS = ("left", "full", "inner", "as_of")
 HERE = InMemoryExecutor()
 
 
 def pipeline_of(how: str, orders=ORDERS_HERE, payments=PAYMENTS_HERE, **more) -> Pipeline:
     """A stage before a join, the join, and stages behind it."""
     unique = deduplicate("unique", orders, key="seq", on="at", ttl="30d")
-    paid = join(
-        "paid", unique, payments, on={"id": "order"}, within=WITHIN, how=how, lateness=LATENESS,
-        sink=delta.append("paid", event_time="at" if how == "full" else None), late=delta.append("paid_late"),
-    )  # fmt: skip
+    sinks = {
+        "sink": delta.append("paid", event_time="at" if how == "full" else None),
+        "late": delta.append("paid_late"),
+    }
+    if how == "as_of":
+        paid = as_of("paid", unique, payments, on={"id": "order"}, lateness=LATENESS, **sinks)
+    else:
+        paid = join(
+            "paid", unique, payments, on={"id": "order"}, within=WITHIN, how=how, lateness=LATENESS, **sinks
+        )  # fmt: skip
     sums = aggregate("sums", paid, key="id", n=agg.count(), price=agg.sum("price"), sink=delta.append("sums"))
     return Pipeline("shop", (unique, paid, sums), max_parallelism=6, **more)
 
@@ -92,7 +99,8 @@ class Shop:
 
     @property
     def how(self) -> str:
-        return self.site.pipeline.stage("paid").join.how
+        joined = self.site.pipeline.stage("paid").join
+        return "as_of" if isinstance(joined, AsOf) else joined.how
 
     def land(self, *days: int, price: int = 1) -> None:
         for number in days:
@@ -130,6 +138,12 @@ def expected(how: str, given: dict[str, pl.DataFrame], drained: bool) -> pl.Data
     orders, payments = given["orders"], given["payments"]  # noqa: F841 - DuckDB reads them by their names
     with duckdb.connect() as db:
         db.sql("SET TimeZone = 'UTC'")
+        if how == "as_of":
+            facts = db.sql("""
+                SELECT o.id, o.seq, o.at, o.what, p.paid_at, p.price
+                FROM orders o ASOF LEFT JOIN payments p ON o.id = p."order" AND o.at >= p.paid_at
+            """).pl()
+            return facts if drained else facts.filter(pl.col("at") < watermark_of(given))
         joined = db.sql(f"""
             SELECT coalesce(o.id, p."order") AS id, o.seq, o.at, o.what, p.paid_at, p.price
             FROM orders o {how} JOIN payments p
@@ -159,8 +173,9 @@ def assert_joined(shop: Shop, given: dict[str, pl.DataFrame], drained: bool = Fa
     assert comparable(state.select("id", "n", "price")) == comparable(sums.select("id", "n", "price"))
     newest = shop.table("sums").sort("epoch").unique("id", keep="last").select("id", "n", "price")
     assert comparable(newest) == comparable(sums.select("id", "n", "price"))
-    kept = list(state_reader.scan(shop.site.pipeline, shop.site.settings, "paid"))
-    assert not drained or not sum(table.num_rows for table in kept), "a drained join keeps no rows"
+    kept = sum(table.num_rows for table in state_reader.scan(shop.site.pipeline, shop.site.settings, "paid"))
+    versions = given["payments"]["order"].n_unique() if shop.how == "as_of" else 0  # the newest of each key holds
+    assert not drained or kept == versions, "a drained join keeps no rows"
 
 
 # -- forks, promotions, backfills
@@ -193,7 +208,7 @@ def test_a_branch_of_a_join_is_what_production_is_and_its_promotion_what_a_repla
 
 
 @pytest.mark.parametrize("replaces", sampled(["since", "range"], keep=0))
-@pytest.mark.parametrize("how", sampled(("inner", "left")))
+@pytest.mark.parametrize("how", sampled(("inner", "left", "as_of")))
 def test_a_backfill_of_a_join_is_what_a_replay_of_corrected_input_gives(tmp_path, how, replaces):
     unique = replace(pipeline_of(how).stage("unique"))
     paid = replace(pipeline_of(how).stage("paid"))
@@ -244,9 +259,10 @@ def test_a_rewind_of_a_join_takes_its_table_back_and_goes_on(tmp_path, how):
 # -- other numbers of subtasks, checkpoints that do not wait
 
 
+@pytest.mark.parametrize("how", ["full", "as_of"])
 @pytest.mark.parametrize("parallelisms", sampled([[2, 5, 1, 3], [1, 6, 2, 6], [3, 3, 2, 1]], keep=0))
-def test_rows_that_wait_for_partners_are_where_their_subtask_looks_for_them(tmp_path, parallelisms):
-    shop = Shop.at(tmp_path, pipeline_of("full"))
+def test_rows_that_wait_for_partners_are_where_their_subtask_looks_for_them(tmp_path, parallelisms, how):
+    shop = Shop.at(tmp_path, pipeline_of(how))
     for number, parallelism in enumerate(parallelisms, 1):
         shop.with_options(WEIR_SPARK__PARALLELISM=str(parallelism)).run(number)
         shop.assert_joined()
