@@ -62,7 +62,9 @@ def has(engine: str, query: str) -> bool:
     return query in {"weir": available(), "spark": spark.QUERIES, "flink": flink.QUERIES}[engine]
 
 
-def measured(root: Path, log: harness.Log, events: generate.Options, queries: Sequence[str], reps: int) -> None:
+def measured(
+    root: Path, log: harness.Log, events: generate.Options, queries: Sequence[str], engines: Sequence[str], reps: int
+) -> None:
     """Measure each query, engine and repetition that the log does not have yet."""
     shutil.rmtree(root, ignore_errors=True)
     generate.generate(events, root / "input")
@@ -70,7 +72,7 @@ def measured(root: Path, log: harness.Log, events: generate.Options, queries: Se
     truth.write(root / "input", root / "truths", queries)
     for rep in range(reps):
         for query in queries:
-            for engine in ENGINES:
+            for engine in engines:
                 place = {"query": query, "engine": engine, "rep": rep}
                 if has(engine, query) and not log.has(**place):
                     figures = _measure(root, query, engine)
@@ -162,6 +164,7 @@ def main(
     events: int = 200_000,
     files: int = 8,
     queries: str = "",
+    engines: str = ",".join(ENGINES),
     reps: int = 3,
     scratch: Path = SCRATCH,
     again: bool = False,
@@ -170,15 +173,16 @@ def main(
 ) -> None:
     """Weir beside Spark and Flink.
 
-    files: of each stream; one is an epoch. queries: by default all that Weir has. again: forget what was measured.
-    add: repetitions to those of the results, if they are of as many events and files.
+    files: of each stream; one is an epoch. queries: by default all that Weir has. engines: that are measured now; the
+    table also has what was measured of others before. again: forget what was measured. add: repetitions to those of
+    the results, if they are of as many events and files.
     """
     asked = truth.names(queries) if queries else available()
     log = harness.Log(scratch / f"measured-{events}-{files}.jsonl", ("query", "engine", "rep"), again)
     for row in published(results, events, files) if add else []:
         if not log.has(**{name: row[name] for name in ("query", "engine", "rep")}):
             log.add(row)
-    measured(scratch / "work", log, generate.Options(events, files=files), asked, reps)
+    measured(scratch / "work", log, generate.Options(events, files=files), asked, engines.split(","), reps)
     rows = [row for row in log.rows() if row["query"] in asked and row["rep"] < reps]
     figures = {
         "machine": harness.machine(),

@@ -1,15 +1,15 @@
 """Bids, bidders and auctions of each day, by how high the price is."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
+from pipelines.api import Pipeline, agg, aggregate, delta, files, select
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 LOW, MIDDLE, HIGH = "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"
 
+dated = select("dated", bids, "bidder", "auction", "price", "date_format(date_time, 'yyyy-MM-dd') AS day")
 days = aggregate(
     "days",
-    bids,
+    dated,
     key="day",
-    transform=lambda rows: rows.selectExpr("bidder", "auction", "price", "date_format(date_time, 'yyyy-MM-dd') AS day"),
     total_bids=agg.count(),
     rank1_bids=agg.count(where=LOW),
     rank2_bids=agg.count(where=MIDDLE),
@@ -25,4 +25,4 @@ days = aggregate(
     sink=delta.upsert("q15", key="day"),
 )
 
-pipeline = Pipeline("q15", (days,))
+pipeline = Pipeline("q15", (dated, days))

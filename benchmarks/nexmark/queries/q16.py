@@ -1,18 +1,21 @@
 """Bids, bidders and auctions of each channel and day, by how high the price is."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
+from pipelines.api import Pipeline, agg, aggregate, delta, files, select
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 LOW, MIDDLE, HIGH = "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"
 
+dated = select(
+    "dated",
+    bids,
+    *("channel", "bidder", "auction", "price"),
+    "date_format(date_time, 'yyyy-MM-dd') AS day",
+    "date_format(date_time, 'HH:mm') AS hm",
+)
 channels = aggregate(
     "channels",
-    bids,
+    dated,
     key=["channel", "day"],
-    transform=lambda rows: rows.selectExpr(
-        "channel", "bidder", "auction", "price",
-        "date_format(date_time, 'yyyy-MM-dd') AS day", "date_format(date_time, 'HH:mm') AS hm",
-    ),
     minute=agg.max("hm"),
     total_bids=agg.count(),
     rank1_bids=agg.count(where=LOW),
@@ -27,6 +30,6 @@ channels = aggregate(
     rank2_auctions=agg.count_distinct("auction", where=MIDDLE),
     rank3_auctions=agg.count_distinct("auction", where=HIGH),
     sink=delta.upsert("q16", key=["channel", "day"]),
-)  # fmt: skip
+)
 
-pipeline = Pipeline("q16", (channels,))
+pipeline = Pipeline("q16", (dated, channels))
