@@ -60,6 +60,7 @@ FAMILIES = (
         "weir_held",
         "1 while a gate, bad input or damage holds the pipeline: its cause stands, and no later epoch is complete; else 0.",
     ),
+    Family("weir_suspended", "1 while a person has ended the pipeline, so that sensors begin nothing; else 0."),
     Family("weir_checkpoint_id", "The newest completed checkpoint; absent before the first."),
     Family("weir_checkpoint_completed_timestamp_seconds", "When the newest checkpoint was completed."),
     Family("weir_checkpoint_interval_seconds", "checkpoints.interval_seconds of the configuration."),
@@ -204,6 +205,7 @@ def samples(look: Look) -> Iterator[Sample]:
         yield "weir_coordinator_alive", (), float(look.alive)
     yield "weir_coordinator_generation", (), float(look.generation)
     yield "weir_held", (), float(look.hold is not None)
+    yield "weir_suspended", (), float(look.suspended is not None)
     yield "weir_checkpoint_interval_seconds", (), look.interval
     yield "weir_retained_checkpoints", (), float(len(look.retained))
     yield "weir_savepoints", (), float(sum(pin.kind == SAVEPOINT for pin in look.pins))

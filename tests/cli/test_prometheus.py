@@ -32,7 +32,7 @@ from pipelines.runtime.operations import drill
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.sources.files import FilesReader
-from state_ops.coordination import lease, requests
+from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.storage.storage import Storage
@@ -147,6 +147,15 @@ def test_a_coordinator_that_lives_and_one_that_has_ended(bank: Bank):
             until(lambda: got(url)["weir_coordinator_alive", "small"] == 1)
             requests.send(open_storage(bank.site.pipeline, bank.site.settings)[0], requests.Request("stop"))
         assert got(url)["weir_coordinator_alive", "small"] == 0
+
+
+def test_that_a_person_has_stopped_the_pipeline(bank: Bank):
+    bank.epochs(1)
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    with served(Exporter(["small"], bank.site.settings)) as url:
+        assert got(url)["weir_suspended", "small"] == 0
+        suspension.write(storage, suspension.Suspension("stopped", "weir stop"))
+        assert got(url)["weir_suspended", "small"] == 1
 
 
 def test_on_another_host_only_the_counter_tells(bank: Bank):

@@ -53,9 +53,10 @@ class Look:
         hold: What holds the pipeline, if its cause stands.
         at: When this was read.
         files: Of a watched pipeline with `with_files`, the listing of the newest checkpoint, or of one not long before.
-        suspended, restoring, missing, ahead: Only of a close look: that a person has ended the pipeline, the fetches of
-            state that are going on, by source a landing directory that does not exist, and the sources that have read
-            their `max_ahead` of event time more than slower ones.
+        suspended: That a person has ended the pipeline.
+        restoring, missing, ahead: Only of a close look: the fetches of state that are going on, by source a landing
+            directory that does not exist, and the sources that have read their `max_ahead` of event time more than
+            slower ones.
         checked, drilled: What the last checks of the storage and the last drill have found.
         fsck_scheduled, drill_scheduled: Whether the configuration has these run by themselves.
     """
@@ -198,7 +199,7 @@ class Watched:
             missing=missing,
             restored=restored,
             hold=hold_causes.standing(storage, head, opened.sources),
-            suspended=suspension.read(storage) if self._closely else None,
+            suspended=suspension.read(storage),
             restoring=restore_progress.read(storage) if self._closely else (),
             ahead=_ahead(opened.pipeline, head) if self._closely and head is not None else frozenset(),
             files=self._listing(opened, head, now) if self.with_files and head is not None else (),
