@@ -3,8 +3,8 @@ name.
 
     rows          compiled(where, schema).kept(table): the rows that Spark would keep
     columns       projected(columns, schema).of(table): those that Spark would make of them
-    taken         comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE, arithmetic, CAST and a few functions, on booleans,
-                  numbers, texts, dates and timestamps, and on fields of structs
+    taken         comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE, RLIKE, arithmetic, CAST and a few functions, on
+                  booleans, numbers, texts, dates and timestamps, and on fields of structs
     refused       everything else, with the expression and the reason; so is what Spark itself would refuse
 
 Spark's rules that differ from what is usual elsewhere: nulls by three-valued logic; NaN equals NaN and is the largest

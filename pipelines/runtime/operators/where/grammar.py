@@ -11,7 +11,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from pipelines.runtime.operators.where import conditions, values
+from pipelines.runtime.operators.where import conditions, patterns, values
 from pipelines.runtime.operators.where.expressions import (
     BOOLEAN,
     DATE,
@@ -41,7 +41,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
 _KEYWORDS = frozenset(
-    "and or not is in like between div escape case when then else end exists interval over".split()  # noqa: SIM905
+    "and or not is in like rlike regexp between div escape case when then else end exists interval over".split()  # noqa: SIM905
 )
 _NO_COLUMN = re.compile(r"_metadata|current_\w+|localtimestamp|user|session_user|grouping__id", re.IGNORECASE)
 """What Spark knows beside columns, and by no parentheses."""
@@ -216,6 +216,8 @@ class Parser:
                     escape = _unescaped(self._next.value)
                     self._at += 1
                 predicate = conditions.like(left, pattern, escape, self._text_since(start))
+            elif self._word("rlike") or self._word("regexp"):
+                predicate = patterns.matched(left, self._comparison(), self._text_since(start))
             elif negated:
                 raise Refused(f"{self._sql[start:]!r} is not understood")
             else:

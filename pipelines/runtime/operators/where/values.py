@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from pipelines.runtime.operators.where import conditions, texts
+from pipelines.runtime.operators.where import conditions, patterns, texts
 from pipelines.runtime.operators.where.expressions import (
     BOOLEAN,
     DATE,
@@ -282,13 +282,14 @@ _FUNCTIONS = {
     "timestamp_micros": (INTEGER,),
 }
 """Functions of one argument, with the types that it may have."""
-_MAKING_TEXTS: dict[str, tuple[int, Callable[[Sequence[Expression], str], Expression]]] = {
-    "replace": (3, texts.replaced),
-    "split_part": (3, texts.split_part),
-    "date_format": (2, texts.date_formatted),
+_MAKING_TEXTS: dict[str, tuple[Sequence[int], Callable[[Sequence[Expression], str], Expression]]] = {
+    "replace": ((3,), texts.replaced),
+    "split_part": ((3,), texts.split_part),
+    "date_format": ((2,), texts.date_formatted),
+    "regexp_extract": ((2, 3), patterns.extracted),
 }
 """Functions of so many arguments."""
-KNOWN = frozenset((*_FUNCTIONS, *_PARTS, *_MAKING_TEXTS, "coalesce", "nvl", "ifnull", "date"))
+KNOWN = frozenset((*_FUNCTIONS, *_PARTS, *_MAKING_TEXTS, "regexp_like", "coalesce", "nvl", "ifnull", "date"))
 """All functions whose arguments are what they look like."""
 
 
@@ -299,7 +300,9 @@ def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
         return _first(arguments, text)
     if name in _PARTS and len(arguments) == 2:
         return conditions.part_of_text(name, arguments[0], arguments[1], text)
-    if name in _MAKING_TEXTS and len(arguments) == _MAKING_TEXTS[name][0]:
+    if name == "regexp_like" and len(arguments) == 2:
+        return patterns.matched(arguments[0], arguments[1], text)
+    if name in _MAKING_TEXTS and len(arguments) in _MAKING_TEXTS[name][0]:
         return _MAKING_TEXTS[name][1](arguments, text)
     if name == "date" and kinds in ([DATE], [TIMESTAMP]):
         return cast(arguments[0], name, False, text)
