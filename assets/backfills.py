@@ -154,7 +154,7 @@ def _figures(difference: BranchDiff) -> dict[str, Any]:
 
 def _verdict(asset: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
     """Green if production has what the replay gives: because nothing differed, or because it was promoted."""
-    differing = [table.table for table in done.difference.tables if not table.same]
+    differing = [table.table for table in done.difference.tables if not table.same or table.columns]
     description = "nothing differs" if done.difference.same else f"rows differ in {', '.join(differing) or 'no table'}"
     if done.promoted is not None:
         description += f"; promoted as checkpoint {done.promoted.id}"

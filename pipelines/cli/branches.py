@@ -165,6 +165,12 @@ def _show(difference: BranchDiff) -> None:
         rows.append((f"state of {state.stage}", *numbers))
     numbers = ("rows", "of the branch", "added", "removed", "changed")
     print_table(rows, ("", *numbers), right=numbers)
+    for table in difference.tables:
+        if table.columns:
+            out.print(escape(f"table {table.table}: {table.columns}"))
+    for state in difference.states:
+        if state.counts is not None and state.why:
+            out.print(escape(f"state of {state.stage}: {state.why}"))
     for sentence in difference.left_out():
         out.print(escape(sentence))
 

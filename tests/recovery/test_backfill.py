@@ -257,6 +257,29 @@ def test_nothing_differs_nothing_is_promoted(tmp_path):
     assert not forks.forks(pipeline, plant.site.settings)
 
 
+class Peak(State):
+    """Of one device, over all time, with its largest reading."""
+
+    readings: int = 0
+    total: int = 0
+    peak: int | None = None
+
+
+def test_a_field_that_a_backfill_fills_is_promoted_though_all_others_are_as_they_were(tmp_path):
+    def with_peak(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, readings=agg.count(), total=agg.sum("value"), peak=agg.max("value"))
+        return rows.select("device", "at", "value")
+
+    plant = Plant.at(tmp_path)
+    plant.land(1, 2, 3)
+    plant.run()
+    changed = replace(devices, function=with_peak, state=Peak)
+    code = replace(pipeline, stages=(changed, replace(daily, input=changed)))
+    done = Plant(replace(plant.site, pipeline=code)).backfill(2, 3, promote=True)
+    assert done.promoted is not None and not done.difference.same
+    assert set(plant.site.state("devices")["peak"]) == {3}
+
+
 @pytest.mark.long
 def test_overlapping_backfills_are_refused_and_the_same_one_begins_anew(plant):
     plant.backfill(4, 6)

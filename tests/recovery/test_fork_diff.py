@@ -12,6 +12,7 @@ import pytest
 from pipelines.api import Epoch, ListOf, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, stage
 from pipelines.runtime.operations.branch_diff import diff
 from state_ops.value_text import text_of
+from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
@@ -151,6 +152,52 @@ def test_what_says_when_a_row_was_processed_is_left_out_and_named_so_that_a_real
     assert "| removed | only-3-0 | 3.0 |" in report
     assert "| removed | only-3-0 |  |  |  |" in report, "of a deduplication's key nothing but itself"
     assert compared.to_dict()["state"]["firsts"]["left_out"] == ["first_seen", "expires"]
+
+
+def open_to(*names: str) -> Pipeline:
+    """Hands out further columns to a table that takes any."""
+
+    def wide(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        more = [pl.col("amount").alias(name) for name in names]
+        return accounts.function(rows, state, epoch).with_columns(more)
+
+    sink = delta.append("booked", evolve="add")
+    return Pipeline("small", (replace(accounts, function=wide, sink=sink),), max_parallelism=8)
+
+
+@pytest.mark.parametrize(("second", "third"), [((), ("more",)), (("more",), ())])
+def test_columns_that_came_or_went_since_the_fork_are_compared_in_the_files_that_have_them(tmp_path, second, third):
+    bank = at(tmp_path)
+    for number, names in enumerate(((), second, third), 1):
+        Branched(replace(bank.site, pipeline=open_to(*names))).epochs(number)
+    code = open_to("more")
+    Branched(replace(bank.site, pipeline=code)).fork(at=1)
+    ran(bank.branch("fix", code))
+    (table,) = difference(bank, code).tables
+    assert (table.columns, table.counts["changed"]) == ("", 10), "what one of the epochs has lacked"
+    assert {row["more"] for row in table.sample if row["change"] == "was"} == {None}
+
+
+class More(State):
+    """An account with a field more."""
+
+    rows: int = 0
+    total: int = 0
+    largest: int | None = None
+
+
+def test_a_field_that_only_the_branch_has_is_a_difference(bank, weir):
+    def with_largest(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count(), total=agg.sum("amount"), largest=agg.max("amount"))
+        return rows.select("id", "at", "amount")
+
+    code = Pipeline("small", (replace(accounts, function=with_largest, state=More),), max_parallelism=8)
+    ran(bank.branch("fix", code))
+    compared = difference(bank, code)
+    assert not compared.same and not any(compared.states[0].counts.values())
+    assert "State of accounts: only the branch has largest." in compared.to_markdown()
+    assert compared.to_dict()["state"]["accounts"]["fields"] == "only the branch has largest"
+    assert "state of accounts: only the branch has largest" in weir(bank.site, "diff", "small", "fix").out
 
 
 def test_values_are_shown_as_tables_show_them():

@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
+from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, expect, on_table
 from pipelines.runtime.operations import branch_diff, forks, promotion
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import rewind
+from pipelines.runtime.restore import restore, rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.sinks import upsert
 from pipelines.runtime.sinks.restore_version import RowsBack
@@ -151,6 +151,39 @@ def test_a_branch_is_compared_by_what_its_changes_make_of_the_table(bank):
     Bank(replace(bank.site, pipeline=forks.branched(other, settings, "fix"))).epochs()
     (compared,) = branch_diff.diff(other, settings, "fix").tables
     assert compared.counts == {"added": 0, "removed": 0, "changed": 14}
+
+
+def with_more(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    return totals(rows, state, epoch).with_columns(more=pl.lit(1, pl.Int64))
+
+
+def test_a_column_that_only_a_branch_has_is_compared_too(bank):
+    open_sink = delta.upsert("totals", "id", evolve="add")
+    before = Pipeline("small", (replace(keyed, sink=open_sink),), max_parallelism=8)
+    bank = Bank(replace(bank.site, pipeline=before))
+    bank.epochs(1, 2, 3)
+    settings = bank.site.settings
+    forks.fork(before, settings, "fix", 1)
+    after = Pipeline("small", (replace(keyed, function=with_more, sink=open_sink),), max_parallelism=8)
+    Bank(replace(bank.site, pipeline=forks.branched(after, settings, "fix"))).epochs()
+    compared = branch_diff.diff(after, settings, "fix")
+    (of_table,) = compared.tables
+    assert of_table.columns == "only the branch has more" and not any(of_table.counts.values())
+    assert not compared.same and "only the branch has more" in compared.to_markdown()
+
+
+def test_what_is_expected_of_a_table_is_not_asked_of_a_branchs_changes(bank):
+    unique = on_table("totals", expect("ExpectColumnValuesToBeUnique", column="id"))
+    strict = replace(pipeline, on_restore=(unique,))
+    bank.epochs(1, 2, 3)
+    settings = bank.site.settings
+    forks.fork(pipeline, settings, "fix", 1)
+    branch = forks.branched(strict, settings, "fix")
+    Bank(replace(bank.site, pipeline=branch)).epochs()
+    for of in (strict, branch):
+        storage, registry = open_storage(of, settings)
+        restored = restore.restore(of, settings, storage, registry, registry.checkpoints()[-1])
+        assert (restored.valid, restored.expectations) == (True, 1 if of is strict else 0)
 
 
 @pytest.mark.parametrize("at", sampled([3, 1]))

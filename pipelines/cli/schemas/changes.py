@@ -165,6 +165,8 @@ class BranchStateDiff(Printed):
     changed: int | None = None
     not_compared: str
     """Why; then there are no counts."""
+    fields: str
+    """Those that only one side has, or that have another type, in words."""
     left_out: list[str]
     sample: list[Row]
 

@@ -163,7 +163,11 @@ def _asked_of(pipeline: Pipeline, left_out: list[str]) -> dict[str, tuple[str, s
                 subjects.setdefault(f"table {stage.sink.name}", (ROWS, stage.sink.name, []))[2].append(gate)
             else:
                 left_out.append(f"{stage.uid}: {gate.title}: its rows are kept in no table")
+    of_keys = restore_gates.not_asked(pipeline)
     for expected in pipeline.on_restore:
+        if expected.of == "table" and expected.name in of_keys:
+            left_out.append(f"table {expected.name}: {expected.gate.title}: a branch has what became of its keys alone")
+            continue
         of = STATE if expected.of == "state" else ROWS
         subjects.setdefault(f"{expected.of} {expected.name}", (of, expected.name, []))[2].append(expected.gate)
     return subjects

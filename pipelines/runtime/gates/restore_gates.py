@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.definition import Expected, Pipeline
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
@@ -28,6 +29,7 @@ from state_ops.storage.storage import Storage
 log = Logger("weir.restore")
 
 SAMPLE_ROWS = 10_000
+NOT_HELD = "It does not hold what is expected of it"
 _LARGEST_BYTES = 256 << 20
 
 
@@ -48,7 +50,7 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
         for verdict in verdicts:
             if not (verdict.passed or verdict.holds):
                 log.warning("an expectation failed, and only warns", of=of, name=name, verdict=str(verdict))
-    what = f"It does not hold what is expected of it: {'; '.join(failed['state'] + failed['table'])}."
+    what = f"{NOT_HELD}: {'; '.join(failed['state'] + failed['table'])}."
     if failed["state"]:
         raise DamageError(what)
     if failed["table"]:  # going back to an earlier checkpoint would only make the same rows again
@@ -57,7 +59,21 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
 
 
 def _asked(pipeline: Pipeline, *, newest: bool) -> list[Expected]:
-    return [expected for expected in pipeline.on_restore if expected.of == "state" or newest]
+    left_out = not_asked(pipeline)
+    return [
+        expected
+        for expected in pipeline.on_restore
+        if expected.of == "state" or (newest and expected.name not in left_out)
+    ]
+
+
+def not_asked(pipeline: Pipeline) -> list[str]:
+    """The tables of which nothing can be expected: a branch's with keys, which have what became of keys and not their
+    rows."""
+    if pipeline.branch is None:
+        return []
+    names = dict.fromkeys(expected.name for expected in pipeline.on_restore if expected.of == "table")
+    return [name for name in names if isinstance(pipeline.sink(name), UpsertSink)]
 
 
 def judged(

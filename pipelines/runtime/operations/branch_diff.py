@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import database, load, quoted
-from pipelines.runtime.inspection.diff import compared
+from pipelines.runtime.inspection.diff import Difference, compared
 from pipelines.runtime.operations import promotion
 from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operations.row_diff import KINDS, OURS, SAMPLE, THEIRS, TableDiff, compared_rows
@@ -51,8 +50,8 @@ class StateDiff:
     """The difference of one stage's state.
 
     Attributes:
-        counts: How many keys were added, removed and changed; None if the state could not be compared, and `why` says
-            why.
+        counts: How many keys were added, removed and changed; None if the state could not be compared.
+        why: Why it could not be compared; else the fields that only one side has, or that have another type, in words.
         left_out: Fields that are not compared, as in `TableDiff`.
         timers: How many timers only one side has, in words; "" if both have the same, or they were not compared.
     """
@@ -94,7 +93,9 @@ class BranchDiff:
 
     @property
     def same(self) -> bool:
-        return all(table.same for table in self.tables) and all(state.same for state in self.states)
+        """Whether neither rows, nor state, nor the columns of either differ."""
+        rows = all(table.same and not table.columns for table in self.tables)
+        return rows and all(state.same and not state.why for state in self.states)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready but for the values of samples."""
@@ -111,7 +112,8 @@ class BranchDiff:
             "state": {
                 state.stage: {
                     **(state.counts or {}),
-                    "not_compared": state.why,
+                    "not_compared": state.why if state.counts is None else "",
+                    "fields": state.why if state.counts is not None else "",
                     "left_out": list(state.left_out),
                     "sample": state.sample,
                 }
@@ -228,7 +230,7 @@ def _changed(connection: Connection, schema: pa.Schema | None, changes: Changes)
     """Make changes to the loaded rows of the branch's side; returns their columns."""
     if not changes.count:
         return schema
-    columns, key = schema or changes.schema, list(changes.key)
+    columns, key = _with_more(schema or changes.schema, changes.schema), list(changes.key)
     comes = (frames.aligned(changes.rows(keys[ROW].drop_nulls().to_numpy()), columns) for keys in changes.ranges())
     load(connection, "comes", comes, columns)
     if schema is None:
@@ -239,8 +241,13 @@ def _changed(connection: Connection, schema: pa.Schema | None, changes: Changes)
     load(connection, "changed_keys", keys, key_columns)
     names = ", ".join(map(quoted, key))
     connection.execute(f"DELETE FROM theirs WHERE ({names}) IN (SELECT ({names}) FROM changed_keys)")
-    connection.execute("INSERT INTO theirs SELECT * FROM comes")
-    return schema
+    connection.execute("CREATE OR REPLACE TABLE theirs AS SELECT * FROM theirs UNION ALL BY NAME SELECT * FROM comes")
+    return columns
+
+
+def _with_more(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """A schema with the columns that another one has besides."""
+    return pa.schema([*schema, *(field for field in other if field.name not in schema.names)])
 
 
 def _table(
@@ -276,22 +283,30 @@ def _loaded(
         parts: The storages, each with the files that lie there.
 
     Returns:
-        The columns of the rows; None if there are no files.
+        The columns of the files; None if there are no files.
     """
-    if not any(files for _, files in parts):
+    parts = [(storage, files) for storage, files in parts if files]
+    if not parts:
         return None
+    schema = pa.schema([])
+    for storage, _ in parts:  # a file may lack columns of its table: rows of other code have had others
+        schema = _with_more(schema, _columns(storage, table))
+    names = set[str]()
 
     def read() -> Iterator[pa.Table]:
         for storage, file in ((storage, file) for storage, files in parts for file in files):
             with storage.fetched(file_path(table, file), scratch) as local:
                 rows = frames.canonical(with_partition(pq.read_table(local, use_threads=False), file))
-                yield rows if within is None else rows.filter(within(storage, rows, file))
+                names.update(rows.column_names)
+                yield frames.aligned(rows if within is None else rows.filter(within(storage, rows, file)), schema)
 
-    tables = read()
-    first = next(tables)
-    schema: pa.Schema = first.schema
-    load(connection, name, chain([first], (frames.aligned(rows, schema) for rows in tables)), schema)
-    return schema
+    load(connection, name, read(), schema)
+    return pa.schema([field for field in schema if field.name in names])
+
+
+def _columns(storage: Storage, table: str) -> pa.Schema:
+    handle = fenced_table.open_table(storage, table_path(table))
+    return frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
 
 
 def _states(
@@ -315,9 +330,25 @@ def _states(
                 difference.rows(SAMPLE) as (_, tables),
             ):
                 sample = [row for table in tables for row in frames.python_rows(table)]
-                yield StateDiff(uid, dict(difference.counts), sample, left_out=left_out)
+                fields = fields_differ(difference, "the pipeline", "the branch")
+                yield StateDiff(uid, dict(difference.counts), sample, fields, left_out)
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)
+
+
+def fields_differ(difference: Difference, ours: str, theirs: str) -> str:
+    """Which fields only one of two states has, or has in another type, in words.
+
+    Args:
+        ours, theirs: What the two are called.
+    """
+    return "; ".join(
+        [
+            *(f"only {ours} has {name}" for name in difference.gone),
+            *(f"only {theirs} has {name}" for name in difference.new),
+            *(f"{name} was {was}, is {now}" for name, (was, now) in difference.retyped.items()),
+        ]
+    )
 
 
 def _report(diff: BranchDiff) -> Iterator[str]:
@@ -347,8 +378,9 @@ def _report(diff: BranchDiff) -> Iterator[str]:
         ]
     )
     yield from diff.left_out()
+    yield from (f"State of {state.stage}: {state.why}." for state in diff.states if state.counts and state.why)
     for table in diff.tables:
-        if not table.same:
+        if not table.same or table.columns:
             yield f"## {table.table}" + (f" ({table.columns})" if table.columns else "")
             if any(table.days):
                 yield "\n".join(_by_day(table.days))
@@ -399,7 +431,7 @@ def by_field(
 def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:
     if sample:
         names = list(sample[0])
-        yield f"| {' | '.join(names)} |"
+        yield f"| {' | '.join(map(_text, names))} |"
         yield f"|{'---|' * len(names)}"
         for row in sample:
             yield f"| {' | '.join(_text(row[name]) for name in names)} |"

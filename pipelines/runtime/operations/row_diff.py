@@ -88,13 +88,17 @@ def compared_rows(
     """
     schemas = [schema for schema in (first, second) if schema is not None]
     rows = (_count(connection, OURS, first), _count(connection, THEIRS, second))
+    counts: dict[str, int] = dict.fromkeys(KINDS, 0)
     if not schemas:
-        return TableDiff(table, rows, dict.fromkeys(KINDS, 0), {}, [])
+        return TableDiff(table, rows, counts, {}, [])
     stage = next((stage for stage in pipeline.stages if table in [sink.name for sink in stage.sinks]), None)
     is_main = stage is not None and stage.sink is not None and stage.sink.name == table
     clocked = {*(clocked_output(stage) if stage is not None and is_main else ()), *without}
     shared = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
     columns = [name for name in shared if name not in clocked]
+    alone, left_out = "; ".join(_columns_alone(first, second)), tuple(name for name in shared if name in clocked)
+    if not columns:  # the code calls all of them otherwise now
+        return TableDiff(table, rows, {**counts, REMOVED: rows[0], ADDED: rows[1]}, {}, [], alone, left_out)
     types = {name: [schema.field(name).type for schema in schemas] for name in columns}
     event = pipeline.event_time_of(table, schemas[-1])
     event = event if len(set(types.get(event or "", ()))) == 1 else None
@@ -103,7 +107,6 @@ def compared_rows(
     wanted = dict.fromkeys([*of_table, START, *([event] if event is not None else [])])
     key = [name for name in wanted if name in columns]
     _compare(connection, types, key, event, first is not None, second is not None)
-    counts: dict[str, int] = dict.fromkeys(KINDS, 0)
     days: dict[str, dict[str, int]] = {}
     for day, kind, count in connection.execute(
         "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY ALL"
@@ -119,8 +122,7 @@ def compared_rows(
     )
     with asked(connection, query) as (_, differing):
         shown = [row for part in differing for row in frames.python_rows(part)]
-    left_out = tuple(name for name in shared if name in clocked)
-    return TableDiff(table, rows, counts, days, shown, "; ".join(_columns_alone(first, second)), left_out)
+    return TableDiff(table, rows, counts, days, shown, alone, left_out)
 
 
 def _names_inside(names: Iterable[str]) -> dict[str, str]:

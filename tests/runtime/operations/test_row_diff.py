@@ -39,6 +39,12 @@ def test_columns_may_have_the_names_that_the_comparison_uses_itself():
     assert {*names} - {*was} == {"change"} and "change (of the table)" in was
 
 
+def test_rows_that_have_no_column_in_common_all_differ():
+    renamed = compared({"id": ["k1", "k2"]}, {"key": ["k1"]})
+    assert renamed.counts == {"added": 1, "removed": 2, "changed": 0} and not renamed.same
+    assert renamed.columns == "only the pipeline has id; only the branch has key"
+
+
 @pytest.mark.parametrize(
     ("was", "now"),
     [

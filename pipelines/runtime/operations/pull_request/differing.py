@@ -22,7 +22,7 @@ from pipelines.runtime.inspection.database import database, load
 from pipelines.runtime.inspection.diff import compared_views
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.view import View, view_of
-from pipelines.runtime.operations.branch_diff import StateDiff
+from pipelines.runtime.operations.branch_diff import StateDiff, fields_differ
 from pipelines.runtime.operations.pull_request.replaying import EpochPlayed
 from pipelines.runtime.operations.pull_request.taking import Taken, rows_for
 from pipelines.runtime.operations.row_diff import OURS, THEIRS, TableDiff, compared_rows
@@ -147,13 +147,9 @@ def states_differ(
                 difference.rows(sample) as (_, tables),
             ):
                 rows = [row for table in tables for row in frames.python_rows(table)]
-                fields = [f"only production has {name}" for name in difference.gone]
-                fields += [f"only the branch has {name}" for name in difference.new]
-                fields += [f"{name} was {was}, is {now}" for name, (was, now) in difference.retyped.items()]
+                fields = fields_differ(difference, "production", "the branch")
                 timers = _timers_differ(first, second) if pipeline.stage(uid).on_timer is not None else ""
-                yield StateDiff(
-                    uid, dict(difference.counts), rows, why="; ".join(fields), left_out=left_out, timers=timers
-                )
+                yield StateDiff(uid, dict(difference.counts), rows, fields, left_out, timers)
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)
 
