@@ -91,6 +91,7 @@ def test_a_pipeline_runs_on_spark_without_any_extra(base):
     [
         ("run gated --until-caught-up", "A quality gate needs great-expectations", "gates"),
         ("plan gated", "A quality gate needs great-expectations", "gates"),
+        ("ci small --in-process", "weir ci needs duckdb", "sql"),
         ("state sql small SELECT", "weir state sql needs duckdb", "sql"),
     ],
 )

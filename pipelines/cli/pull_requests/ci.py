@@ -61,8 +61,11 @@ def ci(
     something of --fail-on is found: by default a refused plan, code that fails, or a gate that would hold; 2: wrong usage or configuration.
     """
     fails = _kinds(fail_on)
-    if output is not None and not output.absolute().parent.is_dir():
-        raise ConfigurationError(f"--output {output}: there is no such directory.", next="Make it, or name another.")
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise ConfigurationError(
+            f"--output {output} is no file in a directory that is there.",
+            next="Make the directory, or name another file.",
+        )
     try:
         tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
     except SystemExit as left:  # with whose code it would end, 0 perhaps

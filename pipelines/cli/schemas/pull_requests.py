@@ -24,8 +24,8 @@ class ReplayedEpoch(Printed):
 
 class EndedReplay(Printed):
     epoch: int | None
-    unreadable: bool
-    """What the epoch read cannot be read again; else the code is to blame."""
+    cause: str
+    """code; input: what the epoch read cannot be read again; gates: one would hold the epoch."""
     error: str
 
 

@@ -14,7 +14,7 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.lookups.lookup_table import NEWEST, LookupTable, Pinned, Version
 from pipelines.runtime.definition import Lookup, Pipeline, Stage
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
-from state_ops.errors import LostError
+from state_ops.errors import InputError, LostError
 from state_ops.logs import Logger
 
 log = Logger("weir.lookup")
@@ -55,11 +55,25 @@ class Lookups:
 
     def _before(self, uid: str, lookup: Lookup, head: Checkpoint | None) -> Version | None:
         """What a stage has joined before, of the same table."""
-        if uid in self._chosen:
-            return self._chosen[uid]
-        recorded = stats_of(head, uid)
-        is_same = recorded.lookup is not None and (recorded.window or {}).get("table") == lookup.table
-        return Version.from_json(recorded.lookup) if is_same and recorded.lookup else None
+        return self._chosen[uid] if uid in self._chosen else _planned(uid, lookup, head)
+
+    def again(self, epoch: Checkpoint, head: Checkpoint | None) -> dict[str, Version]:
+        """By stage, the version that an epoch was planned with; the newest where the lookup or its table is new since.
+
+        Args:
+            head: As in `plan`.
+
+        Raises:
+            InputError: A version of then is gone, or a table of now cannot be read.
+        """
+        then = {uid: _planned(uid, lookup, epoch) for uid, lookup in self._stages.items()}
+        versions = {uid: version for uid, version in then.items() if version is not None}
+        if (gone := self.gone(versions)) is not None:
+            raise InputError(
+                f"{gone}.", where=f"epoch {epoch.id}", next="Keep a table's versions for as long as epochs."
+            )
+        new = [uid for uid in then if uid not in versions]
+        return {**versions, **(self.plan(head, new) if new else {})}
 
     def newest(self, stage: Stage, head: Checkpoint | None) -> Pinned:
         """The table of a stage as its next epoch would be planned with it; raises as `plan`."""
@@ -113,3 +127,10 @@ def recorded(head: Checkpoint) -> dict[str, Version]:
     """By stage, the version that the plan of a checkpoint's epoch had."""
     lookups = {uid: stats.lookup for uid, stats in head.operators.items()}
     return {uid: Version.from_json(raw) for uid, raw in lookups.items() if raw is not None}
+
+
+def _planned(uid: str, lookup: Lookup, checkpoint: Checkpoint | None) -> Version | None:
+    """The version that a stage's rows were joined with; None: it had no lookup, or one in another table."""
+    recorded = stats_of(checkpoint, uid)
+    is_same = recorded.lookup is not None and (recorded.window or {}).get("table") == lookup.table
+    return Version.from_json(recorded.lookup) if is_same and recorded.lookup else None

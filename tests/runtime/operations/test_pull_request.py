@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -30,19 +31,24 @@ from pipelines.api import (
     expect,
     files,
     foreach,
+    on_table,
     select,
     stage,
+    union,
+    window,
 )
 from pipelines.api import kafka as kafka_api
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks
-from pipelines.runtime.operations.pull_request import comment, review, taking
+from pipelines.runtime.operations.pull_request import comment, replaying, review, taking
 from pipelines.runtime.operations.pull_request.replaying import Failed
 from pipelines.runtime.operations.pull_request.review import Review
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
+from pipelines.runtime.sources.files import FilesReader
+from state_ops import extras
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.errors import ConfigurationError, PrunedError, WeirError
+from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError
 from state_ops.storage.filesystem_store import FileSystemStore
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.conftest import days as days
@@ -51,6 +57,7 @@ from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
 from tests.runtime.debugging import planted
+from tests.runtime.rides import SOURCE, Rides
 from tests.tools.sampling import sampled
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "4", "WEIR_SPARK__PARALLELISM": "2"}
@@ -246,6 +253,15 @@ def test_only_epochs_before_a_rewind_or_after_it_are_replayed(tmp_path):
     assert int(after.chosen.base.id) == 4
 
 
+def test_what_is_to_be_said_of_the_choice_is_said_once(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
+    maintenance.rewind(small.pipeline, bank.site.settings, 2)
+    (bank.site.landing / "00001.parquet").unlink()
+    later = tried(bank)
+    assert [int(epoch.recorded.id) for epoch in later.played] == [2]
+    assert sum("no epoch but a rewind" in note for note in later.notes) == 1
+
+
 def test_a_branch_of_production_is_what_it_is_compared_with(tmp_path):
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3)
     forks.fork(small.pipeline, bank.site.settings, "fix", 2)
@@ -364,6 +380,110 @@ def test_what_is_expected_of_a_restore_is_asked(tmp_path):
     assert held.found == ("gates",) and "would refuse a restore" in comment.markdown(held)
 
 
+def test_more_rows_than_may_be_set_aside_are_a_gate_that_would_hold_and_no_fault_of_the_code(tmp_path):
+    strict = expect("ExpectColumnValuesToBeBetween", column="at", max_value=5, on_failure="quarantine")
+    bank = bank_of(tmp_path / "site", with_function(hands_on), 1, 2)
+    held = tried(bank, with_function(hands_on, gates=(strict,)), epochs=1)
+    assert held.found == ("gates",) and held.fails({"gates"}) and not held.fails({"code"})
+    text = comment.markdown(held)
+    assert text.startswith("**weir ci small: a gate would hold epoch 2**") and "max_value=5" in text
+    assert "e.g." in text and "e.g." not in comment.markdown(held, sample=0)
+
+
+def ones(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Books one, whatever the amount is."""
+    return small.accounts(rows, state, epoch).with_columns(amount=pl.lit(1, pl.Int64))
+
+
+def test_what_so_few_rows_do_not_hold_in_production_either_is_no_fault_of_the_code(tmp_path):
+    many = on_table("booked", expect("ExpectTableRowCountToBeBetween", min_value=25))
+    bank = bank_of(tmp_path / "site", replace(small.pipeline, on_restore=(many,)), 1, 2, 3)
+    same = tried(bank, epochs=1)
+    assert same.found == () and [outcome.before for outcome in same.gates] == [1]
+    assert "fails where these epochs have so few rows, as in production" in comment.markdown(same)
+    threes = on_table("booked", expect("ExpectColumnValuesToBeBetween", column="amount", min_value=3))
+    other = tried(bank, replace(with_function(ones), on_restore=(threes,)), epochs=1)
+    assert other.found == ("gates", "rows") and [outcome.before for outcome in other.gates] == [0]
+
+
+def test_what_is_expected_of_a_table_with_keys_is_not_asked_of_its_changes(tmp_path):
+    unique = on_table("totals", expect("ExpectColumnValuesToBeUnique", column="id"))
+    strict = replace(test_upserts.pipeline, on_restore=(unique,))
+    bank = bank_of(tmp_path / "site", strict, 1, 2, 3)
+    same = tried(bank)
+    assert same.found == () and any("of the table totals after a restore was not asked" in note for note in same.notes)
+
+
+def test_what_is_away_for_a_while_is_no_fault_of_the_code(tmp_path, monkeypatch):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+
+    def away(*asked, **options):
+        raise TransientError("The landing directory does not answer.")
+
+    monkeypatch.setattr(FilesReader, "plan_again", away)
+    with pytest.raises(TransientError, match="does not answer"):
+        tried(bank)
+
+
+def test_another_machine_than_productions_may_take_its_time_for_an_epoch(tmp_path):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1)
+    assert replaying.settings_for(bank.site.settings, tmp_path, 1).checkpoints.timeout_seconds >= 86_400
+
+
+def test_spark_runs_on_this_machine_whatever_cluster_production_has(tmp_path, monkeypatch):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    masters = []
+
+    class Here(InMemoryExecutor):
+        def __init__(self, settings, app: str) -> None:  # noqa: ARG002  the signature is Spark's
+            super().__init__()
+            masters.append(settings.spark.master)
+
+    monkeypatch.setattr(review, "SparkExecutor", Here)
+    for master in ("spark://production:7077", "local[3]"):
+        bank.site.options["WEIR_SPARK__MASTER"] = master
+        assert tried(bank, executor=None).found == ()
+    assert masters == ["local[*]", "local[3]"]
+
+
+def test_without_duckdb_nothing_is_replayed(tmp_path, monkeypatch):
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    monkeypatch.setattr(extras, "is_installed", lambda library: library != "duckdb")
+    played = []
+    with pytest.raises(ConfigurationError, match="weir ci needs duckdb"):
+        tried(bank, on_epoch=played.append)
+    assert not played
+
+
+def test_a_source_that_is_new_beside_others_of_a_stage_has_columns_and_no_rows(tmp_path):
+    landing, new = small.accounts.input, files("{landing}/new/*.parquet", name="new")
+    before = aggregate("sums", landing, key="id", total=agg.sum("amount"), sink=delta.append("sums"))
+    bank = bank_of(tmp_path / "site", Pipeline("small", (before,), max_parallelism=8), 1, 2, 3)
+    (bank.site.landing / "new").mkdir()
+    shutil.copy(bank.site.landing / "00003.parquet", bank.site.landing / "new")
+    both = union("both", landing, new)
+    after = aggregate("sums", both, key="id", total=agg.sum("amount"), sink=delta.append("sums"))
+    same = tried(bank, Pipeline("small", (both, after), max_parallelism=8, added=("new",)), epochs=2)
+    assert (same.found, same.failed) == ((), None) and len(same.played) == 2
+    assert "The source new is new, so the epochs have read nothing of it." in same.notes
+
+
+def test_another_watermark_is_said_though_nothing_else_differs(tmp_path):
+    def of(lateness: str) -> Pipeline:
+        day = window(
+            "days", SOURCE, key="city", on="at", every="1d", lateness=lateness, n=agg.count(), sink=delta.append("days")
+        )
+        return Pipeline("rides", (day,), max_parallelism=8)
+
+    rides = Rides(tmp_path / "site", of("10m"))
+    rides.epochs(2)
+    assert tried(rides, epochs=1).notes == ()
+    other = tried(rides, of("1h"), epochs=1)
+    assert other.found == ()
+    (note,) = other.notes
+    assert "the watermark of days is 2026-05-01" in note and "in production 2026-05-01" in note
+
+
 def test_epochs_whose_input_is_gone_are_left_out(tmp_path):
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4)
     (bank.site.landing / "00003.parquet").unlink()
@@ -474,7 +594,8 @@ def test_a_directory_of_production_is_no_scratch(tmp_path):
 def test_a_command_that_would_let_everything_pass_is_refused(tmp_path, weir, monkeypatch):
     site = small.Bank.at(tmp_path / "site", **RETAINED).site
     assert weir(site, "ci", "small", "--fail-on", "").code == 2, "as of a variable that is not set"
-    assert weir(site, "ci", "small", "--output", str(tmp_path / "nowhere" / "comment.md")).code == 2
+    for nowhere in (tmp_path / "nowhere" / "comment.md", tmp_path):
+        assert weir(site, "ci", "small", "--output", str(nowhere)).code == 2
     monkeypatch.setattr(review, "review", lambda *_, **__: sys.exit(0))  # as code of a pipeline may
     shown = weir(site, "ci", "small", "--in-process")
     assert shown.code == 1 and "sys.exit(0)" in shown.err
@@ -550,7 +671,7 @@ def test_what_github_looks_for_in_what_people_see_is_not_there():
 
 
 def test_a_comment_that_is_cut_ends_with_a_whole_paragraph():
-    failed = Failed(2, False, "`" * 5 + "x" * 50_000, "y" * 70_000)
+    failed = Failed(2, review.CODE, "`" * 5 + "x" * 50_000, "y" * 70_000)
     text = comment.markdown(replace(review_with("n" * 70_000), failed=failed))
     assert "does not fit into a comment" in text and "the code fails in epoch 2" in text and len(text) < 20_000
     assert sum(re.fullmatch("`{6,}", line) is not None for line in text.splitlines()) == 2

@@ -96,8 +96,10 @@ def _states_say(review: Review) -> str:
 
 
 def _gates_say(review: Review) -> str:
-    holding = sum(outcome.holds for outcome in review.gates)
-    return f"{counted(holding, 'gate')} would hold it"
+    holding, failed = sum(outcome.holds for outcome in review.gates), review.failed
+    phrases = [f"{counted(holding, 'gate')} would hold it"] if holding else []
+    phrases += [f"a gate would hold epoch {failed.epoch}"] if failed is not None and failed.cause == GATES else []
+    return "; ".join(phrases)
 
 
 _SAYS: Mapping[str, Callable[[Review], str]] = {
@@ -149,6 +151,9 @@ def _failure(review: Review, shown: int) -> Iterator[str]:
     failed = review.failed
     assert failed is not None
     yield "### What ended it"
+    if failed.cause == GATES and not shown:
+        yield "More rows than a gate may set aside; what it has seen of them is left out, like all values."
+        return
     yield _code(failed.error if shown else first_line_of(failed.error))
     if failed.traceback and shown:
         lines = failed.traceback.rstrip().splitlines()[-_SHOWN:]

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from configs.settings import Settings
-from pipelines.runtime.connectors.lookups.lookup_table import Version
 from pipelines.runtime.connectors.source import RUNNING
 from pipelines.runtime.definition import HOLD, Gate, Pipeline, Stage
 from pipelines.runtime.definition.names import WARN
@@ -27,18 +28,17 @@ from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operations.pull_request.taking import Taken
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.derived_checkpoint import commit, copied, pointed
-from pipelines.runtime.ownership.lookups import recorded as versions_of
 from pipelines.runtime.ownership.ownership import Ownership, claimed
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
 from pipelines.runtime.sources.reader import SourceReader
-from pipelines.runtime.sources.slices import EpochPlan
-from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint, StateFile, stats_of
+from pipelines.runtime.sources.slices import EpochPlan, Slice
+from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint, StateFile
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
+    GateError,
     InputError,
     LostError,
-    PrunedError,
     StageError,
     TransientError,
     VanishedError,
@@ -48,6 +48,7 @@ from state_ops.ids import CheckpointId
 from state_ops.storage.branches import Branch
 
 BRANCH = "ci"
+_SECONDS = 24 * 3600.0  # of an epoch: this machine is another one than production's, and whoever waits has a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,14 @@ class Failed:
 
     Attributes:
         epoch: The epoch that could not be replayed, as production numbers it; None: none had begun.
-        unreadable: What the epoch has read cannot be read again. Else the code is to blame.
+        cause: "input": what the epoch has read cannot be read again; "gates": one would hold it. Else the code is to
+            blame.
         error: In words, without secrets.
         traceback: Of the author's code; "" if it is not that which raised.
     """
 
     epoch: int | None
-    unreadable: bool
+    cause: str
     error: str
     traceback: str = ""
 
@@ -120,6 +122,7 @@ def settings_for(settings: Settings, directory: Path, epochs: int) -> Settings:
                 "max_concurrent": 1,
                 "min_pause_seconds": 0.0,
                 "num_retained": epochs + 1,
+                "timeout_seconds": max(settings.checkpoints.timeout_seconds, _SECONDS),
             }
         ),
     }
@@ -143,7 +146,8 @@ def replay(
         on_epoch: Is told of each epoch that came to its end.
 
     Raises:
-        PrunedError: Archived input was pruned meanwhile.
+        TransientError: Storage, a source or Spark is away, or archived input was pruned meanwhile: the code is not to
+            blame.
     """
     asked = _only_asked(here)
     played: list[EpochPlayed] = []
@@ -155,10 +159,10 @@ def replay(
             owner.context.tells_sources = False
             if taken.chosen.base is not None:
                 check_fits(asked, _seeded(owner, taken, taken.chosen.base))
-            before = taken.chosen.base
+            before, columns = taken.chosen.base, _columns_of_new(here, there, taken.chosen.epochs[-1])
             for at in taken.chosen.epochs:
                 planned = False
-                plan = _plan(owner.context, sources, at, before)
+                plan = _plan(owner.context, sources, at, before, columns)
                 planned = True
                 clock = time.perf_counter()
                 report = _played(owner, plan, _first_id(at, before))
@@ -167,18 +171,43 @@ def replay(
                 played.append(EpochPlayed(at, report.checkpoint, files, verdicts, time.perf_counter() - clock))
                 on_epoch(played[-1])
                 before = at
-    except PrunedError:
+    except TransientError:
         raise
     except WeirError as error:
-        is_of_plan = isinstance(error, InputError) and at is not None and not planned
-        unreadable = is_of_plan or isinstance(error, VanishedError | LostError)
+        is_of_plan = at is not None and not planned
         traceback = error.traceback if isinstance(error, StageError) else ""
-        failed = Failed(int(at.id) if at is not None else None, unreadable, str(error), traceback)
+        cause = _cause(error, is_of_plan=is_of_plan)
+        failed = Failed(int(at.id) if at is not None else None, cause, str(error), traceback)
         return Replayed(tuple(played), failed)
     finally:
         for reader in sources.values():
             reader.close()
     return Replayed(tuple(played))
+
+
+def _cause(error: WeirError, *, is_of_plan: bool) -> str:
+    """What is to blame for an error. is_of_plan: the epoch was still being planned."""
+    if isinstance(error, GateError):
+        return "gates"
+    is_input = isinstance(error, VanishedError | LostError) or (is_of_plan and isinstance(error, InputError))
+    return "input" if is_input else "code"
+
+
+def new_sources(pipeline: Pipeline, last: Checkpoint) -> list[str]:
+    """The names of the sources that production has not read by its last epoch."""
+    names = (source.name for source in pipeline.sources)
+    return [name for name in names if name not in last.slice and name not in last.offsets]
+
+
+def _columns_of_new(here: Pipeline, there: Settings, last: Checkpoint) -> dict[str, pa.Schema | None]:
+    """By source that is new, the columns of what waits there: a stage that reads others too needs them."""
+    new = new_sources(here, last)
+    looking = readers(replace(here, branch=None), there) if new else {}
+    try:
+        return {name: looking[name].preview(None, there.epoch, None).schema for name in new}
+    finally:
+        for reader in looking.values():
+            reader.close()
 
 
 def _seeded(owner: Ownership, taken: Taken, base: Checkpoint) -> Checkpoint:
@@ -199,11 +228,19 @@ def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
 
 
 def _plan(
-    context: RunContext, sources: Mapping[str, SourceReader], recorded: Checkpoint, before: Checkpoint | None
+    context: RunContext,
+    sources: Mapping[str, SourceReader],
+    recorded: Checkpoint,
+    before: Checkpoint | None,
+    columns: Mapping[str, pa.Schema | None],
 ) -> EpochPlan:
-    """An epoch's plan as it was, of those sources that the branch still reads.
+    """An epoch's plan as it was, of those sources that the branch still reads. Of one that is new it reads nothing.
 
-    Raises InputError if something cannot be read again.
+    Args:
+        columns: Of the sources that are new.
+
+    Raises:
+        InputError: Something cannot be read again.
     """
     expected = SourceOffsets.at(context.registry.head()).expected
     slices = {}
@@ -212,6 +249,8 @@ def _plan(
             part = {key: value for key, value in recorded.slice[name].items() if key != "excluded"}
             position = before.offsets.get(name) if before is not None else None
             slices[name] = reader.plan_again(part, expected.get(name), position)
+        elif name in columns:
+            slices[name] = Slice((), False, None, columns[name])
     return EpochPlan(
         Trigger.MANUAL,
         f"epoch {recorded.id} of {context.pipeline.name}, for a pull request",
@@ -219,26 +258,8 @@ def _plan(
         recorded.trigger == Trigger.DRAIN.value,
         at=recorded.triggered_at,
         now=recorded.epoch_now,
-        lookups=_versions(context, recorded),
+        lookups=context.lookups.again(recorded, context.head),
     )
-
-
-def _versions(context: RunContext, recorded: Checkpoint) -> dict[str, Version]:
-    """By stage, the version of the table that its rows are looked up in: that of then, or the newest if the lookup is
-    new. Raises InputError if the version of then is gone."""
-    then, now = versions_of(recorded), []
-    for stage in context.pipeline.stages:
-        is_same = (
-            stage.lookup is not None and (stats_of(recorded, stage.uid).window or {}).get("table") == stage.lookup.table
-        )
-        if not is_same:
-            then.pop(stage.uid, None)
-            now += [stage.uid] if stage.lookup is not None else []
-    if (gone := context.lookups.gone(then)) is not None:
-        raise InputError(
-            f"{gone}.", where=f"epoch {recorded.id}", next="Keep a table's versions for as long as epochs."
-        )
-    return {**(context.lookups.plan(context.head, now) if now else {}), **then}
 
 
 def _played(owner: Ownership, plan: EpochPlan, first: CheckpointId) -> EpochReport:

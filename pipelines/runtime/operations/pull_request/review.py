@@ -15,16 +15,18 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import pyarrow as pa
+
 from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime.definition import HOLD, FileSource, Pipeline
-from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.execution.executor import Executor, staged_table
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.gates import evaluation, restore_gates
 from pipelines.runtime.gates.evaluation import Verdict
@@ -37,13 +39,16 @@ from pipelines.runtime.operations.pull_request.replaying import (
     Failed,
     Replayed,
     branch_of,
+    new_sources,
     replay,
     settings_for,
 )
 from pipelines.runtime.operations.pull_request.taking import Chosen, Taken, choose, take
 from pipelines.runtime.operations.row_diff import SAMPLE, TableDiff
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
+from state_ops import extras
+from state_ops.arrow import frames
+from state_ops.checkpoints.checkpoint import Checkpoint, from_micros, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
 from state_ops.storage.read_only import ReadOnlyStorage
@@ -68,7 +73,8 @@ class GateOutcome:
         on_failure: Its policy.
         failed: The ids of the epochs in which it failed; of what is expected of a restore that of the last one.
         asked: In how many epochs it was asked.
-        before: In how many of the same epochs it failed in production; None: it is not asked there.
+        before: In how many of the same epochs it failed in production; None: it is not asked there. What is expected of
+            a table after a restore is asked of production's rows of these epochs too.
         example: What it said at last where it failed.
     """
 
@@ -82,8 +88,12 @@ class GateOutcome:
 
     @property
     def holds(self) -> bool:
-        """Whether it would have held an epoch, or a restore."""
-        return bool(self.failed) and self.on_failure == HOLD
+        """Whether it would have held an epoch, or a restore by the fault of the code."""
+        return bool(self.failed) and self.on_failure == HOLD and not (self._is_of_restore and self.before)
+
+    @property
+    def _is_of_restore(self) -> bool:
+        return self.of.startswith(("table ", "state "))
 
     @property
     def does(self) -> str:
@@ -91,7 +101,9 @@ class GateOutcome:
         if not self.failed:
             return "passes"
         ids = ", ".join(map(str, self.failed[:5])) + (", ..." if len(self.failed) > 5 else "")
-        if self.of.startswith(("table ", "state ")):
+        if self._is_of_restore and self.before:
+            return "fails where these epochs have so few rows, as in production"
+        if self._is_of_restore:
             return "would refuse a restore" if self.holds else "would warn at a restore"
         verb = {HOLD: "would hold", "quarantine": "sets rows aside in"}.get(self.on_failure, "warns in")
         return f"{verb} epoch{'s' if len(self.failed) > 1 else ''} {ids}"
@@ -148,13 +160,16 @@ class Review:
         """Those of `KINDS` that there is something to be said of."""
         is_so = {
             PLAN: self.plan is not None and self.plan.stops,
-            CODE: self.failed is not None and not self.failed.unreadable,
-            INPUT: self.failed is not None and self.failed.unreadable,
-            GATES: any(outcome.holds for outcome in self.gates),
+            CODE: self._failed_by(CODE),
+            INPUT: self._failed_by(INPUT),
+            GATES: self._failed_by(GATES) or any(outcome.holds for outcome in self.gates),
             ROWS: any(not table.same or table.columns for table in self.tables),
             STATE: any(not state.same for state in self.states),
         }
         return tuple(kind for kind in KINDS if is_so[kind])
+
+    def _failed_by(self, cause: str) -> bool:
+        return self.failed is not None and self.failed.cause == cause
 
     def fails(self, on: Collection[str]) -> bool:
         """Whether something is found that is named among `KINDS`."""
@@ -173,7 +188,7 @@ class Review:
             "epochs": [_epoch_to_dict(epoch) for epoch in self.played],
             "failed": None
             if self.failed is None
-            else {"epoch": self.failed.epoch, "unreadable": self.failed.unreadable, "error": self.failed.error},
+            else {"epoch": self.failed.epoch, "cause": self.failed.cause, "error": self.failed.error},
             "tables": {table.table: table.to_dict() for table in self.tables},
             "state": {
                 state.stage: {
@@ -224,7 +239,7 @@ def to_commit_seconds(checkpoint: Checkpoint) -> float | None:
 
 def not_imported(pipeline: str, origin: str, error: WeirError) -> Review:
     """The review of code that cannot be imported."""
-    return Review(pipeline, origin, None, failed=Failed(None, False, str(error)))
+    return Review(pipeline, origin, None, failed=Failed(None, CODE, str(error)))
 
 
 def review(
@@ -238,7 +253,7 @@ def review(
     executor: Executor | None = None,
     on_epoch: Callable[[EpochPlayed], None] = lambda _: None,
 ) -> Review:
-    """Try the code of a pull request on production's newest epochs.
+    """Try the code of a pull request on production's newest epochs, on this machine, Spark too.
 
     Args:
         pipeline: With the code of the pull request.
@@ -252,7 +267,7 @@ def review(
 
     Raises:
         ConfigurationError: What is asked for is no pipeline but a branch, or the directory is production's.
-        PrunedError: Production prunes faster than it can be read.
+        TransientError: Production prunes faster than it can be read; or storage, a source or Spark is away.
         WeirError: Production has no checkpoint yet, or there is no such branch.
     """
     if pipeline.branch is not None:
@@ -261,6 +276,8 @@ def review(
             next=f"Name the pipeline, and the branch with --from {pipeline.branch.name}.",
         )
     evaluation.check_installed(pipeline)
+    extras.check("duckdb", "weir ci")
+    settings = _with_spark_here(settings)
     production = pipeline if origin == MAIN else branched(pipeline, settings, origin)
     home = scratch if scratch is not None else settings.work_dir / "ci"
     _check_apart(home, pipeline, settings)
@@ -269,6 +286,14 @@ def review(
         trial = _Trial(pipeline, production, settings, origin, epochs, directory, sample, executor, on_epoch)
         done = trial.run()
     return replace(done, seconds={**done.seconds, "all": time.perf_counter() - clock})
+
+
+def _with_spark_here(settings: Settings) -> Settings:
+    """The settings with Spark in this process: executors of production's cluster would neither see the directory in
+    which everything is written, nor have to."""
+    if settings.spark.master.startswith("local"):
+        return settings
+    return settings.model_copy(update={"spark": settings.spark.model_copy(update={"master": "local[*]"})})
 
 
 def _check_apart(home: Path, pipeline: Pipeline, settings: Settings) -> None:
@@ -336,7 +361,7 @@ class _Trial:
         while True:
             place = self.directory / uuid.uuid4().hex
             chosen = choose(self.production, registry, storage.uri, self.epochs, upto)
-            notes += chosen.notes
+            notes += [note for note in chosen.notes if note not in notes]
             if not chosen.epochs:
                 return replace(blank, chosen=chosen, notes=tuple(notes), seconds=self.seconds)
             with self._timed("take"):
@@ -347,7 +372,7 @@ class _Trial:
             failed = replayed.failed
             if (
                 failed is not None
-                and failed.unreadable
+                and failed.cause == INPUT
                 and failed.epoch is not None
                 and failed.epoch < chosen.epochs[-1].id
             ):
@@ -378,9 +403,11 @@ class _Trial:
         storage, _ = open_storage(here, there)
         compared_rows = list(rows_differ(here, taken, storage, played, there.work_dir, self.sample)) if played else []
         restores: list[GateOutcome] = []
+        about = list(_about_code(here, taken))
         if replayed.failed is None:
             states = tuple(states_differ(here, there, taken, storage, played[-1], self.sample))
-            restores = list(_restore_outcomes(here, there, played[-1]))
+            restores = list(_restore_outcomes(here, there, taken, played))
+            about += _about_watermarks(here, played[-1])
         return replace(
             blank,
             chosen=taken.chosen,
@@ -390,7 +417,7 @@ class _Trial:
             states=states,
             gates=(*_outcomes(here, played), *restores),
             not_compared=tuple(note for note in compared_rows if isinstance(note, str)),
-            notes=(*notes, *_about_code(here, taken)),
+            notes=(*notes, *about),
             bytes_copied=taken.bytes,
         )
 
@@ -421,10 +448,25 @@ def first_line_of(text: str) -> str:
 
 def _about_code(pipeline: Pipeline, taken: Taken) -> Iterator[str]:
     """What the replay cannot show of the code."""
-    last = taken.chosen.epochs[-1]
-    for source in pipeline.sources:
-        if source.name not in last.slice and source.name not in last.offsets:
-            yield f"The source {source.name} is new, so the epochs have read nothing of it."
+    for name in new_sources(pipeline, taken.chosen.epochs[-1]):
+        yield f"The source {name} is new, so the epochs have read nothing of it."
+    for name in restore_gates.not_asked(pipeline):
+        yield (
+            f"What is expected of the table {name} after a restore was not asked: of these epochs there is what became"
+            " of its keys, and not the table."
+        )
+
+
+def _about_watermarks(pipeline: Pipeline, last: EpochPlayed) -> Iterator[str]:
+    """Where stages stand in event time otherwise than in production, so that other rows come too late from there on."""
+    for stage in pipeline.stages:
+        was, now = (row.watermarks.get(stage.uid) for row in (last.recorded, last.now))
+        if was is not None and now != was:
+            is_at = "none" if now is None else from_micros(now)
+            yield (
+                f"After these epochs the watermark of {stage.uid} is {is_at}, in production {from_micros(was)}: from"
+                " there on other rows come too late."
+            )
 
 
 # -- gates
@@ -460,13 +502,32 @@ def _outcomes(pipeline: Pipeline, played: Iterable[EpochPlayed]) -> list[GateOut
     return outcomes
 
 
-def _restore_outcomes(here: Pipeline, there: Settings, last: EpochPlayed) -> Iterator[GateOutcome]:
+def _restore_outcomes(
+    here: Pipeline, there: Settings, taken: Taken, played: Sequence[EpochPlayed]
+) -> Iterator[GateOutcome]:
     """What is expected of a restored checkpoint, asked of the branch's last one and of the rows of these epochs."""
     if not here.on_restore:
         return
     storage, _ = open_storage(here, there)
+    last = played[-1]
     for of, name, verdicts in restore_gates.judged(here, there, storage, last.now, newest=True):
+        is_to_compare = of == "table" and not all(verdict.passed for verdict in verdicts)
+        failed_then = _failed_then(here, name, taken, played) if is_to_compare else None
         for verdict in verdicts:
             failed = () if verdict.passed else (int(last.recorded.id),)
             example = "" if verdict.passed else redacted(str(verdict))
-            yield GateOutcome(f"{of} {name}", verdict.gate, verdict.on_failure, failed, 1, None, example)
+            before = None if failed_then is None else int(verdict.gate in failed_then)
+            yield GateOutcome(f"{of} {name}", verdict.gate, verdict.on_failure, failed, 1, before, example)
+
+
+def _failed_then(here: Pipeline, table: str, taken: Taken, played: Sequence[EpochPlayed]) -> set[str] | None:
+    """What of that which is expected of a table does not hold of production's rows of these epochs, either: they may be
+    too few for it. None: it cannot be told."""
+    files = [file for files in taken.handed_out(table, [epoch.recorded for epoch in played]) for file in files]
+    if not files or any(file.path in taken.gone for file in files):
+        return None
+    rows = pa.concat_tables((staged_table(taken.copy, file) for file in reversed(files)), promote_options="permissive")
+    asked = [expected.gate for expected in here.on_restore if (expected.of, expected.name) == ("table", table)]
+    newest = restore_gates.sample(iter([frames.canonical(rows)]))
+    verdicts = evaluation.evaluated(f"table {table}", table, asked, newest) if newest is not None else []
+    return {verdict.gate for verdict in verdicts if not verdict.passed}
