@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.phases import Saying, silent
 from pipelines.runtime.debugging.played import Played, again
+from pipelines.runtime.debugging.recording import INPUT
 from pipelines.runtime.debugging.replay import DIRECTORY, Playing
 from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
 from pipelines.runtime.debugging.tracing import Bounds, Same, Trace, trace
-from pipelines.runtime.definition import LATE, Pipeline, Stage
+from pipelines.runtime.definition import LATE, LATE_TIME, ROW, Pipeline, Stage
 from pipelines.runtime.inspection.state_reader import chain
+from pipelines.runtime.inspection.view import parsed
+from pipelines.runtime.operators.joins.join import LATE_SIDE
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.arrow.types import type_named
 from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, from_micros, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
@@ -189,8 +196,8 @@ class _Facts:
     def played(self) -> tuple[Played | None, Trace | None]:
         """Play the epoch at the row's key, and trace the rows that made the key's state, or a late row itself."""
         at, stage = self._checkpoint, self._stage
-        if self._row.values.get("_weir_gate") == _ON_BAD:
-            self._of_bad_row()
+        if self._output in [output for output, _, _ in stage.tables_aside]:
+            self._of_row_aside()
             return None, None
         if self._output == LATE:
             self._of_late_row()
@@ -213,18 +220,20 @@ class _Facts:
             self._of_replay(seen)
         if key is None:
             return seen, None
-        rows = Same(self._row.values) if self._output == LATE else self._bounds()
+        rows = Same(self._as_it_came()) if self._output == LATE else self._bounds()
         traced = trace(self._playing, stage, key, int(at.id), rows, seen)
         self._of_trace(traced)
         return seen, traced
 
-    def _of_bad_row(self) -> None:
+    def _of_row_aside(self) -> None:
+        """Why nothing was made of a row."""
         values = self._row.values
-        self._say(
-            Certainty.KNOWN,
-            f"no stage has seen it: line or offset {values['_weir_row']} of {values['_weir_file']} could not be"
-            f" decoded: {values['_weir_reason']}",
-        )
+        gate, place, why = values["_weir_gate"], f"{values[ROW]} of {values['_weir_file']}", values["_weir_reason"]
+        if gate == _ON_BAD:
+            what = f"no stage has seen it: line or offset {place} could not be decoded: {why}"
+        else:
+            what = f"{gate} has set it aside, row {place}: {why}; the epoch was played without it"
+        self._say(Certainty.KNOWN, what)
 
     def _of_late_row(self) -> None:
         """Why it was late: all rows of an epoch are judged by the watermark before it."""
@@ -236,6 +245,18 @@ class _Facts:
                 f" {self._whence.epoch}",
             )
 
+    def _as_it_came(self) -> dict[str, Any]:
+        """A late row in the columns of the input that it came from, of which a join has two."""
+        values, stage = self._row.values, self._stage
+        if stage.join is None:
+            return values
+        lane, suffix = stage.sides[values[LATE_SIDE] == "right"], stage.join.suffix
+        of_side = {name: value for name, value in values.items() if name not in (*stage.key, LATE_SIDE, LATE_TIME)}
+        if lane is stage.sides[1]:
+            of_side |= {name.removesuffix(suffix): of_side[name] for name in of_side if name.endswith(suffix)}
+        keys = {theirs: values[name] for name, theirs in zip(stage.key, lane.key, strict=True)}
+        return {**of_side, **keys, INPUT: lane.input.uid if isinstance(lane.input, Stage) else lane.input.name}
+
     def _key(self) -> list[Any] | None:
         """The row's key, by its columns."""
         stage, values = self._stage, self._row.values
@@ -245,11 +266,26 @@ class _Facts:
             missing = ", ".join(name for name in stage.key if name not in values)
             self._say(Certainty.UNKNOWN, f"the row's key: it has no column {missing}, so all of its subtask is shown")
             return None
+        key = [values[name] for name in stage.key]
+        if (why := self._no_key(key)) is not None:
+            self._say(Certainty.UNKNOWN, f"the row's key: {why}, so all of its subtask is shown")
+            return None
         self._say(
             Certainty.KNOWN if stage.function is None else Certainty.INFERRED,
             f"the key is {', '.join(f'{name}={values[name]}' for name in stage.key)}, by the columns of the row",
         )
-        return [values[name] for name in stage.key]
+        return key
+
+    def _no_key(self, key: Sequence[Any]) -> str | None:
+        """Why values of a row, which a function may have made, are no key of its stage; None: they may be one."""
+        recorded = stats_of(self._checkpoint, self._stage.uid).keys
+        if None in key:
+            return "a null is no key"
+        try:
+            parsed(pa.schema([(name, type_named(kind)) for name, kind in recorded]), key, self._stage.uid)
+        except ConfigurationError as error:
+            return error.what
+        return None
 
     def _bounds(self) -> Bounds | None:
         """The window's bounds, of a row that has them."""

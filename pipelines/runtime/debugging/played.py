@@ -26,6 +26,7 @@ from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.stage_upload import read_by_next
+from state_ops.value_text import text_of
 
 Key = Sequence[Any]
 SHOWN = 3
@@ -311,8 +312,8 @@ class _Looking:
             except WeirError as error:
                 self.notes.append(f"What the epoch published to {sink.name} is not there any more: {error.what}")
                 continue
-            empty = schemas[name].empty_table()
-            published[name] = self._of_key([empty, *(_fitting(table, empty.schema) for table in tables)], name)
+            then = [_fitting(table, schemas[name]) for table in tables]  # by other code perhaps, in other types
+            published[name] = self._of_key(then or [schemas[name].empty_table()], name)
             replayed[name] = outputs[name]
         return outputs, replayed, published
 
@@ -323,17 +324,37 @@ class _Looking:
     def _of_key(self, tables: Sequence[pa.Table], output: str) -> pl.DataFrame:
         table = pa.concat_tables(tables, promote_options="permissive")
         if self.key is not None:
-            if set(self.stage.key) <= set(table.column_names):
+            try:
                 table = of_key(table, self.stage.key, self.key)
-            elif table.num_rows:
-                note = f"Rows of {output} do not have the key's columns, so those of the whole subtask are shown."
-                self.notes += [note] if note not in self.notes else []
+            except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                note = (
+                    f"Rows of {output} do not have the key's columns, or in other types, so those of the whole subtask"
+                    " are shown."
+                )
+                self.notes += [note] if table.num_rows and note not in self.notes else []
         return frames.from_arrow(table)
 
 
 def stacked(rows: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Rows of several inputs, one below the other, with all their columns."""
-    return pl.concat(rows, how="diagonal_relaxed") if rows else pl.DataFrame()
+    """Rows of several inputs, one below the other, with all columns, as texts where types have nothing in common."""
+    if not rows:
+        return pl.DataFrame()
+    try:
+        return pl.concat(rows, how="diagonal_relaxed")
+    except pl.exceptions.SchemaError:
+        kinds: dict[str, set[pl.DataType]] = {}
+        for frame in rows:
+            for name, kind in frame.schema.items():
+                kinds.setdefault(name, set()).add(kind)
+        return pl.concat(
+            [_with_texts(frame, [name for name in frame.columns if len(kinds[name]) > 1]) for frame in rows],
+            how="diagonal_relaxed",
+        )
+
+
+def _with_texts(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    texts = {name: [None if value is None else text_of(value) for value in frame[name].to_list()] for name in names}
+    return frame.with_columns(pl.Series(name, values, pl.String) for name, values in texts.items())
 
 
 def rows_by_input(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import LATE, ROW, Stage
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 
 INPUT, FILE, FILE_ROW, PLACE = "_input", "_file", "_row", "_place"  # columns beside a row's own: where it came from
+_BESIDE = (INPUT, FILE, FILE_ROW, PLACE)
 _BATCH_ROWS = 65_536
 _FROM, _AT = "__weir_from", "__weir_at"
 
@@ -50,7 +52,8 @@ class Recording(InMemoryExecutor):
         spark: Evaluates what Python does not; None: that is refused.
         reads: Stages of which rows are only kept, and no subtask runs.
         wrap: By stage, what is put around its functions.
-        rows: By stage and subtask, the rows that it got, with `INPUT`, `FILE` and `FILE_ROW`.
+        rows: By stage and subtask, the rows that it got, with `INPUT`, `FILE` and `FILE_ROW`; these have one `_` more
+            where a row has a column of that name.
     """
 
     plays: Mapping[str, Collection[int]]
@@ -175,15 +178,20 @@ class _Origins:
         """Rows with the names of what they are from."""
         numbers = [place if place is not None else -1 for place in table.column(_FROM).to_pylist()]
         origins = [self._places[number] if number >= 0 else _Origin("") for number in numbers]
-        table = table.append_column(INPUT, pa.array([origin.input for origin in origins], pa.string()))
-        table = table.append_column(FILE, pa.array([origin.file for origin in origins], pa.string()))
-        table = table.append_column(FILE_ROW, table.column(_AT))
+        beside = {
+            INPUT: pa.array([origin.input for origin in origins], pa.string()),
+            FILE: pa.array([origin.file for origin in origins], pa.string()),
+            FILE_ROW: table.column(_AT),
+        }
         places = {number: origin.places() for number, origin in enumerate(self._places) if number in numbers}
         if any(places.values()):
             at = zip(numbers, table.column(_AT).to_pylist(), strict=True)
             text = [places[number][row] if number >= 0 and places[number] else None for number, row in at]
-            table = table.append_column(PLACE, pa.array(text, pa.string()))
-        return table.drop_columns([name for name in (_FROM, _AT, GROUP) if name in table.column_names])
+            beside[PLACE] = pa.array(text, pa.string())
+        table = table.drop_columns([name for name in (_FROM, _AT, GROUP) if name in table.column_names])
+        for name, column in beside.items():
+            table = table.append_column(_beside(name, table.column_names), column)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +245,17 @@ def _idle(task: KeyedTask, subtask: int) -> Ack:
     return Ack(task.stage.uid, subtask, attempt, task.epoch, task.generation, handover=pending)
 
 
+def _beside(name: str, columns: Collection[str]) -> str:
+    """What a column beside a row's own is called, where the row may have one of that name."""
+    return f"{name}_" if name in columns else name
+
+
+def came_from(rows: pl.DataFrame, uid: str) -> pl.DataFrame:
+    """Those of a stage's input rows that came from a stage before it."""
+    named = [name for name in (f"{INPUT}_", INPUT) if name in rows.columns]
+    return rows.filter(pl.coalesce(named) == uid)
+
+
 def of_input(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     """Of recorded rows those of one input, in its own columns."""
     if not stage.sides:
@@ -247,6 +266,12 @@ def of_input(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
     lane, mark = stage.sides[side], sides.column(side, "")
     names = dict(zip(stage.key, lane.key, strict=True))
     columns = [name for name in rows.column_names if name in names or name.startswith(mark)]
-    beside = [name for name in (INPUT, FILE, FILE_ROW, PLACE) if name in rows.column_names]
-    of_side = rows.select([*columns, *beside])
-    return of_side.rename_columns([*(names.get(name, name.removeprefix(mark)) for name in columns), *beside])
+    of_side = [names.get(name, name.removeprefix(mark)) for name in columns]
+    beside = {
+        name: there
+        for name in _BESIDE
+        for there in (name, f"{name}_")
+        if there in rows.column_names and there not in columns
+    }
+    selected = rows.select([*columns, *beside.values()])
+    return selected.rename_columns([*of_side, *(_beside(name, of_side) for name in beside)])

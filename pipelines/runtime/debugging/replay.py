@@ -32,7 +32,6 @@ from pipelines.runtime.inspection.state_reader import held
 from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
-from pipelines.runtime.ownership.lookups import Lookups, recorded
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.slices import EpochPlan
@@ -212,15 +211,15 @@ class EpochReplay:
         """
         at, offsets = self.checkpoint, SourceOffsets.at(self.parent)
         slices = {}
-        for name, reader in self.readers.items():
-            if name not in at.slice:
-                continue
+        for name, reader in ((name, reader) for name, reader in self.readers.items() if name in at.slice):
             with self.phases.timed("slices"), _read_again(self.pipeline, at, name):
                 slices[name] = reader.plan_again(at.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
-        if (gone := Lookups(self.pipeline, self.settings).gone(recorded(at))) is not None:
-            raise InputError(f"Epoch {at.id} cannot be played again: {gone}.", next=_INSTEAD)
+        try:
+            lookups = self.context.lookups.again(at, self.parent)
+        except InputError as error:
+            raise InputError(f"Epoch {at.id} cannot be played again: {error.what}", next=_INSTEAD) from error
         trigger = Trigger(at.trigger)
-        plan = EpochPlan(trigger, at.reason, slices, trigger is Trigger.DRAIN, lookups=recorded(at))
+        plan = EpochPlan(trigger, at.reason, slices, trigger is Trigger.DRAIN, lookups=lookups)
         expected = {stage.uid: self.parallelism for stage in self.pipeline.stages}
         deadline = time.monotonic() + _SECONDS
         pending = PendingCheckpoint(at.id, at.parent_id, self.parent, at.generation, trigger, expected, deadline)
@@ -264,9 +263,11 @@ class EpochReplay:
 
     def _keeps_keys(self, upstream: Stage, stage: Stage) -> bool:
         """Whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can be
-        known without playing all: both have the same key, which no function of an author can have changed."""
+        known without playing all: both have the same key, which no function of an author can have changed, nor what
+        Spark evaluates between them."""
         lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
-        if not upstream.key or upstream.function is not None or any(lane.key != upstream.key for lane in lanes):
+        is_alike = all(lane.key == upstream.key and lane.transform is None for lane in lanes)
+        if not upstream.key or upstream.function is not None or not is_alike:
             return False
         timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]
         slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time

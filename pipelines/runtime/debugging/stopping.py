@@ -32,7 +32,7 @@ def stopping(stage: Stage, key: Sequence[pa.Array] | None, debugger: Debugger = 
             if not isinstance(epoch, Epoch) or not epoch.id or not _concerns(stage, key, arguments[0]):
                 return function(*arguments)
             try:
-                return debugger().runcall(function, *arguments)
+                return _called(debugger(), function, arguments)
             except Exception as error:
                 after = debugger()
                 after.reset()
@@ -42,6 +42,23 @@ def stopping(stage: Stage, key: Sequence[pa.Array] | None, debugger: Debugger = 
         return stops
 
     return wrapped
+
+
+def _called(debugger: pdb.Pdb, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """What a function returns, called in a debugger. Raises KeyboardInterrupt where somebody quits there, for which the
+    debugger itself returns None as if the function had."""
+    quits, ends = False, debugger.set_quit
+
+    def set_quit() -> None:
+        nonlocal quits
+        quits = True
+        ends()
+
+    debugger.set_quit = set_quit  # type: ignore[method-assign]
+    result = debugger.runcall(function, *arguments)
+    if quits:
+        raise KeyboardInterrupt
+    return result
 
 
 def _authors(trace: TracebackType | None, function: Callable[..., Any]) -> TracebackType | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, stacked, subtasks_of
-from pipelines.runtime.debugging.recording import INPUT
+from pipelines.runtime.debugging.recording import came_from
 from pipelines.runtime.debugging.replay import Playing
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.inspection import state_reader
@@ -184,11 +184,15 @@ def _before(
         given = {
             contribution.epoch: rows
             for contribution in contributions
-            if (rows := contribution.rows.filter(pl.col(INPUT) == upstream.uid)).height
+            if (rows := came_from(contribution.rows, upstream.uid)).height
         }
-        lane = next(lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid)
-        if given and not upstream.key and lane.key:
-            traces.append(_through(playing, upstream, dict(zip(lane.key, values, strict=True)), list(given)))
+        if given and not upstream.key and stage.key:
+            keys_of_lanes = dict.fromkeys(
+                lane.key for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid
+            )
+            traces += [
+                _through(playing, upstream, dict(zip(key, values, strict=True)), list(given)) for key in keys_of_lanes
+            ]
             continue
         newest: dict[tuple[Any, ...], int] = {}
         for epoch, rows in given.items():
@@ -212,18 +216,21 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             slices = replay.checkpoint.slice
         given = []
         for name, rows in rows_by_input(stage, tables, None).items():
-            if set(values) <= set(rows.columns):
+            if not rows.height:
+                continue
+            if missing := [column for column in values if column not in rows.columns]:
+                untraced.append(f"rows of {name} in epoch {epoch}: it has no {', '.join(missing)}")
+                continue
+            try:
                 given.append(rows.filter([pl.col(column) == value for column, value in values.items()]))
-            elif rows.height:
-                untraced.append(f"rows of {name} in epoch {epoch}: it has no {', '.join(values.keys() - rows.columns)}")
+            except pl.exceptions.PolarsError:  # what a stage has made a text of is a number there
+                untraced.append(f"rows of {name} in epoch {epoch}: its {', '.join(values)} is of another type there")
         together = stacked(given)
         contributions += [Contribution(epoch, together, slices)] if together.height else []
     traces = list[Trace]()
     for upstream in stage.stages_before:
         of_stage = [
-            contribution.epoch
-            for contribution in contributions
-            if contribution.rows.filter(pl.col(INPUT) == upstream.uid).height
+            contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
             traces.append(_through(playing, upstream, values, of_stage))

@@ -14,10 +14,25 @@ from pathlib import Path
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines import debugging
-from pipelines.api import Epoch, KeyState, Pipeline, State, ValueState, agg, aggregate, delta
+from pipelines.api import (
+    Epoch,
+    KeyState,
+    Pipeline,
+    State,
+    ValueState,
+    agg,
+    aggregate,
+    delta,
+    files,
+    join,
+    lookup,
+    stage,
+)
+from pipelines.runtime.debugging.played import stacked
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -64,6 +79,17 @@ def fails(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 
 planting = Pipeline("small", (replace(small.accounts, function=booked),), max_parallelism=8)
+right = files("{landing}/right/*.parquet", name="right")
+
+
+@stage("plain", source=files("{landing}/left/*.parquet", name="left"), key="id", state=small.Account)
+def plain(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Hands all columns on."""
+    return rows
+
+
+both = join("both", plain, right, on="id", ttl="1d", sink=delta.append("both"))
+named_alike = Pipeline("small", (plain, both), max_parallelism=8)
 per_key = Pipeline(
     "small", (replace(small.accounts, function=each, per_key=True, declared=SUMS, sink=delta.append("sums")),),
     max_parallelism=8,
@@ -291,6 +317,62 @@ def test_what_cannot_be_played_again_says_why_and_what_can(tmp_path):
         debug(bank, 4, stage="other")
 
 
+def renamed(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Hands out under the key's name what is none."""
+    return small.accounts(rows, state, epoch).with_columns(id=pl.col("amount"))
+
+
+def in_words(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Hands out amounts as texts."""
+    return small.accounts(rows, state, epoch).with_columns(pl.col("amount").cast(pl.String))
+
+
+def test_rows_that_have_another_type_under_the_keys_name_are_shown_whole(tmp_path):
+    bank = bank_of(tmp_path, Pipeline("small", (replace(small.accounts, function=renamed),), max_parallelism=8), 1, 2)
+    seen = debug(bank, 2, key="k3")
+    assert seen.is_same and seen.rows["id"].to_list() == ["k3"] and seen.out.height > 1
+    assert any("in other types" in note for note in seen.notes)
+
+
+def test_rows_that_are_of_another_type_now_differ(small_bank):
+    other = Pipeline("small", (replace(small.accounts, function=in_words),), max_parallelism=8)
+    seen = debug(Bank(replace(small_bank.site, pipeline=other)), 3, key="k3")
+    (difference,) = seen.differences
+    assert ([row["amount"] for row in difference.recorded], [row["amount"] for row in difference.replayed]) == (
+        [3],
+        ["3"],
+    )
+
+
+def test_a_lookup_that_is_new_since_gets_the_newest_version(small_bank):
+    (small_bank.site.landing / "names").mkdir()
+    pq.write_table(pa.table({"id": ["k3"], "name": ["three"]}), small_bank.site.landing / "names" / "1.parquet")
+    named = lookup("named", small.accounts.input, table="{landing}/names/1.parquet", on="id")
+    other = Pipeline("small", (named, replace(small.accounts, input=named)), max_parallelism=8)
+    seen = debug(Bank(replace(small_bank.site, pipeline=other)), 3, stage="accounts", key="k3")
+    assert seen.is_same and seen.rows["name"].to_list() == ["three"]
+
+
+def test_columns_may_have_the_names_of_those_that_say_where_a_row_came_from(tmp_path):
+    bank = Bank(replace(Bank.at(tmp_path, **RETAINED).site, pipeline=named_alike))
+    for folder in ("left", "right"):
+        (bank.site.landing / folder).mkdir(parents=True)
+        rows = pa.table({"id": ["a"], "_file": [folder], "_row": [7], "_input": ["none"]})
+        pq.write_table(rows, bank.site.landing / folder / "1.parquet")
+    bank.epochs()
+    seen = debug(bank, 1, stage="plain", key="a")
+    assert seen.is_same and seen.rows.to_dicts() == [
+        {"id": "a", "_file": "left", "_row": 7, "_input": "none", "_input_": "left", "_file_": "1.parquet", "_row_": 0}
+    ]
+    seen = debug(bank, 1, stage="both", key="a")
+    assert seen.is_same and seen.inputs["right"].select("_file", "_file_", "_row_").rows() == [
+        ("right", "1.parquet", 0)
+    ]
+    assert seen.inputs["plain"]["_input_"].to_list() == ["plain"]
+    traced = debugging.explain(bank.site.pipeline, "both", "id = 'a'", settings=bank.site.settings).trace
+    assert [before.stage for before in traced.before] == ["plain"]
+
+
 def told(commands: str) -> tuple[partial, io.StringIO]:
     written = io.StringIO()
     return partial(pdb.Pdb, stdin=io.StringIO(commands), stdout=written, nosigint=True, readrc=False), written
@@ -304,6 +386,18 @@ def test_a_debugger_stops_where_the_function_gets_the_key(tmp_path, pipeline):
     rows = 1 if pipeline is per_key else debug(bank, 2, subtask=debug(bank, 2, key="k3").subtasks[0]).rows.height
     assert re.search(rf"\({rows}, 2, <.*State", written.getvalue())
     assert written.getvalue().count("(Pdb)") == 2, "once, for no other key and not where columns are learned"
+
+
+def test_inputs_whose_columns_have_nothing_in_common_stand_below_each_other_as_texts():
+    rows = stacked([pl.DataFrame({"a": [[1, None]], "b": [1]}), pl.DataFrame({"a": [7], "b": [2]})])
+    assert rows.rows() == [("[1, null]", 1), ("7", 2)]
+
+
+def test_who_quits_the_debugger_ends_the_command(small_bank):
+    debugger, _ = told("q\n")
+    with pytest.raises(KeyboardInterrupt):
+        debug(small_bank, 2, key="k3", stop=debugger)
+    assert not list((small_bank.site.root / "work" / "debug").iterdir())
 
 
 def test_a_debugger_stops_where_the_function_raises(small_bank):
@@ -363,6 +457,24 @@ def test_a_timer_that_no_row_of_state_shows_is_a_difference_too(tmp_path, asked)
 def passes(frame):
     """A transform that Python cannot evaluate."""
     return frame.where("amount >= 0")
+
+
+def by_first_letter(frame):
+    """A transform that changes the key."""
+    return frame.selectExpr("substring(id, 1, 1) AS id", "total")
+
+
+@pytest.mark.usefixtures("spark")
+def test_rows_of_all_subtasks_before_a_transform_that_changes_the_key_are_played(tmp_path):
+    sums = aggregate("sums", small.accounts.input, key="id", total=agg.sum("amount"))
+    letters = aggregate(
+        "letters", sums, key="id", transform=by_first_letter, n=agg.count(), sink=delta.append("letters")
+    )
+    pipeline = Pipeline("small", (sums, letters), max_parallelism=8)
+    bank = Bank(replace(Bank.at(tmp_path, **RETAINED).site, pipeline=pipeline))
+    bank.epochs(1, executor=SparkExecutor(bank.site.settings, "tests"))
+    seen = debug(bank, 1, stage="letters", key="k", spark=True)
+    assert seen.is_same and seen.after["n"].to_list() == [8]
 
 
 @pytest.mark.usefixtures("spark")

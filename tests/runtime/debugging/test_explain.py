@@ -17,7 +17,21 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines import debugging
-from pipelines.api import Pipeline, agg, aggregate, delta, files, kafka, select, union, window
+from pipelines.api import (
+    Epoch,
+    Pipeline,
+    ValueState,
+    agg,
+    aggregate,
+    delta,
+    expect,
+    files,
+    join,
+    kafka,
+    select,
+    union,
+    window,
+)
 from pipelines.debugging import Certainty, Explained
 from pipelines.runtime.operations import forks
 from state_ops.errors import ConfigurationError
@@ -140,6 +154,46 @@ def test_a_row_is_traced_through_stages_without_a_key(tmp_path):
     assert not said(seen, Certainty.UNKNOWN)
 
 
+def test_a_row_whose_key_column_is_of_another_type_before_is_not_traced_there(tmp_path):
+    first = select("first", small.accounts.input, "at", "amount")
+    texts = select("texts", first, "CAST(at AS STRING) AS at", "amount")
+    sums = aggregate("sums", texts, key="at", total=agg.sum("amount"), sink=delta.append("sums"))
+    bank = bank_of(tmp_path, Pipeline("small", (first, texts, sums), max_parallelism=8), 1)
+    (before,) = explain(bank, "sums", "at = '3'").trace.before
+    assert before.contributions[0].rows["at"].to_list() == ["3"]
+    (earlier,) = before.before
+    unknown = "rows of landing in epoch 1: its at is of another type there"
+    assert (earlier.stage, earlier.contributions, earlier.unknown) == ("first", (), (unknown,))
+
+
+def test_both_sides_of_a_stage_that_is_joined_with_itself_are_traced(tmp_path):
+    bank = Bank(Bank.at(tmp_path, **RETAINED).site)
+    bank.site.landing.mkdir(parents=True)
+    rows = pa.table({"id": ["a", "b"], "other": ["b", "a"], "n": [1, 2]})
+    pq.write_table(rows, bank.site.landing / "1.parquet")
+    plain = select("plain", small.accounts.input, "id", "other", "n")
+    pairs = join("pairs", plain, plain, on={"id": "other"}, ttl="1d", sink=delta.append("pairs"))
+    bank = Bank(replace(bank.site, pipeline=Pipeline("small", (plain, pairs), max_parallelism=8)))
+    bank.epochs()
+    seen = explain(bank, "pairs", "id = 'a'")
+    assert [before.contributions[0].rows["n"].to_list() for before in seen.trace.before] == [[1], [2]]
+
+
+@pytest.mark.parametrize(("key", "why"), [(None, "a null is no key"), ("much", "'much' is no int64")])
+def test_what_a_function_hands_out_for_a_key_need_be_none(tmp_path, key, why):
+    def hands_out(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+        return rows.select("id", "at", amount=pl.lit(key, pl.String))
+
+    by_amount = replace(small.accounts, key=("amount",), function=hands_out)
+    bank = bank_of(tmp_path, Pipeline("small", (by_amount,), max_parallelism=8), 1, 2)
+    seen = explain(bank, "booked", "id = 'k3'")
+    assert f"the row's key: {why}" in said(seen, Certainty.UNKNOWN) and "of its subtask is shown" in said(
+        seen, Certainty.UNKNOWN
+    )
+    assert seen.trace is None and "k3" in seen.played.rows["id"].to_list()
+
+
 @pytest.mark.parametrize(
     "keys",
     [
@@ -206,6 +260,38 @@ def test_a_late_row_says_why_it_was_late_and_a_bad_line_where_it_stood(tmp_path)
     seen = explain(site, "hours_quarantine", "_weir_row > 0")
     assert (seen.played, seen.trace) == (None, None)
     assert "line or offset 4 of 2.csv" in said(seen, Certainty.KNOWN) and not said(seen, Certainty.UNKNOWN)
+
+
+def hands_on(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Every column, also that by which a row is set aside."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows
+
+
+def test_a_row_that_a_gate_has_set_aside_says_so_and_no_rows_are_said_to_have_made_it(tmp_path):
+    strict = expect("ExpectColumnValuesToBeBetween", column="at", max_value=8, on_failure="quarantine")
+    gated = replace(small.accounts, function=hands_on, gates=(strict,))
+    bank = bank_of(tmp_path, Pipeline("small", (gated,), max_parallelism=8), 1, 2)
+    seen = explain(bank, "accounts_quarantine", "amount = 2")
+    assert (seen.played, seen.trace) == (None, None)
+    assert f"{strict.title} has set it aside, row 9 of 00002.parquet" in said(seen, Certainty.KNOWN)
+    assert not said(seen, Certainty.UNKNOWN)
+
+
+@pytest.mark.parametrize(("side", "came_from"), [("left", "unique"), ("right", "payments")])
+def test_a_late_row_of_a_join_comes_from_the_input_of_its_side(tmp_path, side, came_from):
+    shop = Shop.at(tmp_path, test_joins.pipeline_of("inner"))
+    for day in (1, 2):
+        shop.run(day)
+    for source, schema in test_joins.SCHEMAS.items():
+        rows = [{**row, "seq": row.get("seq", 0) + 7000} for row in test_joins.rows_of(1, source)]
+        pq.write_table(pa.Table.from_pylist(rows, schema), shop.site.landing / source / "00003.parquet")
+    shop.run()
+    seen = explain(shop, "paid_late", f"side = '{side}'")
+    (contribution,) = seen.trace.contributions
+    row, late = contribution.rows.row(0, named=True), seen.row.values
+    assert contribution.rows.height == 1 and row["_input"] == came_from
+    assert (row["id"], row["at"]) == (late["id"], late["at"]) if side == "left" else row["order"] == late["id"]
 
 
 def test_what_is_no_table_or_no_row_says_what_there_is(tmp_path):
