@@ -77,7 +77,7 @@ def _run_module(pipeline: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except WeirError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # who looks at several pipelines is not to end with one of them
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise
         if isinstance(error, SyntaxError):
@@ -100,7 +100,7 @@ def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
     for name in settings.pipelines if unknown else ():
         try:
             uids[name] = [stage.uid for stage in _imported(name, settings).stages]
-        except (Exception, SystemExit):
+        except Exception:
             return
     unknown -= {uid for stages in uids.values() for uid in stages}
     if unknown:

@@ -24,8 +24,9 @@ def of(object: str) -> Settings:
         ("import weir_missing_library\n", "ModuleNotFoundError: No module named 'weir_missing_library'", 1),
         ("import os\nfrom pipelines.api import deltas\n", "ImportError: cannot import name 'deltas'", 2),
         ("def f(:\n", "SyntaxError: ", 1),
+        ("import sys\n\nsys.exit('no warehouse is set')\n", "SystemExit: no warehouse is set", 3),
     ],
-    ids=["a wrong call", "a library that is missing", "a name that is missing", "no Python"],
+    ids=["a wrong call", "a library that is missing", "a name that is missing", "no Python", "an end"],
 )
 def test_code_that_raises_is_named_with_its_line(
     code: str, said: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

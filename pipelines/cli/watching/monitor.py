@@ -186,6 +186,8 @@ def _take(row: Row, outcome: Outcome, now: float) -> None:
     if look is None or opened is None:
         _fail(row, outcome.error or WeirError("nothing was read"))
         return
+    if row.storage != opened.storage.uri:  # another branch has the name now
+        row.epochs = []
     seen = {epoch.id: epoch for epoch in row.epochs}
     for checkpoint in look.retained:
         if checkpoint.id not in seen:

@@ -27,6 +27,7 @@ from pipelines.cli.watching.problems import Problem, problems
 from pipelines.cli.watching.timeline import Event
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
+from pipelines.runtime.gates.restore_gates import NOT_HELD
 from state_ops import durations, extras
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import stats_of
@@ -36,6 +37,7 @@ from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, PipelineError
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_UNEXPECTED = re.compile(rf"({NOT_HELD}): .*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,11 @@ def page(shown: Incident) -> str:
 
 
 def _redacted(value: Any) -> Any:
-    """A text without secrets; a drawing, in which there is no text from outside but names of stages, as it is."""
-    return redacted(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    """A text without secrets, and without the values that a restore did not expect; a drawing, in which there is no text
+    from outside but names of stages, as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return _UNEXPECTED.sub(r"\1; `weir restore` shows samples", redacted(value))
 
 
 def _stages(shown: Incident) -> list[dict[str, Any]]:

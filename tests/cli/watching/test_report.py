@@ -174,6 +174,20 @@ def test_rows_and_keys_that_a_gate_refused_are_counted_and_not_shown(tmp_path, w
     assert "k1" not in page.words and "only-2" not in page.words
 
 
+def test_values_that_a_restore_did_not_expect_are_not_shown(tmp_path, weir, monkeypatch):
+    odd = Bank.at(tmp_path / "site")
+    odd.epochs(987_654)
+    expected = [{"state": "accounts", "expect": "ExpectColumnMaxToBeBetween", "column": "total", "max_value": 2}]
+    for name, value in {**odd.site.env, "WEIR_PIPELINES__SMALL__ON_RESTORE": json.dumps(expected)}.items():
+        monkeypatch.setenv(name, value)
+    code, _, said = weir("restore small")
+    assert code == 1 and "987654" in said
+    file = tmp_path / "incident.html"
+    assert weir(f"report small --html {file}")[0] == 0
+    page = Page(file.read_text())
+    assert page.words.count("It does not hold what is expected of it") == 2 and "987654" not in page.words
+
+
 @pytest.mark.long
 def test_in_a_browser_it_is_readable_light_and_dark_and_at_the_width_of_a_phone(weir, tmp_path):
     """Without a network and without scripts; REPORT_SHOTS names a directory in which pictures are kept."""

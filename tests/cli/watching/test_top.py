@@ -23,6 +23,7 @@ from pipelines.cli.watching.look import Look, Watched
 from pipelines.cli.watching.monitor import Monitor, Row, seen
 from pipelines.cli.watching.problems import WRONG, Problem
 from pipelines.cli.watching.screen import Page
+from pipelines.runtime.operations import forks
 from state_ops.coordination import lease
 from tests.recovery.small import Bank, until
 from tests.runtime.debugging.test_debug import digests
@@ -229,6 +230,20 @@ def test_pipelines_appear_and_vanish_with_the_configuration(bank, monkeypatch):
     monitor.wait(30)
     monitor.collect(10)
     assert "successor" not in monitor.rows and monitor.rows["small"].error is None
+
+
+def test_a_branch_of_the_same_name_as_one_that_was_dropped_has_its_epochs_alone(bank):
+    bank.epochs(1, 2, 3)
+    pipeline, of = bank.site.pipeline, bank.site.settings
+    monitor = Monitor(["small@try"], of)
+    for base, expected in ((1, [1, 2, 3]), (3, [3])):
+        forks.fork(pipeline, of, "try", base)
+        Bank(replace(bank.site, pipeline=forks.branched(pipeline, of, "try"))).epochs()
+        monitor.begin()
+        monitor.wait(30)
+        monitor.collect(10)
+        assert [epoch.id for epoch in monitor.rows["small@try"].epochs] == expected
+        forks.drop(pipeline, of, "try")
 
 
 # -- how it looks
