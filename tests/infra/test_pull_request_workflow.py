@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,14 @@ import yaml
 
 from configs.settings import PROJECT
 from tests.recovery.small import Bank
+from tests.tools.servers import needs
 
+HUB = """#!/bin/sh
+case "$*" in
+  "api --paginate repos/somebody/shop/issues/7/comments --jq "*) exec jq -r "$5" "$COMMENTS" ;;
+esac
+echo "$@" >> "$HANDED_OVER"
+"""
 WORKFLOW = PROJECT / "infra" / "github" / "weir-ci.yml"
 PAGE = PROJECT / "docs" / "how-to" / "pull-requests.md"
 
@@ -41,11 +49,12 @@ def ended(step: dict, env: dict[str, str]) -> subprocess.CompletedProcess:
 
 
 def test_its_commands_write_the_comment_and_hand_it_over(workflow, bank, tmp_path):
+    needs("jq", "jq")  # which the hub's own program has in it
     job = workflow["jobs"]["production"]
     programs = tmp_path / "programs"
     programs.mkdir()
     hub = programs / "gh"  # the hub itself is not here: what it would get is noted
-    hub.write_text('#!/bin/sh\necho "$@" >> "$HANDED_OVER"\ncase "$*" in *--edit-last*) exit 1;; esac\n')
+    hub.write_text(HUB)
     hub.chmod(0o755)
     comment, summary = tmp_path / "comment.md", tmp_path / "summary.md"
     env = {
@@ -59,18 +68,27 @@ def test_its_commands_write_the_comment_and_hand_it_over(workflow, bank, tmp_pat
         "RUNNER_TEMP": str(tmp_path),
         "GITHUB_STEP_SUMMARY": str(summary),
         "HANDED_OVER": str(tmp_path / "handed-over"),
+        "COMMENTS": str(tmp_path / "comments.json"),
+        "GH_REPO": "somebody/shop",
     }
     assert re.fullmatch(r"--epochs \d+", job["env"]["OPTIONS"])
     tried = ended(steps(workflow)["Try"], env)
     assert tried.returncode == 0, tried.stderr
     assert comment.read_text().startswith("**weir ci small: nothing differs**")
-    done = ended(steps(workflow)["Comment"], env)
-    assert done.returncode == 0, done.stderr
-    assert summary.read_text() == comment.read_text()
+    others = [
+        {"id": 1, "user": {"type": "Bot"}, "body": "**weir ci smaller: nothing differs**"},
+        {"id": 2, "user": {"type": "User"}, "body": "**weir ci small: I think not**"},
+    ]
+    before = {"id": 3, "user": {"type": "Bot"}, "body": "**weir ci small: 2 rows differ**\n..."}
+    for comments in (others, [*others, before]):
+        (tmp_path / "comments.json").write_text(json.dumps(comments))
+        done = ended(steps(workflow)["Comment"], env)
+        assert done.returncode == 0, done.stderr
+    assert summary.read_text() == comment.read_text() * 2
     handed_over = (tmp_path / "handed-over").read_text().splitlines()
     assert handed_over == [
-        f"pr comment 7 --edit-last --body-file {comment}",
         f"pr comment 7 --body-file {comment}",
+        f"api --method PATCH repos/somebody/shop/issues/comments/3 -F body=@{comment}",
     ]
 
 
