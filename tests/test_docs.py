@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import runpy
+import tomllib
+from importlib.util import find_spec
 
 import pytest
 
@@ -69,6 +73,51 @@ def test_every_name_that_authors_import_is_in_the_reference_once():
     headings = re.findall(r"^### `?(\w+)`?$|^## `?(\w+)`?$", pages, flags=re.MULTILINE)
     described = sorted(name for pair in headings for name in pair if name and name != "API")
     assert described == sorted(set(api.__all__) - {"Position"})
+
+
+_WITH_CODE = [page for folder in ("how-to", "reference") for page in sorted((PROJECT / "docs" / folder).glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", _WITH_CODE, ids=lambda page: page.stem)
+def test_code_of_a_page_imports_what_is_there_and_its_pipelines_are_defined(page):
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for module, names in re.findall(
+            r"^from ((?:pipelines|assets|configs)[\w.]*) import ([\w, ]+|\([^)]*\))", code, re.M
+        ):
+            for name in re.findall(r"\w+", names):
+                there = hasattr(importlib.import_module(module), name) or find_spec(f"{module}.{name}")
+                assert there, f"{module} has no {name}"
+        if re.search(r"^pipeline = Pipeline\(", code, re.MULTILINE) and "..." not in code:
+            defined: dict[str, object] = {}
+            exec(compile(code, page.name, "exec"), defined)
+            assert isinstance(defined["pipeline"], api.Pipeline)
+
+
+def test_the_page_on_sources_says_which_of_them_take_an_argument():
+    page = (PROJECT / "docs" / "how-to" / "sources.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page.split("| argument | of |")[1].split("\n\n")[0], re.MULTILINE)
+    sources = {
+        "files": api.files,
+        "delta.table": api.delta.table,
+        "kafka": api.kafka.__call__,
+        "postgres": api.postgres.__call__,
+        "generator": api.generator,
+    }
+    assert len(rows) > 8
+    for argument, of in rows:
+        taking = {name for name, source in sources.items() if argument in inspect.signature(source).parameters}
+        assert taking == (set(sources) if of == "all" else set(re.findall(r"`([\w.]+)`", of))), argument
+
+
+def test_the_readme_names_every_extra():
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    offered = re.search(r"\[(.*)\]", extras["all"][0])
+    assert offered is not None
+    table = (PROJECT / "README.md").read_text().split("| `pip install -e '.[...]'` | brings |")[1].split("\n\n")[0]
+    named = {
+        name for cell in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
+    }
+    assert named == {*offered[1].split(","), "all"}
 
 
 def test_every_diagram_is_drawn():
