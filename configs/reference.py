@@ -16,6 +16,7 @@ from configs.settings import (
     CacheSettings,
     ConnectionSettings,
     GateSettings,
+    PartitionSettings,
     PipelineSettings,
     RestoreGateSettings,
     Settings,
@@ -29,12 +30,14 @@ _HEAD = """# Configuration
 <!-- Generated from configs/sections.py by `python -m configs.reference`. -->
 
 `configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be overridden by
-an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. Lists and mappings
-are written as YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. Relative paths are relative to the project.
+an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. `null`, lists and mappings
+are written as in YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. Relative paths are relative to the project.
 All errors are reported at once, each with its key and where it came from. An editor that knows YAML completes keys, shows what
 they mean and marks wrong ones by `configs/settings.schema.json`, which a file of settings names in its first line:
 `# yaml-language-server: $schema=settings.schema.json`.
 """
+
+_AS_YAML = {"None": "null", "True": "true", "False": "false"}
 
 _REFUSED = """## Refused together
 
@@ -51,6 +54,7 @@ def page() -> str:
             parts.append(_section("pipelines.<name>", PipelineSettings))
             parts.append(_section("pipelines.<name>.gates.<uid>[]", GateSettings))
             parts.append(_section("pipelines.<name>.on_restore[]", RestoreGateSettings))
+            parts.append(_section("pipelines.<name>.partitions", PartitionSettings))
             parts.append(_section("pipelines.<name>.backfill", BackfillSettings))
         elif name == "connections":
             parts.append(_section("connections.<name>", ConnectionSettings))
@@ -93,7 +97,7 @@ def _section(name: str, model: type[BaseModel]) -> str:
             below.append(_section(f"{name}.{key}", field.annotation))
             continue
         value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
-        default = "required" if value is PydanticUndefined else f"`{value}`"
+        default = "required" if value is PydanticUndefined else f"`{_AS_YAML.get(str(value), value)}`"
         lines.append(f"| `{key}` | {default} | {field.description or ''} |")
         if isinstance(field.json_schema_extra, dict):
             advice.append(f"- `{key}`: {field.json_schema_extra['advice']}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ except ImportError:
     from yaml import SafeLoader as _SafeLoader
 
 PROJECT = project()
+_REFERRING = ("WEIR_STORAGE__", "WEIR_CONNECTIONS__")
 _NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG", "WEIR_DAGSTER_INSTANCE", "WEIR_REQUIRE_SERVERS"}
 
 
@@ -225,13 +226,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     if not isinstance(raw, dict):
         raise ConfigurationError("The configuration must be a mapping of sections.", where=str(file))
     origin: dict[str, str] = {}
-    # Where the secrets are is known once the storage's own variables have been read; a secret is no setting.
+    # Where the secrets are is known once the variables of what refers to them have been read; a secret is no setting.
     for variable, text in sorted(env.items()):
-        if variable.startswith("WEIR_STORAGE__"):
+        if variable.startswith(_REFERRING):
             _override(raw, variable, text, origin)
-    no_settings = _NOT_SETTINGS | _references(raw)
+    no_settings = _NOT_SETTINGS | set(_references(raw.get("storage"))) | set(_references(raw.get("connections")))
     for variable, text in sorted(env.items()):
-        if variable.startswith("WEIR_") and not variable.startswith("WEIR_STORAGE__") and variable not in no_settings:
+        if variable.startswith("WEIR_") and not variable.startswith(_REFERRING) and variable not in no_settings:
             _override(raw, variable, text, origin)
     try:
         return Settings.model_validate(raw)
@@ -244,12 +245,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         ) from error
 
 
-def _references(raw: dict[str, Any]) -> set[str]:
-    """Names of the environment variables that hold secrets."""
-    storage = raw.get("storage")
-    block = storage.get("s3") if isinstance(storage, dict) else None
-    entries = block.values() if isinstance(block, dict) else ()
-    return {value["env"] for value in entries if isinstance(value, dict) and isinstance(value.get("env"), str)}
+def _references(node: Any) -> Iterator[str]:
+    """Names of the environment variables that hold secrets, by the references to them in a part of the settings."""
+    if isinstance(node, dict):
+        if node.keys() == {"env"} and isinstance(node["env"], str):
+            yield node["env"]
+        for value in node.values():
+            yield from _references(value)
 
 
 def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
@@ -260,12 +262,14 @@ def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, s
         if not isinstance(child, dict):
             child = node[key] = {}
         node = child
-    # A path such as 2024 or a date stays text: pydantic turns text into numbers, not the other way round.
-    node[keys[-1]] = _structure(variable, text) if text.lstrip().startswith(("{", "[")) else text
+    node[keys[-1]] = _value(variable, text)
     origin[".".join(keys)] = variable
 
 
-def _structure(variable: str, text: str) -> Any:
+def _value(variable: str, text: str) -> Any:
+    # A path such as 2024 or a date stays text: pydantic turns text into numbers, not the other way round.
+    if text != "null" and not text.lstrip().startswith(("{", "[")):
+        return text
     try:
         return _parsed(text)
     except yaml.YAMLError as error:

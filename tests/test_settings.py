@@ -4,10 +4,13 @@ one."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import get_args
 
 import jsonschema
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from configs import combinations, reference, settings
 from configs.errors import ConfigurationError
@@ -241,6 +244,25 @@ def test_the_page_advises_on_every_key_of_checkpoints_slices_and_caches():
     assert refused.count("\n- ") == len(combinations.RULES)
 
 
+def _models(kind: object) -> Iterator[type[BaseModel]]:
+    """The sections that an annotation names, and those within them."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+        for field in kind.model_fields.values():
+            yield from _models(field.annotation)
+    for argument in get_args(kind):
+        yield from _models(argument)
+
+
+def test_the_page_has_every_section_of_the_settings():
+    page = reference.page()
+    for section in set(_models(settings.Settings)) - {settings.Settings, settings.SecretReference}:
+        assert (section.__doc__ or "").strip() in page, section
+        for key in section.model_fields:
+            assert f"\n| `{key}` |" in page, (section, key)
+    assert "`None`" not in page and "`False`" not in page, "the page has defaults as YAML has them"
+
+
 def test_the_schema_for_editors_is_that_of_the_settings():
     assert reference.SCHEMA.read_text() == reference.schema(), "run python -m configs.reference"
 
@@ -326,6 +348,29 @@ def test_variables_override_the_file_at_any_depth(config):
     assert loaded.pipelines["flights"].object == "a.b:c"
     assert loaded.spark.conf == {"spark.executor.memory": "1g"}
     assert loaded.storage.root == "2024", "a path that looks like a number stays a path"
+
+
+def test_a_variable_says_null_where_the_file_may(config):
+    loaded = config(
+        "spark: {python: python3.12}\nrestore: {recovery_time_objective_seconds: 60}",
+        WEIR_SPARK__PYTHON="null",
+        WEIR_DAGSTER__DRILL_CRON="null",
+        WEIR_RESTORE__RECOVERY_TIME_OBJECTIVE_SECONDS="null",
+    )
+    assert loaded.spark.python is None
+    assert loaded.dagster.drill_cron is None
+    assert loaded.restore.recovery_time_objective_seconds is None
+    error = _refused(config, "", WEIR_STORAGE__ROOT="null")
+    assert "storage.root: " in error.what and "[WEIR_STORAGE__ROOT]" in error.what
+
+
+def test_a_variable_that_a_connection_names_is_a_secret_and_no_setting(config, monkeypatch):
+    monkeypatch.setenv("WEIR_ORDERS_PASSWORD", "hunter2")
+    text = "connections: {orders: {options: {user: weir, password: {env: WEIR_ORDERS_PASSWORD}}}}"
+    loaded = config(text, WEIR_ORDERS_PASSWORD="hunter2")
+    assert loaded.connection("orders") == {"user": "weir", "password": "hunter2"}
+    options = "{sasl.password: {env: WEIR_KAFKA_PASSWORD}}"
+    config("", WEIR_CONNECTIONS__EVENTS__OPTIONS=options, WEIR_KAFKA_PASSWORD="hunter3")
 
 
 def test_a_variable_that_holds_a_mapping_is_named_for_what_is_wrong_in_it(config):
