@@ -394,6 +394,17 @@ def _show_deletion(planned: Deletion) -> None:
         out.print(f"[yellow]remains[/]  {escape(place.kind)} {escape(place.name)}: {escape(place.why)}")
 
 
+def _rows_of_file(path: Path) -> pa.Table:
+    """The rows of a Parquet file, an Arrow file or a stream of Arrow, whatever it is called."""
+    with pa.OSFile(str(path)) as file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic.startswith(b"PAR1"):
+            return pq.read_table(path, use_threads=False, page_checksum_verification=True)
+        reader = pa.ipc.open_file(file) if magic == b"ARROW1" else pa.ipc.open_stream(file)
+        return reader.read_all()
+
+
 def _rows(source: str, settings: Settings) -> pa.Table:
     """The rows of a Parquet or Arrow file, or of a Delta table.
 
@@ -404,9 +415,7 @@ def _rows(source: str, settings: Settings) -> pa.Table:
     path = Path(source)
     try:
         if path.is_file():
-            if path.suffix in (".arrow", ".arrows", ".ipc"):
-                return pa.ipc.open_file(path).read_all()
-            return pq.read_table(path, use_threads=False, page_checksum_verification=True)
+            return _rows_of_file(path)
         place = Storage(source, settings.storage.s3)
         if fenced_table.is_table(place.uri, place.delta_options):
             return fenced_table.Table(place.uri, storage_options=place.delta_options).to_pyarrow_table()

@@ -268,6 +268,23 @@ def test_the_command_imports_what_scans_and_exports_wrote(tmp_path, weir):
             10,
         )
         assert bank.state() == totals(1)
+    rows = pa.ipc.open_file(tmp_path / "rows.arrow").read_all()
+    with pa.ipc.new_stream(str(tmp_path / "stream"), rows.schema) as stream:  # as --output - writes it
+        stream.write_table(rows)
+    (tmp_path / "renamed").write_bytes((tmp_path / "rows.arrow").read_bytes())
+    for source in ("stream", "renamed"):
+        tried = weir(
+            bank.site,
+            "state",
+            "import",
+            "small",
+            "accounts",
+            "--from",
+            str(tmp_path / source),
+            "--replace",
+            "--dry-run",
+        )
+        assert tried.code == 0 and "10 rows fit" in tried.out, tried.err
     taken = weir(bank.site, *given, "--savepoint", "edit-3")
     assert taken.code == 1 and "has a savepoint 'edit-3' already" in taken.err and bank.ids()[-1] == 5
     missing = weir(bank.site, "state", "import", "small", "accounts", "--from", str(tmp_path / "nowhere"))
