@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import expect, on_state, on_table
+from pipelines.api import expect, on_state, on_table, postgres
 from pipelines.runtime.gates import data_docs, restore_gates
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank
@@ -107,9 +107,10 @@ def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
     report = data_docs.build(bank.site.pipeline, bank.site.settings)
     assert [verdict.of for verdict in report.verdicts] == ["state"]
     assert len(report.left_out) == 1 and "nowhere" in report.left_out[0]
-    stages = (replace(bank.site.pipeline.stages[0], sink=None),)
-    nowhere = data_docs.build(replace(bank.site.pipeline, stages=stages), bank.site.settings)
-    assert "kept in no table" in nowhere.left_out[0]
+    for sink in (None, postgres.sink("booked")):  # of the name of a table that is there
+        stages = (replace(bank.site.pipeline.stages[0], sink=sink),)
+        nowhere = data_docs.build(replace(bank.site.pipeline, stages=stages), bank.site.settings)
+        assert "kept in no table" in nowhere.left_out[0]
 
 
 def test_pages_judge_large_numbers_exactly_beside_a_null(tmp_path):
