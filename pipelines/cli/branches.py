@@ -130,17 +130,24 @@ def diff(
 
     Reads alone; both may be running. Exit code 0 whether something differs or not.
     """
+    _check(report)
     definition, settings = find(pipeline)
     with waiting("comparing"):
         compared = branch_diff.diff(definition, settings, branch, states=not tables_only)
     if report is not None:
-        report.write_text(compared.to_markdown() + "\n")
+        report.write_text(compared.to_markdown() + "\n", "utf-8")
     if json:
         print_json(compared.to_dict())
         return
     _show(compared)
     if report is not None:
-        out.print(f"With samples: {report}")
+        out.print(escape(f"With samples: {report}"))
+
+
+def _check(report: Path | None) -> None:
+    """Raise ConfigurationError, before anything is compared, where --report names a file in no directory."""
+    if report is not None and not report.absolute().parent.is_dir():
+        raise ConfigurationError(f"--report {report}: there is no such directory.", next="Make it, or name another.")
 
 
 def _show(difference: BranchDiff) -> None:
@@ -198,6 +205,7 @@ def backfill(
 
     Without --promote it waits then: `weir promote PIPELINE BRANCH` approves it. The pipeline goes on meanwhile.
     """
+    _check(report)
     definition, settings = find(pipeline)
     configured = settings.pipelines[definition.name].backfill
     meant = replaces or (configured.replaces if configured is not None else backfills.SINCE)
@@ -219,7 +227,7 @@ def backfill(
             on_epoch=on_epoch,
         )
     if report is not None:
-        report.write_text(done.difference.to_markdown() + "\n")
+        report.write_text(done.difference.to_markdown() + "\n", "utf-8")
     if json:
         print_json(done.to_dict())
         return

@@ -40,6 +40,14 @@ def test_the_same_code_on_the_same_input_differs_in_nothing(bank):
     assert "**Nothing differs.**" in compared.to_markdown()
 
 
+@pytest.mark.parametrize(
+    "command", ["diff small fix", "backfill small --from 2026-01-01 --to 2026-01-02"], ids=lambda command: command[:4]
+)
+def test_a_report_for_which_there_is_no_directory_is_refused_before_the_work(bank, weir, tmp_path, command):
+    done = weir(bank.site, *command.split(), "--report", str(tmp_path / "no" / "diff.md"))
+    assert (done.code, done.out) == (2, "") and "there is no such directory" in done.err
+
+
 def test_rows_whose_columns_came_in_another_order_are_the_same_rows(bank):
     deployed = replace(pipeline, stages=(reordered,))
     bank = replace(bank, site=replace(bank.site, pipeline=deployed))
