@@ -19,11 +19,12 @@ from state_ops.value_text import _inner, text_of
 _WIDTH, _NARROW = 60, 20
 
 
-def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None) -> None:
+def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None, also: str = "") -> None:
     """Print rows as a table, with wide values shortened.
 
     Args:
         most: How many rows to print at most; None prints all.
+        also: What else of the command has more of them.
     """
     rows = [
         row
@@ -36,7 +37,7 @@ def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None) -> Non
         right=[escape(field.name) for field in schema if _is_number(field.type)],
     )
     if most is not None and len(rows) > most:
-        err.print("... and more; --format json, parquet or arrow has all rows, --limit N as many as you say.")
+        err.print(f"... and more; --format json, parquet or arrow has all rows{also}.")
 
 
 def _values(table: pa.Table) -> list[list[Any]]:

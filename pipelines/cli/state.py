@@ -124,9 +124,8 @@ def state_scan(
     form = Format.JSON if json else format
     check_output(form, output, force)
     with state_reader.viewed(definition, settings, stage, one_of(checkpoint, savepoint), "weir state scan") as view:
-        _hand_out(
-            view.schema, limited(view.tables(), limit), form, output, force, _SHOWN_ROWS if limit is None else None
-        )
+        shown = _SHOWN_ROWS if limit is None else None
+        _hand_out(view.schema, limited(view.tables(), limit), form, output, force, shown, ", --limit N so many")
 
 
 @app.command("count")
@@ -239,17 +238,19 @@ def _hand_out(
     output: str | None,
     force: bool,
     shown: int | None,
+    also: str = "",
 ) -> None:
     """Print or write rows.
 
     Args:
         shown: How many rows to print at most in the format for people; None prints all.
+        also: What else of the command has more rows than are printed.
     """
     to_stdout = format is not Format.TABLE and output in (None, STDOUT)
     tables = _while_read(tables, to_stdout)
     with _piped():
         if format is Format.TABLE:
-            show(schema, tables, shown)
+            show(schema, tables, shown, also)
             return
         written = write(schema, tables, format, output, force)
     if output not in (None, STDOUT):
@@ -428,5 +429,5 @@ def _rows(source: str, settings: Settings) -> pa.Table:
     raise ConfigurationError(
         f"There is neither a file nor a Delta table at {source}.",
         where="--from",
-        next="`weir state scan --format parquet -o FILE` and `weir state export` write what can be imported.",
+        next="`weir state scan --format parquet --output FILE` and `weir state export` write what can be imported.",
     )

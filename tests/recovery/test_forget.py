@@ -31,7 +31,9 @@ from pipelines.api import (
     aggregate,
     deduplicate,
     delta,
+    expect,
     files,
+    on_table,
     stage,
     window,
 )
@@ -185,6 +187,10 @@ def test_a_dry_run_says_what_has_the_key_and_what_remains_and_changes_nothing(tm
     }
     shown = weir(bank.site, "state", "delete", "small", "accounts", "--key", SECRET, "--dry-run")
     assert shown.code == 0 and "remains  sink booked" in shown.out
+    expected = on_table("booked", expect("ExpectColumnToExist", column="at"))
+    judged = replace(bank.site.pipeline, on_restore=(expected,))
+    planned = state_delete.plan(judged, bank.site.settings, "accounts", [SECRET])
+    assert "gate results" in {place.kind for place in planned.remains}, "weir report asks what is expected of a restore"
     asked = weir(bank.site, "state", "delete", "small", "accounts", "--key", SECRET)
     assert asked.code == 2 and "--yes" in asked.err
     assert bank.site.objects() == before and SECRET in bank.state()
@@ -574,7 +580,9 @@ def test_lists_maps_timers_windows_and_indices_go_with_the_key(tmp_path, weir, u
         assert f"{SECRET}\0\0".encode() in entry, "it is this key's, and none's that begins like it"
     others = {other: states for other, states in before.items() if other != uid}
     assert {other: after[other][2] for other in others} == {other: states[1] for other, states in others.items()}
-    assert {place.name for place in done.remains if place.kind == "state"} == set(others)
+    remains = {place.name: place.why for place in done.remains if place.kind == "state"}
+    assert remains.keys() == set(others)
+    assert all(why.endswith(f"weir state delete every {other} --key ...") for other, why in remains.items())
     assert weir(site, "fsck", "every").code == 0
     if uid == "riders":
         assert state_reader.get(pipeline, site.settings, uid, [SECRET, "8"]) and not state_reader.get(

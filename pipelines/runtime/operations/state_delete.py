@@ -473,7 +473,8 @@ def _places(
     keys = stats_of(head, uid).keys
     for other, stats in head.operators.items():
         if other != uid and stats.has_state and {name for name, _ in stats.keys} & {name for name, _ in keys}:
-            yield Remaining("state", other, f"its key has a column of that name: weir state delete {other} --key ...")
+            why = f"its key has a column of that name: weir state delete {pipeline.title} {other} --key ..."
+            yield Remaining("state", other, why)
     completed = registry.checkpoints()
     for other in dict.fromkeys(other for row in completed for other in row.operators):
         having = [row.id for row in completed if any(batch["layers"] for batch in stats_of(row, other).waiting)]
@@ -487,8 +488,9 @@ def _places(
         yield Remaining("archive", name, "input that a rewind may read again, until no retained checkpoint needs it")
     for source in pipeline.sources:
         yield Remaining("input", source.name, "what is read again, or comes with the next rows, brings the key back")
-    if any(stage.gates for stage in pipeline.stages):
-        yield Remaining("gate results", pipeline.title, "data docs may show rows that a gate has refused")
+    if pipeline.on_restore or any(stage.gates for stage in pipeline.stages):
+        why = "data docs may show rows that a gate has refused, registry/restores values that on_restore has"
+        yield Remaining("gate results", pipeline.title, why)
     yield Remaining(
         "local disks", "of other hosts", "copies of state in local.work_dir, until the next run sweeps them"
     )

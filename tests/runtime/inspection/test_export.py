@@ -117,7 +117,10 @@ def test_counts_are_by_subtask(rides_run, weir):
 
 def test_people_see_some_rows_and_how_to_get_all(rides_run, weir):
     some = weir(rides_run.site, "state", "scan", "rides", "unique")
-    assert len(some.out.splitlines()) == 51 and "--format json" in some.err
+    assert len(some.out.splitlines()) == 51 and "--format json" in some.err and "--limit N" in some.err
+    asked = weir(rides_run.site, "state", "sql", "rides", "SELECT unnest(range(60)) AS n")
+    assert len(asked.out.splitlines()) == 51 and "--format json" in asked.err
+    assert "--limit" not in asked.err, "the command has no such option"
     few = weir(rides_run.site, "state", "scan", "rides", "unique", "--limit", "3")
     assert len(few.out.splitlines()) == 4 and few.err == ""
     lines = weir(rides_run.site, "state", "scan", "rides", "unique", "--json", "--limit", "7").out.splitlines()
