@@ -295,8 +295,9 @@ class RestoreSettings(Section):
         3600,
         gt=0,
         description=(
-            "How long input may have waited without being in a checkpoint: what would be lost with the source. A drill"
-            " that finds older input fails its check. null: not judged."
+            "How long a file may have waited without being in a checkpoint: what would be lost with the source. A drill"
+            " that finds an older one fails its check; rows of connectors do not say since when they wait. null: not"
+            " judged."
         ),
         json_schema_extra=_advice(
             "null where the source keeps its input anyway: a restore reads it again, and nothing is lost."
