@@ -160,7 +160,7 @@ class Settings(Section):
 
     def filled(self, pipeline: str, template: str) -> str:
         """Fill the {placeholders} of a text from the pipeline's params. Raises ConfigurationError for one without a
-        value."""
+        value, and for braces that are none."""
         params = self.pipelines[pipeline].params if pipeline in self.pipelines else {}
         try:
             return template.format(**params)
@@ -169,6 +169,12 @@ class Settings(Section):
                 f"The pattern {template!r} needs a value for {error}.",
                 where=f"pipelines.{pipeline}.params",
                 next=f"Add it to the configuration, or set WEIR_PIPELINES__{pipeline.upper()}__PARAMS.",
+            ) from error
+        except (ValueError, AttributeError) as error:
+            raise ConfigurationError(
+                f"The braces of the pattern {template!r} are no placeholders: {error}.",
+                where=f"pipeline {pipeline}",
+                next="Say {name} for a param of that name, and {{ and }} for braces themselves.",
             ) from error
 
     def connection(self, name: str | None) -> dict[str, str]:

@@ -404,6 +404,15 @@ def test_a_placeholder_without_a_value_names_the_variable_that_gives_it(config):
     assert "'arrivals'" in refused.value.what and "WEIR_PIPELINES__FLIGHTS__PARAMS" in refused.value.next
 
 
+@pytest.mark.parametrize("pattern", ["{landing}/part-{/*.csv", "{landing:x}/*.csv", "{landing.day}/*.csv", "a}/*.csv"])
+def test_braces_that_are_no_placeholder_are_refused_and_doubled_ones_are_braces(config, pattern):
+    loaded = config("pipelines: {flights: {object: a.b:c, params: {landing: /in}}}")
+    assert loaded.resolve("flights", "{landing}/{{today}}/*.csv") == "/in/{today}/*.csv"
+    with pytest.raises(ConfigurationError, match="no placeholders") as refused:
+        loaded.resolve("flights", pattern)
+    assert "{{ and }}" in refused.value.next
+
+
 def test_every_key_is_described():
     """The reference page, where an operator looks a key up, is made of the descriptions."""
     for section in settings.Settings.model_fields.values():
