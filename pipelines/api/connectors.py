@@ -31,6 +31,7 @@ from pipelines.runtime.connectors.source import (
     Position,
     Rejected,
     Source,
+    start_of,
 )
 from state_ops.errors import (
     ConfigurationError,
@@ -106,6 +107,8 @@ def source(kind: str, **arguments: Any) -> Source:
         kind: The name of its entry point in the group `weir.sources`.
         **arguments: Its own, and those of every source: name, event_time, start, on_bad, on_lost, connection, ...
     """
+    if "start" in arguments:
+        arguments["start"] = start_of(arguments["start"])
     return _definition("weir.sources", kind, arguments, Source)
 
 

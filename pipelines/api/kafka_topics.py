@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 
 from pipelines.runtime.connectors.kafka.sink import KafkaSink
 from pipelines.runtime.connectors.kafka.source import KafkaSource
-from pipelines.runtime.connectors.source import default_name
+from pipelines.runtime.connectors.source import default_name, start_of
 from state_ops.durations import micros
 
 
@@ -34,7 +35,7 @@ class _Kafka:
         topic: str | None = None,
         keys: str = "string",
         tombstones: str = "reject",
-        start: str | datetime = "earliest",
+        start: str | datetime | Mapping[str, Any] = "earliest",
         on_bad: str = "fail",
         on_lost: str = "fail",
         idle_after: str | timedelta | None = "5m",
@@ -64,7 +65,7 @@ class _Kafka:
             keys: What keys hold: "string" or "bytes".
             tombstones: Messages without a value are bad rows ("reject"), left out ("skip"), or rows with null in all
                 columns of the value ("keep").
-            start: "earliest", "latest", or a time.
+            start: "earliest", "latest", a time, or a position as `weir checkpoints` shows it.
             on_bad: A value that cannot be decoded fails the epoch ("fail") or goes to the table <stage>_quarantine.
             on_lost: Messages that expired before they were read fail the run ("fail") or are left out ("skip").
             idle_after: For how long a partition whose end is reached has been quiet before it holds event time back no
@@ -96,7 +97,7 @@ class _Kafka:
             topic=topic,
             keys=keys,
             tombstones=tombstones,
-            start=start,
+            start=start_of(start),
             on_bad=on_bad,
             on_lost=on_lost,
             idle_after=idle_after,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from pipelines.runtime.connectors.foreach import ForeachSink, Function
 from pipelines.runtime.connectors.generator import FIRST, GeneratorSource
 from pipelines.runtime.connectors.postgres.sink import PostgresSink
 from pipelines.runtime.connectors.postgres.source import PostgresSource
-from pipelines.runtime.connectors.source import default_name
+from pipelines.runtime.connectors.source import default_name, start_of
 from state_ops.durations import micros
 
 
@@ -26,7 +27,7 @@ def generator(
     paced: bool = False,
     seed: int = 0,
     event_time: str = "event_time",
-    start: str | datetime = "earliest",
+    start: str | datetime | Mapping[str, Any] = "earliest",
 ) -> GeneratorSource:
     """Rows out of nothing, the same ones for everybody. docs/how-to/source-generator.md says more.
 
@@ -42,7 +43,7 @@ def generator(
         paced: A row is there when the clock reaches its event time. Else all rows are there at once.
         seed: Other seeds give other keys, values and late rows.
         event_time: The name of the column with the event time.
-        start: Where a pipeline begins: "earliest", or a time.
+        start: Where a pipeline begins: "earliest", "latest", a time, or a row: {"next": 1000}.
     """
     return GeneratorSource(
         name=name,
@@ -56,7 +57,7 @@ def generator(
         paced=paced,
         seed=seed,
         event_time=event_time,
-        start=start,
+        start=start_of(start),
     )
 
 
@@ -69,7 +70,7 @@ class _Postgres:
         name: str = "postgres",
         event_time: str | None = None,
         may_miss: bool = False,
-        start: str | datetime = "earliest",
+        start: str | datetime | Mapping[str, Any] = "earliest",
         on_bad: str = "fail",
         max_future: str | timedelta | None = None,
         connection: str | None = None,
@@ -84,7 +85,8 @@ class _Postgres:
             event_time: The timestamp column that drives the watermark.
             may_miss: A cursor of another type will do; rows that are committed late, below what was read, are never
                 read.
-            start: Where a pipeline begins: "earliest", "latest", or a time of a cursor that is one.
+            start: Where a pipeline begins: "earliest", "latest", a time of a cursor that is one, or a position as
+                `weir checkpoints` shows it.
             on_bad: What becomes of a row with a value that Arrow does not have: "fail" or "quarantine".
             max_future: How far an event time may lie ahead of processing time.
             connection: The name below `connections` of the configuration that has libpq's options.
@@ -95,7 +97,7 @@ class _Postgres:
             cursor=cursor,
             event_time=event_time,
             may_miss=may_miss,
-            start=start,
+            start=start_of(start),
             on_bad=on_bad,
             max_future=max_future,
             connection=connection,

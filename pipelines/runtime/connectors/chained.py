@@ -150,5 +150,5 @@ def _of_chain(position: Position) -> Position:
     return position if "of" in position else {"of": _LIVE, "at": position}
 
 
-def _start(start: str | datetime | tuple[tuple[str, object], ...]) -> str | datetime | Position:
+def _start(start: str | datetime | tuple[tuple[str, object], ...] | Position) -> str | datetime | Position:
     return dict(start) if isinstance(start, tuple) else start

@@ -10,6 +10,7 @@ parties write both classes with what `pipelines.api` exports, and test them with
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,6 +34,18 @@ RUNNING, LOOKING = 30.0, 5.0  # `patience` of a process that runs the pipeline, 
 def default_name(place: str) -> str:
     """What a source or sink is called by its place: the last part of a path, and a {placeholder} by its name."""
     return place.rstrip("/").rpartition("/")[2].replace("{", "").replace("}", "")
+
+
+class StartPosition(dict[str, Any]):
+    """A position at which a definition begins. It has a hash, since definitions are compared and are keys."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+
+def start_of(start: str | datetime | Position) -> str | datetime | Position:
+    """Where an author lets a source begin, as its definition keeps it."""
+    return StartPosition(start) if isinstance(start, Mapping) else start
 
 
 def no_position(position: object, like: str, where: str) -> ConfigurationError:
@@ -305,7 +318,7 @@ class Source:
 
     name: str
     event_time: str | None = None
-    start: str | datetime | tuple[tuple[str, Any], ...] = EARLIEST
+    start: str | datetime | tuple[tuple[str, Any], ...] | Position = EARLIEST
     on_bad: str = FAIL
     on_lost: str = FAIL
     idle_after: str | timedelta | None = "5m"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -11,10 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.api import Pipeline, agg, aggregate, delta, generator, kafka, postgres
 from pipelines.runtime.connectors.generator import FIRST, GeneratorSource, _Generator
 from pipelines.runtime.connectors.source import Limits, Opening, Part
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
 from pipelines.testing import SourceContract, SourceSystem
 from state_ops.errors import InputError, PipelineError
+from tests.recovery.harness import Site
 
 OPENING = Opening("a pipeline", str, {})
 LARGE = Limits(1000, 1 << 40, 1 << 50)
@@ -36,6 +42,26 @@ def test_rows_are_the_same_however_they_are_cut(parts: int, most: int, size: int
     if min(most, size // 32) < 100:
         source = GeneratorSource(end=300, keys=50, skew=1.1, late=0.2, seed=7)
     assert rows(source, Limits(parts, most, size)).equals(rows(source))
+
+
+def test_a_pipeline_may_begin_at_a_row(tmp_path):
+    source = generator(start={"next": 7}, end=10, keys=2)
+    counts = aggregate("counts", source, key="key", rows=agg.count(), sink=delta.append("counts"))
+    pipeline = Pipeline("from_there", (counts,), max_parallelism=8)
+    site = Site(tmp_path, {}, pipeline, __name__)
+    (report,) = run(pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor())
+    assert report.checkpoint.rows_read == 3
+    assert report.checkpoint.offsets["generator"]["at"] == {"next": 10}
+
+
+def test_definitions_that_begin_at_the_same_position_are_the_same():
+    at = {"topics": {"clicks": {"id": "a", "offsets": {"0": 5}}}}
+    kafkas = [
+        kafka("clicks", servers="here", schema={"id": pa.int64()}, start=json.loads(json.dumps(at))) for _ in "ab"
+    ]
+    queries = [postgres("SELECT 1 AS tx", cursor="tx", start={"at": "7"}) for _ in "ab"]
+    assert len({*kafkas}) == len({*queries}) == 1 and kafkas[0].start == at
+    assert pickle.loads(pickle.dumps(kafkas[0])) == kafkas[1]
 
 
 def test_rows_stay_what_they_are():
