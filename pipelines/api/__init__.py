@@ -53,6 +53,7 @@ from pipelines.api.systems import foreach, generator, postgres
 from pipelines.api.top_n import desc, top_n
 from pipelines.runtime.connectors.delta_sink import DeltaSink, ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.delta_table.source import DeltaTableSource
+from pipelines.runtime.connectors.sink import default_sink_name
 from pipelines.runtime.connectors.source import default_name
 from pipelines.runtime.definition import MAIN, Epoch, Expected, FileSource, Gate, Input, Pipeline, Stage, reading
 from pipelines.runtime.operators.functions.per_key import Fired, check_parameters, slicer_of
@@ -291,7 +292,8 @@ class delta:
 
         Args:
             table: The table's name; or the path or URI of a table, there already or not, whose last part is its name
-                here. {Placeholders} are params of the pipeline in the configuration.
+                here, in small letters, digits and underscores. {Placeholders} are params of the pipeline in the
+                configuration.
             event_time: The timestamp or date column by which a row belongs to a day, for backfills that replace days.
                 By default `window_start`, or the source's event time, if the table has it.
             partition_by: Columns of which each file has one value: texts, integers, booleans or dates with few values
@@ -379,7 +381,7 @@ def _table(table: str, describe: Mapping[str, str] | None) -> dict[str, Any]:
             where=f"table {table}",
             next='Say e.g. describe={"delay": "Minutes, negative if early."}.',
         )
-    place = {"name": default_name(table), "at": table} if "/" in table or "{" in table else {"name": table}
+    place = {"name": default_sink_name(table), "at": table} if "/" in table or "{" in table else {"name": table}
     return {**place, "descriptions": tuple(texts.items())}
 
 

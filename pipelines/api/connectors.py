@@ -33,6 +33,7 @@ from pipelines.runtime.connectors.source import (
     Source,
     start_of,
 )
+from pipelines.runtime.definition import FileSource
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -84,14 +85,21 @@ def chain(
     """A bounded history first, to its end, then a live source with the same columns.
 
     Args:
-        history: What is read first. Not `files(...)`: a table, a query, a topic.
-        live: What is read from then on. Where it begins is found when the history begins.
+        history: What is read first: a table, a query, a topic; not `files(...)`.
+        live: What is read from then on, likewise. Where it begins is found when the history begins.
         name: By which checkpoints know it; that of the live source, if it is not given.
         event_time: The column of both that drives the watermark; that of the live source, if it is not given.
         **more: What every source says: on_bad, on_lost, idle_after, max_ahead, max_future, archive, evolve.
     """
     from pipelines.runtime.connectors.chained import ChainedSource
 
+    for chained in (history, live):
+        if isinstance(chained, FileSource):
+            raise PipelineError(
+                f"A chain cannot have the files of {chained.pattern} in it.",
+                where=f"source {chained.name}",
+                next="Let a pipeline append their rows to a table (delta.append), and chain that (delta.table).",
+            )
     return ChainedSource(
         name=name or live.name, event_time=event_time or live.event_time, history=history, live=live, **more
     )

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelines.runtime.connectors.kafka.sink import KafkaSink
 from pipelines.runtime.connectors.kafka.source import KafkaSource
+from pipelines.runtime.connectors.sink import default_sink_name
 from pipelines.runtime.connectors.source import default_name, start_of
 from state_ops.durations import micros
 
@@ -131,7 +132,7 @@ class _Kafka:
             topic: Its name. One that is not there is created before the first commit with rows.
             servers: Addresses of brokers, with commas between them.
             key: The columns of a message's key.
-            name: The sink's name; by default that of the topic.
+            name: The sink's name; by default that of the topic, `shop_revenue` for shop.revenue.
             values: "json" or "avro".
             schema: The Avro schema of a record, as text.
             schema_id: Its number in a schema registry, with which values then begin.
@@ -141,7 +142,7 @@ class _Kafka:
             transaction_timeout: After which brokers abort a transaction that nobody ends.
             connection: The name below `connections` of the configuration that has the client's options.
         """
-        title = name or default_name(topic)
+        title = name or default_sink_name(topic)
         return KafkaSink(
             name=title,
             topic=topic,

@@ -10,7 +10,8 @@ from pipelines.runtime.connectors.foreach import ForeachSink, Function
 from pipelines.runtime.connectors.generator import FIRST, GeneratorSource
 from pipelines.runtime.connectors.postgres.sink import PostgresSink
 from pipelines.runtime.connectors.postgres.source import PostgresSource
-from pipelines.runtime.connectors.source import default_name, start_of
+from pipelines.runtime.connectors.sink import default_sink_name
+from pipelines.runtime.connectors.source import start_of
 from state_ops.durations import micros
 
 
@@ -112,13 +113,11 @@ class _Postgres:
         Args:
             table: Its name, or schema.name, exactly as it is spelled. It is created if it is absent.
             key: The columns by which rows replace each other: the last one of a key stays. Without it rows are added.
-            name: The sink's name; by default that of the table, with `_` for the dot.
+            name: The sink's name; by default that of the table, `shop_revenue` for Shop.Revenue.
             connection: The name below `connections` of the configuration that has libpq's options.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
-        return PostgresSink(
-            name=name or default_name(table).replace(".", "_"), table=table, key=columns, connection=connection
-        )
+        return PostgresSink(name=name or default_sink_name(table), table=table, key=columns, connection=connection)
 
 
 postgres = _Postgres()

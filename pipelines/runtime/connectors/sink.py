@@ -11,6 +11,7 @@ them with `pipelines.testing.SinkContract`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.source import RUNNING
+from pipelines.runtime.connectors.source import RUNNING, default_name
 
 
 class Rows(Protocol):
@@ -163,6 +164,11 @@ class SinkOpening:
     patience: float = RUNNING
     exact: bool = True
     lossy: bool = False
+
+
+def default_sink_name(place: str) -> str:
+    """What a sink is called by its place: as a source is, in the letters that may become part of paths."""
+    return re.sub(r"[^a-z0-9_]+", "_", default_name(place).lower()).lstrip("_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

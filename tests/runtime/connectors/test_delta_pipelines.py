@@ -16,13 +16,27 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, kafka, postgres, select, stage
+from pipelines.api import (
+    Epoch,
+    Pipeline,
+    State,
+    ValueState,
+    agg,
+    aggregate,
+    chain,
+    delta,
+    files,
+    kafka,
+    postgres,
+    select,
+    stage,
+)
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks, plan
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import InputError
+from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
 from tests.runtime.sources.partitions import PartitionsSource, put, row
 from tests.tools.sampling import sampled
@@ -70,9 +84,27 @@ def test_tables_whose_places_are_params_are_called_by_the_params_names(tmp_path:
     assert dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True)) == {"a": 2, "b": 1}
     topic = kafka("{topic}", servers="localhost:1", schema={"id": pa.string()})
     assert (topic.name, topic.topics) == ("topic", ("{topic}",))
-    assert kafka.sink("{prefix}-sums", servers="localhost:1").name == "prefix-sums"
+    assert kafka.sink("{prefix}-sums", servers="localhost:1").name == "prefix_sums"
     assert postgres.sink("{schema}.sums", key="id").name == "schema_sums"
     assert delta.table("{lake}/orders-{region}").name == "orders-region"
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["history", "live"])
+def test_files_are_refused_in_a_chain_where_it_is_defined(order):
+    with pytest.raises(PipelineError, match=r"files of \{landing\}/"):
+        chain(*[files("{landing}/*.parquet"), delta.table("{orders}")][order])
+
+
+def test_sinks_are_called_by_their_places_in_letters_that_become_parts_of_paths():
+    by_name = {
+        "shop_revenue_2": kafka.sink("shop.revenue-2", servers="localhost:1"),
+        "shop_revenue": postgres.sink("Shop.Revenue"),
+        "my_legs_delta": delta.append("s3://bucket/My-Legs.delta"),
+        "sums_": delta.append("{lake}/sums_"),
+    }
+    for name, sink in by_name.items():
+        stage = aggregate("seen", delta.table("{orders}"), key="id", sink=sink, n=agg.count())
+        assert [sink.name for sink in Pipeline("places", (stage,)).sinks] == [name]
 
 
 def test_the_table_of_another_pipeline_and_its_rewind(tmp_path: Path):
