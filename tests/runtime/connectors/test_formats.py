@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pipelines.api import files
 from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.decoding import check_schema, decode, infer
 from pipelines.runtime.connectors.kafka import reading
@@ -272,6 +273,12 @@ def test_formats_options_and_types_that_there_are_not():
         read("csv", b"", TWO, sep=";")
     with pytest.raises(PipelineError, match="delimiter="):
         read("csv", b"", TWO, delimiter="||")
+    for wrong in ({"extra": "refuse"}, {"encoding": "utf-9"}, {"encoding": "hex"}, {"header": "no"}, {"null": (None,)},
+                  {"delimiter": 1}, {"multiline": 1}):  # fmt: skip
+        with pytest.raises(PipelineError, match="can have") as refused:
+            files("{landing}/*.csv", format="csv", **wrong)
+        assert next(iter(wrong)) in refused.value.what and refused.value.next
+    assert read("csv", b"a,b\n1,NA\n2,N\n", TWO, null="NA") == ([{"a": 1, "b": None}, {"a": 2, "b": "N"}], [])
     with pytest.raises(PipelineError, match="no values of the type list"):
         check_schema("csv", pa.schema([("a", pa.list_(pa.int64()))]))
     check_schema("json", NESTED)

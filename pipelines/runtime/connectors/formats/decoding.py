@@ -36,7 +36,8 @@ class _Reader(Protocol):
 
 
 def options_of(format: str, given: Mapping[str, Any]) -> Options:
-    """The options of a format. Raises PipelineError for a format or an option that there is not."""
+    """The options of a format. Raises PipelineError for a format or an option that there is not, and for a value that
+    an option cannot have."""
     kind = OPTIONS.get(format)
     if kind is None:
         raise PipelineError(f"There is no format {format!r}.", next=f"Give one of {', '.join(OPTIONS)}.")
@@ -47,7 +48,39 @@ def options_of(format: str, given: Mapping[str, Any]) -> Options:
                 f"Files of the format {format} have no option {name!r}.", next=f"Give one of {', '.join(names)}."
             )
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if isinstance(values.get("null"), str):
+        values["null"] = (values["null"],)
+    for name, value in values.items():
+        is_right, next = _CHECKS[name]
+        if not is_right(value):
+            raise PipelineError(f"{name}={value!r} is nothing that files of the format {format} can have.", next=next)
     return kind(**values)
+
+
+def _is_encoding(value: object) -> bool:
+    """Whether Python has an encoding of text of this name."""
+    try:
+        return isinstance(value, str) and "".encode(value) is not None
+    except LookupError:
+        return False
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+
+
+_CHARACTER = (lambda value: isinstance(value, str), "Give one character of ASCII.")
+_FLAG = (lambda value: isinstance(value, bool), "Say True or False.")
+_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "header": _FLAG,
+    "delimiter": _CHARACTER,
+    "quote": _CHARACTER,
+    "null": (_are_texts, 'Say texts, e.g. null=("", "NA").'),
+    "multiline": _FLAG,
+    "encoding": (_is_encoding, 'Say an encoding of text by its name in Python, e.g. "latin-1".'),
+    "extra": (lambda value: value in ("ignore", "fail"), 'Say "ignore" or "fail".'),
+}
+"""By option, what it may be, and what to do about another value."""
 
 
 def check_schema(format: str, schema: pa.Schema) -> None:
