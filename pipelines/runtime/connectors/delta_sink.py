@@ -33,6 +33,12 @@ class DeltaSink(Sink):
     evolve: str = FIX
     descriptions: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
+    def __post_init__(self) -> None:
+        if self.evolve not in (FIX, ADD):
+            raise PipelineError(
+                f"evolve={self.evolve!r} is no policy.", where=f"table {self.name}", next=f'Say "{FIX}" or "{ADD}".'
+            )
+
     @property
     def stays(self) -> None:
         return None

@@ -9,7 +9,7 @@ from state_ops.errors import PipelineError
 from state_ops.snapshots.stage_upload import MAIN as MAIN
 from state_ops.snapshots.stage_upload import REST
 
-_NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
@@ -31,7 +31,7 @@ ROW = "_weir_row"  # where a row of a source comes from: its file's number in th
 
 
 def check_name(name: str, kind: str) -> None:
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PipelineError(
             f"{name!r} cannot name a {kind}.",
             next="Use small letters, digits and underscores, a letter first, at most 63: it becomes part of paths.",

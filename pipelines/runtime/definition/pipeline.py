@@ -58,13 +58,16 @@ class Pipeline:
     def __post_init__(self) -> None:
         check_name(self.name, "pipeline")
         check_parallelism(1, self.max_parallelism)
+        for field in ("owners", "retired", "added"):  # in a text every part of a name would be one of them
+            names = getattr(self, field)
+            object.__setattr__(self, field, (names,) if isinstance(names, str) else tuple(names))
         object.__setattr__(self, "stages", _topological(self.name, tuple(self.stages)))
         refuse_doubles("stage", [stage.uid for stage in self.stages], self.name)
         refuse_doubles("sink", [sink.name for stage in self.stages for sink in stage.sinks], self.name)
-        names: dict[str, Source] = {}
+        by_name: dict[str, Source] = {}
         for source in self.sources:
             source.check()
-            if names.setdefault(source.name, source) != source:
+            if by_name.setdefault(source.name, source) != source:
                 raise PipelineError(
                     f"Two different sources of {self.name} are named {source.name!r}.", next="Give one another name=..."
                 )
