@@ -106,7 +106,7 @@ def forks(pipeline: Name, json: Json = False) -> None:
                 str(fork.base),
                 fork.created_at.strftime("%Y-%m-%d %H:%M:%S"),
                 str(fork.head.id) if fork.head is not None else "not finished",
-                f"{fork.head.totals['bytes_new'] if fork.head is not None else 0:,}",
+                f"{fork.bytes_own:,}" if fork.bytes_own is not None else "",
                 in_words(fork.behind.values()),
                 escape(fork.reason),
             )

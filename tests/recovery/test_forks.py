@@ -12,7 +12,7 @@ from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.checkpoints.checkpoint import FORK
+from state_ops.checkpoints.checkpoint import FORK, STATE
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, ConfigurationError, DamageError, WeirError
@@ -65,6 +65,7 @@ def test_a_fork_copies_nothing_and_has_the_state_of_its_checkpoint(bank):
     assert (fork.branch.name, fork.base, fork.to_dict()["files_behind"]) == ("fix", 2, {"landing": 1})
     new = bank.site.objects().keys() - before.keys()
     assert not [name for name in new if "/state/" in name or "/channels/" in name or "/tables/" in name]
+    assert fork.bytes_own == 0
     branch = bank.branch("fix")
     assert (branch.registry.head().id, branch.registry.head().kind) == (2, FORK)
     assert branch.state() == {
@@ -81,6 +82,10 @@ def test_a_branch_reads_what_its_pipeline_has_read_and_no_more(bank):
     assert branch.state() == bank.state()
     assert sorted(branch.site.table("booked")["amount"]) == [2] * 10 + [3] * 10, "its rows, in a table of its own"
     assert not ran(branch), "production has not read 4 and 5"
+    [fork] = forks.forks(bank.site.pipeline, bank.site.settings)
+    shared, listing = fork.head.bytes_total - fork.bytes_own, branch.registry.files(fork.head)
+    assert fork.bytes_own > 0
+    assert shared == sum(file.bytes for file in listing if file.kind == STATE and is_inherited(file.path))
     bank.epochs()
     assert [report.checkpoint.id for report in ran(branch)] == [4, 5]
     assert branch.state() == bank.state()

@@ -138,6 +138,7 @@ class Branch(Printed):
     head: int | None
     bytes_total: int | None
     bytes_own: int | None
+    """Of the newest checkpoint's state, what it does not share with the pipeline; null: its listing cannot be read."""
     files_behind: dict[str, int]
     """By source, what the pipeline has read since: files, or rows where it is no files."""
 

@@ -29,14 +29,14 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, 
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sources.positions import Arrivals
-from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
+from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, STATE, Checkpoint
 from state_ops.checkpoints.registry import BRANCH, Pin, Registry
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
-from state_ops.storage.branches import BRANCHES, Branch, inherited, pinned
+from state_ops.storage.branches import BRANCHES, Branch, inherited, is_inherited, pinned
 from state_ops.storage.storage import Storage
 
 log = Logger("weir.fork")
@@ -57,6 +57,8 @@ class Fork:
         commit_id: The commit id of that checkpoint's row.
         head: The branch's newest checkpoint. None: its creation was cut off, and asking for it again finishes it.
         behind: By source, what the pipeline has read and the branch has not.
+        bytes_own: Of the state of that checkpoint, what the branch does not share with its pipeline. None: there is no
+            such checkpoint, or its listing cannot be read.
     """
 
     branch: Branch
@@ -66,6 +68,7 @@ class Fork:
     reason: str
     head: Checkpoint | None
     behind: Mapping[str, Arrivals]
+    bytes_own: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -77,7 +80,7 @@ class Fork:
             "reason": self.reason,
             "head": None if self.head is None else self.head.id,
             "bytes_total": None if self.head is None else self.head.bytes_total,
-            "bytes_own": None if self.head is None else self.head.totals["bytes_new"],
+            "bytes_own": self.bytes_own,
             "files_behind": {name: arrived.waiting for name, arrived in self.behind.items()},
         }
 
@@ -294,7 +297,16 @@ def _described(pipeline: Pipeline, settings: Settings, pin: Pin) -> Fork:
         reason=pin.reason.partition(" ")[2],
         head=head,
         behind=behind(here, settings, head) if head is not None else {},
+        bytes_own=_bytes_own(registry, head) if head is not None else None,
     )
+
+
+def _bytes_own(registry: Registry, head: Checkpoint) -> int | None:
+    try:
+        listing = registry.files(head)
+    except (DamageError, PrunedError):  # a branch is listed and dropped all the same
+        return None
+    return sum(file.bytes for file in listing if file.kind == STATE and not is_inherited(file.path))
 
 
 def _unknown(pipeline: Pipeline, registry: Registry, name: str) -> WeirError:
