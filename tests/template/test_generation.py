@@ -61,6 +61,23 @@ def test_every_link_within_a_project_leads_to_something_that_it_has(project: Pat
     assert dead == []
 
 
+def test_pages_say_where_targets_are_that_a_project_lacks(project: Path):
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (project / "Makefile").read_text(), flags=re.MULTILINE))
+    pages = {page: page.read_text() for page in (project / "docs").rglob("*.md") if "adr" not in page.parts}
+    lacking = {
+        (page, target)
+        for page, text in pages.items()
+        for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, flags=re.MULTILINE)
+        if target not in targets
+    }
+    assert len(lacking) >= 3
+    assert not [
+        (page, target)
+        for page, target in lacking
+        if f"`make {target}` in Weir's repository" not in " ".join(pages[page].split())
+    ]
+
+
 def test_files_that_differ_from_the_repositorys_differ_by_what_is_meant(project: Path):
     """They are made of the repository's by replacing texts; a text that is there no more would go unnoticed."""
     lines = [set((folder / "pyproject.toml").read_text().splitlines()) for folder in (PROJECT, project)]
