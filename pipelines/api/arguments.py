@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -66,7 +66,14 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
 
 def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
     """One gate, or several, as a tuple."""
-    return (gate,) if isinstance(gate, Gate) else tuple(gate)
+    given = tuple(gate) if isinstance(gate, Iterable) and not isinstance(gate, str) else (gate,)
+    for each in given:
+        if not isinstance(each, Gate):
+            raise PipelineError(
+                f"{each!r} is no gate.",
+                next='Say gate=expect("ExpectColumnValuesToNotBeNull", column="id"), say, or several in a list.',
+            )
+    return given
 
 
 def check_event_time(source: Input, consequence: str) -> None:

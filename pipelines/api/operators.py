@@ -313,7 +313,7 @@ def join(  # as long as what is said of its arguments
         how: "inner"; "left", "right", "full": also rows of that side that found no partner, with nulls, as soon as the
             watermark says that none comes; "semi": each left row that has a partner, once, alone; "anti": each that has
             none. All but "inner" and "semi" need `within`.
-        lateness: How far behind the newest event time rows may come.
+        lateness: With `within`, how far behind the newest event time rows may come.
         suffix: Follows the names of right columns that the left side has too.
         late: The table that gets late rows of either side: the key, `side` ("left" or "right"), `event_time`, then the
             columns of both, of which those of the other side are null. All other arguments: as in `stage`.
@@ -352,11 +352,12 @@ def join(  # as long as what is said of its arguments
         )
     else:
         kept = None if ttl is None else positive(ttl, place, "ttl")
-    if late is not None and within is None:
+    behind = not_negative(lateness, place, "lateness")
+    if within is None and (late is not None or behind):
         raise PipelineError(
-            f"{uid} has a table for late rows, but no row of it is late, since times do not matter.",
+            f"{uid} says what becomes of late rows, but no row of it is late, since times do not matter.",
             where=place,
-            next="Say within=..., or leave late= out.",
+            next="Say within=..., or leave lateness= and late= out.",
         )
     keys = (tuple(names), tuple(names.values()))
     check_times_are_no_keys(uid, place, keys, times or (None, None))
@@ -366,7 +367,7 @@ def join(  # as long as what is said of its arguments
         uid=uid,
         **reading(of[0].source),
         key=keys[0],
-        join=Join(how, lower, upper, kept, times, not_negative(lateness, place, "lateness"), suffix, late),
+        join=Join(how, lower, upper, kept, times, behind, suffix, late),
         sides=lanes_of(uid, of, keys, null_keys),
         null_keys=null_keys,
         sink=sink,

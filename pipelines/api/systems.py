@@ -13,6 +13,7 @@ from pipelines.runtime.connectors.postgres.source import PostgresSource
 from pipelines.runtime.connectors.sink import default_sink_name
 from pipelines.runtime.connectors.source import start_of
 from state_ops.durations import micros
+from state_ops.errors import PipelineError
 
 
 def generator(
@@ -134,4 +135,8 @@ def foreach(function: Function, *, name: str | None = None) -> ForeachSink:
         function: Called as `function(rows, checkpoint)` in the coordinator's process; epochs without rows call nothing.
         name: The sink's name; by default that of the function.
     """
+    if not callable(function):
+        raise PipelineError(
+            f"{function!r} is no function.", next="Say foreach(send), where send takes rows and a checkpoint."
+        )
     return ForeachSink(name=name or getattr(function, "__name__", "foreach").strip("_<>"), function=function)

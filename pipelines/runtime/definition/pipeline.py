@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -61,7 +63,9 @@ class Pipeline:
         for field in ("owners", "retired", "added"):  # in a text every part of a name would be one of them
             names = getattr(self, field)
             object.__setattr__(self, field, (names,) if isinstance(names, str) else tuple(names))
-        object.__setattr__(self, "stages", _topological(self.name, tuple(self.stages)))
+        for field, kind in (("stages", Stage), ("on_restore", Expected)):
+            object.__setattr__(self, field, _parts(self.name, field, getattr(self, field), kind))
+        object.__setattr__(self, "stages", _topological(self.name, self.stages))
         refuse_doubles("stage", [stage.uid for stage in self.stages], self.name)
         refuse_doubles("sink", [sink.name for stage in self.stages for sink in stage.sinks], self.name)
         by_name: dict[str, Source] = {}
@@ -254,6 +258,19 @@ class Pipeline:
             f"The pipeline {self.name} has no stage {uid!r}.",
             next=f"Its stages are: {', '.join(stage.uid for stage in self.stages)}.",
         )
+
+
+def _parts(pipeline: str, field: str, given: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """One part of a pipeline, or several, as a tuple."""
+    parts = (given,) if isinstance(given, kind) or not isinstance(given, Iterable) else tuple(given)
+    for part in parts:
+        if not isinstance(part, kind):
+            raise PipelineError(
+                f"{part!r} is nothing that {pipeline} can have in {field}=.",
+                next='A stage is what an operator or the decorator @stage(...) makes; on_restore has on_state("stage",'
+                ' expect(...)) and on_table("table", expect(...)).',
+            )
+    return parts
 
 
 def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

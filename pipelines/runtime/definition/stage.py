@@ -351,9 +351,18 @@ class Reading(TypedDict):
 
 def reading(given: Input) -> Reading:
     """An input as a stage keeps it, for `Stage(..., **reading(source))`."""
+    _check_input(given)
     if isinstance(given, Output):
         return {"input": given.stage, "from_output": given.name}
     return {"input": given, "from_output": MAIN}
+
+
+def _check_input(given: object) -> None:
+    if not isinstance(given, Source | Stage | Output):
+        raise PipelineError(
+            f"{given!r} is nothing that a stage can read.",
+            next='Say a source, as files("{landing}/*.parquet"), a stage, or an output of one: other.output("alerts").',
+        )
 
 
 def sources_of(input: Input) -> tuple[Source, ...]:
@@ -368,6 +377,7 @@ def sources_of(input: Input) -> tuple[Source, ...]:
 def is_timed(input: Input) -> bool:
     """Whether rows of an input come with a watermark: all of its sources have an event time, or windows by processing
     time lie between."""
+    _check_input(input)
     if isinstance(input, Source):
         return input.event_time is not None
     stage = input.stage if isinstance(input, Output) else input

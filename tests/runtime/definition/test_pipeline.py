@@ -6,12 +6,27 @@ from typing import Any
 
 import pytest
 
-from pipelines.api import Pipeline, PipelineError, agg, aggregate, delta, files
+from pipelines.api import (
+    Pipeline,
+    PipelineError,
+    agg,
+    aggregate,
+    delta,
+    expect,
+    files,
+    foreach,
+    on_state,
+    side,
+    window,
+)
+
+LANDED = files("{landing}/*.parquet")
+COUNTS = aggregate("counts", LANDED, key="id", rows=agg.count())
+GATE = expect("ExpectColumnValuesToNotBeNull", column="id")
 
 
 def defined(name: str = "orders", **given: Any) -> Pipeline:
-    counts = aggregate("counts", files("{landing}/*.parquet"), key="id", rows=agg.count())
-    return Pipeline(name, (counts,), **given)
+    return Pipeline(name, (COUNTS,), **given)
 
 
 @pytest.mark.parametrize("given", ["counts.note", ("counts.note",), ["counts.note"]], ids=["text", "tuple", "list"])
@@ -32,3 +47,28 @@ def test_a_table_that_evolves_in_a_way_that_there_is_not_is_refused():
     for sink in (delta.append, lambda table, **more: delta.upsert(table, "id", **more)):
         with pytest.raises(PipelineError, match="evolve='always' is no policy"):
             sink("orders", evolve="always")
+
+
+def test_one_stage_or_expectation_stands_for_itself():
+    pipeline = Pipeline("orders", COUNTS, on_restore=on_state("counts", GATE))
+    assert (pipeline.stages, pipeline.on_restore) == ((COUNTS,), (on_state("counts", GATE),))
+
+
+@pytest.mark.parametrize(
+    ("define", "message"),
+    [
+        (lambda: Pipeline("orders", len), "can have in stages="),
+        (lambda: Pipeline("orders", (COUNTS, "counts")), "can have in stages="),
+        (lambda: defined(on_restore=(GATE,)), "can have in on_restore="),
+        (lambda: aggregate("all", "orders", key="id", rows=agg.count()), "nothing that a stage can read"),
+        (lambda: aggregate("all", side(LANDED), key="id", rows=agg.count()), "nothing that a stage can read"),
+        (lambda: window("all", "orders", key="id", on="at", every="1h", rows=agg.count()), "nothing that a stage can"),
+        (lambda: aggregate("all", LANDED, key="id", gate="not null", rows=agg.count()), "is no gate"),
+        (lambda: aggregate("all", LANDED, key="id", gate=[GATE, None], rows=agg.count()), "is no gate"),
+        (lambda: aggregate("all", LANDED, key="id", gate=None, rows=agg.count()), "is no gate"),
+        (lambda: foreach("send"), "is no function"),
+    ],
+)
+def test_what_is_no_part_of_a_definition_is_refused_by_an_error_that_says_so(define, message):
+    with pytest.raises(PipelineError, match=message):
+        define()

@@ -196,6 +196,8 @@ def test_late_rows_of_either_side_go_to_the_late_table_and_all_others_are_joined
 def test_a_late_table_that_cannot_be_is_refused():
     with pytest.raises(PipelineError, match="no row of it is late"):
         paid(within=None, ttl=None, late=delta.append("paid_late"))
+    with pytest.raises(PipelineError, match="no row of it is late"):
+        paid(within=None, ttl=None, lateness="5s")
     sided = {**SCHEMAS, "payments": PAYMENTS.append(pa.field("side", pa.string()))}
     pipeline = paid(late=delta.append("paid_late"))
     with pytest.raises(PipelineError, match="would have two columns 'side'"):
