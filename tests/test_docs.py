@@ -15,19 +15,32 @@ from configs import reference
 from configs.settings import PROJECT
 from pipelines import api
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
+from state_ops.checkpoints.restore_log import SCHEMA as RESTORES
 
 
 def test_the_configuration_page_is_current():
     assert reference.PAGE.read_text() == reference.page(), "run `python -m configs.reference`"
 
 
-def test_every_registry_column_is_documented():
+def test_every_column_of_the_registry_is_documented_with_its_type():
     page = (PROJECT / "docs" / "reference" / "storage.md").read_text()
-    tables = {"checkpoints": CHECKPOINTS, "state_files": STATE_FILES, "publications": PUBLICATIONS, "pins": PINS}
+    tables = {
+        "checkpoints": CHECKPOINTS,
+        "state_files": STATE_FILES,
+        "publications": PUBLICATIONS,
+        "pins": PINS,
+        "restores": RESTORES,
+    }
+    types = {"int64": {"long"}, "string": {"string", "JSON"}, "bool": {"boolean"}, "double": {"double"}}
     for title, schema in tables.items():
-        section = page.split(f"## registry/{title}")[1].split("\n## ")[0]
-        words = set(re.findall(r"\w+", section))
-        assert set(schema.names) <= words, (title, set(schema.names) - words)
+        section = page.split(f"## registry/{title}\n")[1].split("\n## ")[0]
+        documented: dict[str, str] = {}
+        for names, kinds in re.findall(r"^\| ([a-z][^|]*) \| ([^|]*) \|", section, re.MULTILINE)[1:]:
+            columns, of = names.split(", "), kinds.split(", ")
+            documented |= zip(columns, of * len(columns) if len(of) == 1 else of, strict=True)
+        assert sorted(documented) == sorted(schema.names), title
+        for field in schema:
+            assert documented[field.name] in types.get(str(field.type), {"timestamp"}), (title, field.name)
 
 
 def _anchor(heading: str) -> str:

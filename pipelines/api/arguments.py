@@ -66,7 +66,7 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
 
 def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
     """One gate, or several, as a tuple."""
-    given = tuple(gate) if isinstance(gate, Iterable) and not isinstance(gate, str) else (gate,)
+    given: tuple[Any, ...] = tuple(gate) if isinstance(gate, Iterable) and not isinstance(gate, str) else (gate,)
     for each in given:
         if not isinstance(each, Gate):
             raise PipelineError(
