@@ -218,8 +218,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
             where=str(Path.cwd()),
             next="Go to the project's folder, whose pyproject.toml has [tool.weir]; or name a file: WEIR_CONFIG.",
         )
-    name = env.get("WEIR_ENV", "dev")
-    file = Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else PROJECT / "configs" / f"{name}.yaml"
+    file = configuration_file(env)
     if not file.is_file():
         names = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml")))
         raise ConfigurationError(
@@ -249,6 +248,12 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
             where=str(file),
             next="Correct the keys above; docs/reference/configuration.md describes every one.",
         ) from error
+
+
+def configuration_file(env: Mapping[str, str]) -> Path:
+    """The file of settings that the environment chooses, there or not."""
+    chosen = PROJECT / "configs" / f"{env.get('WEIR_ENV', 'dev')}.yaml"
+    return Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else chosen
 
 
 def _references(node: Any) -> Iterator[str]:

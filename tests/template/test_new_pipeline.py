@@ -116,6 +116,16 @@ def test_the_command_says_what_it_wrote_and_overwrites_nothing(template: Path, t
     assert config.read_text() == text
 
 
+def test_settings_go_to_the_file_that_commands_read(template: Path, tmp_path: Path):
+    project, config = generate(template, tmp_path / "shop", {"example": False}), tmp_path / "mine.yaml"
+    before = (project / "configs" / "dev.yaml").read_text()
+    config.write_text(before)
+    wrote = passes(project, "pipelines.cli.main", "new", "pipeline", "clicks", WEIR_CONFIG=str(config))
+    assert str(config) in "".join(wrote.split())
+    assert yaml.safe_load(config.read_text())["pipelines"]["clicks"]["object"] == "shop.clicks:pipeline"
+    assert (project / "configs" / "dev.yaml").read_text() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     sampled(
@@ -124,6 +134,9 @@ def test_the_command_says_what_it_wrote_and_overwrites_nothing(template: Path, t
             (["Clicks"], "cannot be called"),
             (["delta"], "cannot be called"),
             (["checkpoint"], "cannot be called"),
+            (["rows"], "cannot be called"),
+            (["value"], "cannot be called"),
+            (["print"], "cannot be called"),
             (["lambda"], "cannot be called"),
             (["clicks", "--sink", "ftp"], "no sink 'ftp'"),
             (["clicks", "--package", "a/b"], "no name of a package"),

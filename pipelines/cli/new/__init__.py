@@ -31,7 +31,7 @@ def pipeline(
 ) -> None:
     """Write a pipeline, its test and its settings, all of which work at once and are yours to change.
 
-    Nothing that is there is overwritten. The settings are added to the file that WEIR_ENV chooses, configs/dev.yaml by default.
+    Nothing that is there is overwritten. The settings are added to the file that WEIR_ENV or WEIR_CONFIG chooses, configs/dev.yaml by default.
     """
     for path in begin(name, source, sink, package):
         out.print(f"[green]wrote[/]  {escape(path)}")

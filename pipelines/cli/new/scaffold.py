@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import os
 import re
@@ -13,11 +14,13 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 
 import pipelines.api
-from configs.settings import PROJECT
+from configs.settings import PROJECT, configuration_file
 from state_ops.errors import ConfigurationError
 
 SOURCES = ("parquet", "csv", "json", "avro", "delta", "kafka", "postgres", "generator")
 SINKS = ("append", "upsert", "kafka", "postgres", "foreach")
+# What the module and its test call something else; a function of one of these names would take its place.
+_NAMES = ("pipeline", "pl", "pa", "deliver", "testing", "datetime", "timedelta", "run", "rows", *dir(builtins))
 _ASSETS = ("incoming", "checkpoint", "restore_drill", "backfill", "tables")  # beside the stage's in Dagster
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -26,7 +29,7 @@ def begin(name: str, source: str, sink: str, package: str | None = None) -> list
     """Write a pipeline's module, its test and its settings.
 
     Returns:
-        The paths of what was written, relative to the project.
+        The paths of what was written, relative to the project if they are in it.
 
     Raises:
         ConfigurationError: A name, a source or a sink is none, or one of the files is there; then nothing is written.
@@ -35,7 +38,7 @@ def begin(name: str, source: str, sink: str, package: str | None = None) -> list
     package = package or configured_package(PROJECT)
     if not package.isidentifier():
         raise ConfigurationError(f"{package} is no name of a package.", next="Say --package NAME.")
-    config = PROJECT / "configs" / f"{os.environ.get('WEIR_ENV', 'dev')}.yaml"
+    config = configuration_file(os.environ)
     values = {"pipeline": name, "package": package, "source": source, "sink": sink}
     texts = {
         PROJECT / package / f"{name}.py": render("pipeline.py.j2", values),
@@ -53,7 +56,7 @@ def begin(name: str, source: str, sink: str, package: str | None = None) -> list
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     config.write_text(settings, "utf-8")  # last: what it names is there
-    return [str(path.relative_to(PROJECT)) for path in (*texts, config)]
+    return [str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path) for path in (*texts, config)]
 
 
 def configured_package(project: Path) -> str:
@@ -72,11 +75,13 @@ def render(template: str, values: dict[str, str]) -> str:
 
 
 def _check(name: str, source: str, sink: str) -> None:
-    taken = {*pipelines.api.__all__, "pipeline", "pl", "pa", "deliver", *_ASSETS}  # names that the module has already
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name) or name in taken:
+    taken = {*pipelines.api.__all__, *_NAMES, *_ASSETS}
+    state = "".join(map(str.capitalize, name.split("_"))) + "State"  # as the template calls its class
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name) or taken & {name, state}:
         raise ConfigurationError(
             f"A pipeline's module cannot be called {name!r}.",
-            next="Choose small letters, digits and underscores, a letter first, e.g. daily_orders.",
+            next="Choose small letters, digits and underscores, a letter first, and no name that Python or Weir has"
+            " already: e.g. daily_orders.",
         )
     for option, value, choices in (("source", source, SOURCES), ("sink", sink, SINKS)):
         if value not in choices:
