@@ -196,7 +196,7 @@ def test_branches_have_no_branches_and_names_are_checked(bank):
     bank.fork()
     with pytest.raises(ConfigurationError, match="branches have none"):
         forks.fork(bank.branch("fix").site.pipeline, bank.site.settings, "more")
-    with pytest.raises(ConfigurationError, match="cannot name"):
+    with pytest.raises(ConfigurationError, match="cannot name a branch"):
         bank.fork("a/b")
     with pytest.raises(WeirError, match="no checkpoint 99"):
         bank.fork("other", 99)

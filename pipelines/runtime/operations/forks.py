@@ -120,7 +120,7 @@ def fork(
     """
     _check_trunk(pipeline)
     _check_replayable(pipeline)
-    savepoints.check_name(name)
+    savepoints.check_name(name, "branch")
     storage, registry = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
         return _forked(pipeline, settings, registry, name, at, reason, only)

@@ -19,16 +19,16 @@ log = Logger("weir.upkeep")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-def check_name(name: str) -> str:
-    """A savepoint's name is typed in shells and stands in messages: letters, digits, dot, dash and underscore, at most
-    100, and no number, which names a checkpoint."""
+def check_name(name: str, kind: str = "savepoint") -> str:
+    """A name of a savepoint or a branch is typed in shells and stands in messages: letters, digits, dot, dash and
+    underscore, at most 100, and no number, which names a checkpoint."""
     if not 0 < len(name) <= 100 or not _NAME_CHARACTERS.issuperset(name) or name.startswith("-"):
         raise ConfigurationError(
-            f"{name!r} cannot name a savepoint.", next="Use letters, digits, dots, dashes and underscores, at most 100."
+            f"{name!r} cannot name a {kind}.", next="Use letters, digits, dots, dashes and underscores, at most 100."
         )
     if name.isdecimal():
         raise ConfigurationError(
-            f"{name!r} cannot name a savepoint: a number names a checkpoint.",
+            f"{name!r} cannot name a {kind}: a number names a checkpoint.",
             next=f"Choose a name with a letter, e.g. at-{name}.",
         )
     return name
