@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+from deltalake.exceptions import DeltaError
 
 from assets import checks, metadata
 from assets.names import DATA_VERSION, table_key
@@ -19,9 +20,11 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import unpublished
+from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
+from state_ops.errors import WeirError, first_line
 from state_ops.storage.storage import Storage
 
 _SECONDS = 30
@@ -55,11 +58,18 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
         events: list[Event] = list(_partitions(pipeline, settings, rows, seen))
         counts = [counted(len(events), "partition")] if events else []
         if seen.get("tables") != int(head.id) and not unfinished(context.instance, pipeline, set(keys)):
-            changed = list(_changed(context.instance, pipeline, head, storage))
+            try:
+                changed = list(_changed(context.instance, pipeline, head, storage))
+            except WeirError as error:  # a table that is damaged keeps nobody waiting for the days of others
+                if not events:
+                    raise
+                changed = []
+                context.log.warning(f"{error.what} The next tick tries again.")
+            else:
+                seen["tables"] = int(head.id)
             events += changed
             tables = sum(isinstance(event, dg.AssetMaterialization) for event in changed)
             counts += [counted(tables, "table")] if tables else []
-            seen["tables"] = int(head.id)
         what = f"shown: {', '.join(counts)}" if counts else "nothing is new"
         return dg.SensorResult(
             asset_events=events, cursor=json.dumps(seen), skip_reason=f"{what}, as of checkpoint {head.id}"
@@ -112,7 +122,14 @@ def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint,
         gates = checks.recorded(pipeline, head, stage)
         for sink in stage.sinks:
             asset = table_key(pipeline, sink.name)
-            now, version = metadata.of_sink_now(pipeline, head, stage, sink, storage)
+            try:
+                now, version = metadata.of_sink_now(pipeline, head, stage, sink, storage)
+            except DeltaError as error:  # which names no table
+                raise WeirError(
+                    f"The table {sink.name} cannot be read: {first_line(error)}.",
+                    where=storage.full(table_path(sink.name)),
+                    next=f"Look at the storage; weir fsck {pipeline.name} says whether the table is damaged.",
+                ) from error
             newest = instance.get_latest_materialization_event(asset)
             materialization = newest.asset_materialization if newest is not None else None
             if version is not None and (

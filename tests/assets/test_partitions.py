@@ -131,6 +131,18 @@ def test_a_day_that_the_watermark_has_passed_before_it_was_over_comes_once_it_is
     assert calendar.tick()[READINGS] == ["03"], "without another checkpoint"
 
 
+def test_a_table_that_is_damaged_keeps_no_day_of_another_from_those_who_wait_for_it(calendar):
+    log = calendar.plant.site.storage / "tables" / "daily" / "_delta_log"
+    (newest,) = sorted(log.glob("*.json"))[-1:]
+    whole = newest.read_bytes()
+    newest.write_bytes(b"{no json")
+    assert calendar.tick()[READINGS] == ["01", "02", "03"]
+    with pytest.raises(WeirError, match=r"The table daily cannot be read: .*Json error"):
+        calendar.tick()
+    newest.write_bytes(whole)
+    assert calendar.tick()[TABLE] == ["all"]
+
+
 def test_a_day_waits_until_its_rows_are_in_the_table(calendar, monkeypatch):
     calendar.tick()
     calendar.plant.land(5)
