@@ -96,7 +96,11 @@ def _section(name: str, model: type[BaseModel]) -> str:
             lines.append(f"| `{key}` | see {name}.{key} | {field.description or ''} |")
             below.append(_section(f"{name}.{key}", field.annotation))
             continue
-        value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
+        value = (
+            field.get_default(call_default_factory=True, validated_data={})
+            if not field.is_required()
+            else PydanticUndefined
+        )
         default = "required" if value is PydanticUndefined else f"`{_AS_YAML.get(str(value), value)}`"
         lines.append(f"| `{key}` | {default} | {field.description or ''} |")
         if isinstance(field.json_schema_extra, dict):
