@@ -135,6 +135,13 @@ def test_the_readme_names_every_extra():
     assert named == {*offered[1].split(","), "all"}
 
 
+def test_files_that_the_template_includes_have_nothing_that_jinja_reads():
+    templates = [path.read_text() for folder in (".", "docs") for path in (PROJECT / folder).glob("*.jinja")]
+    included = {name for text in templates for name in re.findall(r'\{% include "(.+?)" %\}', text)}
+    assert {"CHANGELOG.md", "docs/README.md"} <= included
+    assert not [name for name in included if re.search(r"\{[{%#]", (PROJECT / name).read_text())]
+
+
 def test_every_diagram_is_drawn():
     diagrams = runpy.run_path(str(PROJECT / "docs" / "site" / "diagrams.py"))
     drawn = {picture.name for picture in diagrams["PICTURES"].glob("*.svg")}
