@@ -278,6 +278,7 @@ def test_a_rewind_takes_a_table_back_to_rows_that_never_came(table, monkeypatch)
     assert damage(table) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("came", sampled([True, False]))
 def test_a_rewind_takes_a_table_back_to_where_nothing_had_come(table, monkeypatch, came):
     with monkeypatch.context() as patched:
@@ -305,6 +306,7 @@ def test_a_table_whose_log_tells_of_no_publication_is_not_taken_back_with_rows_i
         maintenance.rewind(table.site.pipeline, table.site.settings, 2)
 
 
+@pytest.mark.long
 def test_a_rewind_that_is_cut_off_is_carried_out_by_the_next_run(table, monkeypatch):
     table.epochs(1, 2)
     with monkeypatch.context() as patched:
@@ -324,6 +326,7 @@ def test_what_was_lost_can_be_read_again_by_a_rewind(table):
     assert amounts(table) == {1: 1, 2: 1, 3: 1} and table.state()["k0"] == (3, 6)
 
 
+@pytest.mark.long
 def test_nothing_goes_on_from_positions_alone(table):
     table.epochs(1)
     lose(table, 2)
@@ -367,6 +370,7 @@ def test_a_backfill_begins_at_no_positions_alone(table):
     assert before([row, replace(row, kind=POSITIONS)], 6) == [row]
 
 
+@pytest.mark.long
 def test_waiting_rows_survive_the_epoch_after_them(tmp_path):
     """Unaligned checkpoints: positions carry the rows that wait in front of a stage."""
     second = replace(small.accounts, uid="second", input=small.accounts, sink=delta.append("again"))

@@ -98,6 +98,7 @@ def test_a_subtask_that_wrote_nothing_names_its_files_again_but_not_in_full_mode
     full.assert_exact(1)
 
 
+@pytest.mark.long
 def test_state_past_the_limit_of_memory_declines_the_epoch_and_goes_on_in_files(tmp_path):
     bank = bank_on(tmp_path, "memory", WEIR_STATE__MAX_STATE_SIZE_MB="0.0005", WEIR_CHECKPOINTS__TOLERABLE_FAILURES="9")
     bank.epochs(1)

@@ -380,6 +380,7 @@ def test_a_range_needs_both_sides_to_have_applied_the_same_rows(plant):
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 6, 7, 400, 500}
 
 
+@pytest.mark.long
 def test_a_range_is_not_replaced_where_a_drain_has_closed_its_windows(plant):
     list(run(pipeline, plant.site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor()))
     before = plant.site.table("daily")
@@ -404,6 +405,7 @@ def test_a_range_is_not_replaced_while_rows_wait_in_front_of_a_stage(tmp_path):
     plant.assert_exact()
 
 
+@pytest.mark.long
 def test_rows_of_a_range_that_were_there_before_the_fork_are_not_given_up(tmp_path):
     @stage(
         "devices",
@@ -436,6 +438,7 @@ def test_a_table_of_days_is_not_replaced_by_hours():
         check_bounds("days", schema, "day", Range(to_micros(day(3)) + 5 * 3_600_000_000, to_micros(day(4))))
 
 
+@pytest.mark.long
 def test_the_lateness_of_windows_does_not_make_a_checkpoint_look_older(tmp_path):
     by_day = window("daily", devices.input, key="device", every="1d", on="at", lateness="1d", readings=agg.count(),
                     total=agg.sum("value"), sink=delta.append("daily"))  # fmt: skip
@@ -461,6 +464,7 @@ def test_a_correction_of_what_was_replayed_early_is_seen_although_the_branch_has
     plant.assert_exact()
 
 
+@pytest.mark.long
 def test_nothing_differs_nothing_waits_for_approval(tmp_path):
     plant = Plant.at(tmp_path)
     plant.land(1, 2, 3)
@@ -707,6 +711,7 @@ def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_p
     assert totals(plant, 4) == {4 * 100 * 24}
 
 
+@pytest.mark.long
 def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path, monkeypatch):
     """A column beside a struct whose field has its path is not read alone when files are planned."""
     monkeypatch.setattr(FileCheck, "newest", lambda _: None)
@@ -777,6 +782,7 @@ def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_check
     assert (base.id, note) == (3, None)
 
 
+@pytest.mark.long
 def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_the_range(tmp_path):
     """The last rows of a day are of the next one; yesterday's code left them out, today's takes them."""
     plant = untold(tmp_path, replace(LATE, where="value > 0"))
@@ -894,6 +900,7 @@ def test_what_was_corrected_since_can_be_accepted_once_it_was_shown_and_other_fi
     assert {400, 500} <= set(plant.site.table("readings")["value"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 @pytest.mark.parametrize("catches_up", sampled([1, 2]))
 def test_a_correction_while_a_backfill_is_promoted_is_noticed(plant, replaces, catches_up, monkeypatch):

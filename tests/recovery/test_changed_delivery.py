@@ -209,6 +209,7 @@ def test_who_was_taken_for_dead_shares_no_id_with_its_successor(bank, monkeypatc
     assert bank.state()["k0"] == (3, 6) and damage(bank) == []
 
 
+@pytest.mark.long
 def test_a_promotion_passes_what_has_failed_in_the_pipeline_and_on_the_branch(tmp_path, monkeypatch):
     """The table was ahead at the fork's base, the branch's table is ahead of the branch, and the pipeline's again."""
     pipeline = replace(small.pipeline, delivery="at_least_once")

@@ -245,6 +245,7 @@ def test_a_first_epoch_that_is_declined_leaves_no_table_of_the_wrong_type(tmp_pa
     site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_while_nobody_can_tell_whether_a_commit_landed_nothing_is_deleted(meters, monkeypatch):
     """The store goes away in the middle of a commit and stays away, so that the registry cannot be asked either."""
     tolerant = replace(meters, options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5"})
@@ -382,6 +383,7 @@ def test_stop_drain_drains_itself_if_the_coordinator_had_ended(meters, weir, end
     assert holder is not None and holder.outcome == "drained"
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyond_its_time(meters, weir, monkeypatch):
     options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"}
     options["WEIR_CHECKPOINTS__MAX_CONCURRENT"] = "1"  # else one would be in flight when the clock jumps

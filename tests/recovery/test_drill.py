@@ -101,6 +101,7 @@ def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_whe
     assert "10 changed" in problem and "Its code was changed since" in problem
 
 
+@pytest.mark.long
 def test_an_error_that_nobody_foresaw_is_a_problem_too(bank, monkeypatch):
     def fails(*_, **__):
         raise pa.ArrowInvalid("of some library")
@@ -204,6 +205,7 @@ def _fires(fired: pl.DataFrame, state, epoch) -> pl.DataFrame:
     return fired.select("id")
 
 
+@pytest.mark.long
 def test_no_sink_outside_of_the_pipelines_storage_gets_the_rows_again(tmp_path):
     given: list[int] = []
 

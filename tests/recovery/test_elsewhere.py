@@ -70,6 +70,7 @@ def test_a_rewind_takes_back_its_own_rows_alone(bank, warehouse):
     assert amounts(warehouse) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_rewind_tells_its_own_checkpoints_from_those_of_another_pipeline(bank, warehouse, tmp_path):
     """Both count from 1."""
     other = writing("successor", warehouse, tmp_path / "other")
@@ -86,6 +87,7 @@ def test_a_rewind_tells_its_own_checkpoints_from_those_of_another_pipeline(bank,
     assert DeltaTable(str(warehouse)).to_pyarrow_table().num_rows == 1 + 20 + 10
 
 
+@pytest.mark.long
 def test_what_a_crash_left_is_swept_and_another_pipelines_is_not(bank, warehouse, tmp_path, monkeypatch):
     other = writing("successor", warehouse, tmp_path / "other")
     other.epochs(1)

@@ -44,6 +44,7 @@ def test_rows_are_exact_whether_plans_are_adaptive_or_not(tmp_path: Path, spark:
     assert_exact(site)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("count", sampled([500, 10_000]))
 @pytest.mark.parametrize("way", sampled([exchange.FILES, exchange.DIRECT]))

@@ -434,6 +434,7 @@ def test_a_commit_that_landed_and_was_reported_as_failed_counts(template, tmp_pa
     bank.site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_who_was_fenced_meanwhile_rewrites_and_deletes_nothing(template, tmp_path, weir, monkeypatch):
     bank = copy_of(template, tmp_path / "site")
     before = entries(bank.site)

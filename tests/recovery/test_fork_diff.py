@@ -48,6 +48,7 @@ def test_a_report_for_which_there_is_no_directory_is_refused_before_the_work(ban
     assert (done.code, done.out) == (2, "") and "there is no such directory" in done.err
 
 
+@pytest.mark.long
 def test_rows_whose_columns_came_in_another_order_are_the_same_rows(bank):
     deployed = replace(pipeline, stages=(reordered,))
     bank = replace(bank, site=replace(bank.site, pipeline=deployed))
@@ -65,6 +66,7 @@ def test_a_branch_that_has_read_less_says_so(bank):
     assert "still to read 2 files of landing" in compared.to_markdown()
 
 
+@pytest.mark.long
 def test_other_amounts_are_changes_of_the_same_keys(bank):
     ran(bank.branch("fix", bad))
     compared = difference(bank, bad)
@@ -85,6 +87,7 @@ def test_corrected_input_shows_in_rows_and_state(bank):
     assert compared.states[0].counts == {"added": 0, "removed": 0, "changed": 10}
 
 
+@pytest.mark.long
 def test_a_stage_that_only_the_branch_has(bank):
     ran(Bank(replace(bank.branch("fix", green).site)))
     compared = difference(bank, green)
@@ -95,6 +98,7 @@ def test_a_stage_that_only_the_branch_has(bank):
     assert compared.same is False
 
 
+@pytest.mark.long
 def test_a_table_that_the_branch_s_code_has_no_more(bank):
     code = Pipeline("small", (replace(accounts, sink=None),), max_parallelism=8)
     ran(bank.branch("fix", code))

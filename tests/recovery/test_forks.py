@@ -92,6 +92,7 @@ def test_a_branch_reads_what_its_pipeline_has_read_and_no_more(bank):
     bank.assert_exact(1, 2, 3, 4, 5)
 
 
+@pytest.mark.long
 def test_other_code_on_the_same_input(bank):
     bank.fork(at=1)
     branch = bank.branch("fix", bad)
@@ -114,6 +115,7 @@ def test_pruning_never_takes_what_a_branch_was_forked_from(bank):
     assert not fsck.examine(branch.site.pipeline, branch.site.settings).findings
 
 
+@pytest.mark.long
 def test_fsck_of_a_branch_looks_at_what_it_inherits(bank):
     bank.fork(at=2)
     branch = bank.branch("fix")
@@ -208,9 +210,9 @@ def test_a_fork_of_a_savepoint(bank):
     assert bank.fork("fix", "before").base == 3
 
 
-@pytest.mark.parametrize("what", sampled(["fork", "drop"]))
-def test_cut_off_anywhere_it_is_finished_by_asking_again(tmp_path, monkeypatch, what):
-    for stop_at in range(0, 90, 5):
+@pytest.mark.parametrize(("what", "step"), sampled([("fork", 13), ("fork", 5), ("drop", 5)]))
+def test_cut_off_anywhere_it_is_finished_by_asking_again(tmp_path, monkeypatch, what, step):
+    for stop_at in range(0, 120, step):
         bank = at(tmp_path / str(stop_at))
         bank.epochs(1, 2)
         if what == "drop":

@@ -451,6 +451,7 @@ def test_a_leftover_is_found_removed_and_the_next_run_is_exact(bank, weir, name)
     assert kinds(check(bank)) <= {Kind.DELIVERED_AGAIN}
 
 
+@pytest.mark.long
 def test_an_unpublished_checkpoint_is_published_by_the_repair_itself(bank, weir):
     LEFTOVERS["killed before the publication"][1](bank)
     assert len(bank.site.table("booked")) == 50
@@ -499,6 +500,7 @@ def test_foreign_files_are_reported_and_never_deleted(bank, weir):
 # -- the plan, and who agrees to it
 
 
+@pytest.mark.long
 def test_without_consent_the_plan_is_shown_and_nothing_happens(bank, weir):
     plant_orphans(bank)
     before = bank.site.objects()
@@ -521,6 +523,7 @@ def test_a_person_at_the_terminal_is_asked(bank, weir, monkeypatch, typed, code,
     assert len(check(bank).findings) == left
 
 
+@pytest.mark.long
 def test_what_appears_after_the_plan_was_shown_is_left(bank):
     plant_orphans(bank)
     shown = plan_repair(check(bank))
@@ -627,6 +630,7 @@ def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(base, tmp_path, cha
 # -- beside a coordinator that lives
 
 
+@pytest.mark.long
 def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypatch):
     """Between its epochs, and before every single write, commit, publication and deletion within them."""
     seen, one_at_a_time = 0, threading.Lock()  # epochs' steps run beside each other

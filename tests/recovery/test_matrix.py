@@ -69,13 +69,13 @@ def test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error
     assert not _deviations(played)
 
 
-def test_half_a_file_that_a_killed_coordinator_left_is_removed_by_the_next(zygotes):
+def test_half_a_file_that_a_killed_coordinator_left_is_removed_by_the_next():
     torn = []
-    for path in ("coordinator/lease.json", "registry/checkpoints/data", "registry/publications/data"):
-        label = f"Storage.put_bytes {path}"
-        torn.append(next(point for point in zygotes[0].points if point.label.startswith(label)))
-
-    played = matrix.play(zygotes, [Trial(Disturbance("torn, killed", point)) for point in torn], lambda _: None)
+    with matrix.zygotes(1) as (zygote,):
+        for path in ("coordinator/lease.json", "registry/checkpoints/data", "registry/publications/data"):
+            label = f"Storage.put_bytes {path}"
+            torn.append(next(point for point in zygote.points if point.label.startswith(label)))
+        played = matrix.play([zygote], [Trial(Disturbance("torn, killed", point)) for point in torn], lambda _: None)
 
     assert [trial.outcome.ended for trial in played] == ["killed"] * len(torn)
     assert not _deviations(played)

@@ -18,18 +18,19 @@ from configs.settings import PROJECT
 from tests.recovery import clustered
 from tests.recovery.harness import Child, Site, child
 from tests.recovery.small import until
+from tests.tools.sampling import sampled
 from tests.tools.spark_cluster import Cluster, cluster, kill_family
 
 _EPOCHS, _ROWS = 5, 200
 _LAST_RESORT = 10**6  # an epoch that there is not
 
 
-def _land(site: Site, landing: Path, gates: dict[int, Path]) -> None:
+def _land(site: Site, landing: Path, gates: dict[int, Path], epochs: int = _EPOCHS) -> None:
     """A file for each epoch. gates: by epoch, what the rows of one key wait for."""
     landing.mkdir(parents=True)
     draw = random.Random(4)
     hidden = [str(PROJECT), str(site.root / "work" / "of the coordinator")]
-    for epoch in range(1, _EPOCHS + 1):
+    for epoch in range(1, epochs + 1):
         ids = [draw.randrange(50) for _ in range(_ROWS)]
         waits = str(gates[epoch]) if epoch in gates else None
         rows = {
@@ -98,25 +99,23 @@ def _taken(site: Site) -> set[str | None]:
     return {stats.get("exchange") for row in rows for stats in row.values()}
 
 
-@pytest.mark.parametrize(
-    "way", ["direct", *(pytest.param(way, marks=pytest.mark.long) for way in ("files", "staged", "rows"))]
-)
+@pytest.mark.parametrize("way", sampled(["direct", "files", "staged", "rows"]))
 def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed(tmp_path, way):
     shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
     with cluster(tmp_path / "cluster", shared, workers=1) as spark:
         site = _site(tmp_path / "site", spark, way)
-        gates = {2: shared / "late", 4: shared / "killed"}
-        _land(site, landing, gates)
+        gates = {1: shared / "late", 2: shared / "killed"}
+        _land(site, landing, gates, epochs=3)
         for path in (site.root / "work" / "of the coordinator", *gates.values()):
             path.parent.mkdir(exist_ok=True)
             path.touch()
         with child(site, "in a stage", _LAST_RESORT) as run:
-            _held_by(run, gates[2])
+            _held_by(run, gates[1])
             late = spark.add_worker()
             until(lambda: late.children(recursive=True), 240)  # its executor fetches the code only now
+            gates[1].unlink()
+            kill_family(spark.worker_of(_held_by(run, gates[2])).pid)
             gates[2].unlink()
-            kill_family(spark.worker_of(_held_by(run, gates[4])).pid)
-            gates[4].unlink()
             assert run.process.wait(240) == 0, run.output.read_text()
     _assert_exact(site, landing)
 

@@ -216,7 +216,7 @@ def waiting(checkpoint: Checkpoint) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seed", sampled(range(3)))
-@pytest.mark.parametrize("alignment", [None, 0.0])
+@pytest.mark.parametrize("alignment", sampled([0.0, None]))
 def test_every_output_is_what_plain_python_makes_of_the_files(alignment, seed, tmp_path):
     site = site_at(tmp_path, alignment)
     land(site, seed, 0, 1, 2, 3, 4)
@@ -237,6 +237,7 @@ def test_every_output_is_what_plain_python_makes_of_the_files(alignment, seed, t
         assert dropped == len(truth(site)["odd"]) - sum(rows for _, rows in truth(site)["odds"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alignment", sampled([None, 0.0]))
 @pytest.mark.parametrize("executor", sampled([Apart, InMemoryExecutor]))
 def test_other_numbers_of_subtasks_from_run_to_run(alignment, executor, tmp_path):
@@ -280,6 +281,7 @@ def test_a_run_that_is_killed_is_made_good_by_the_next(at, of, tmp_path):
     assert_exact(site)
 
 
+@pytest.mark.long
 def test_rows_of_an_output_that_no_epoch_had_before(tmp_path):
     site = site_at(tmp_path, pipeline=replace(pipeline, stages=(split, rare)))
     for number in range(2):
@@ -412,6 +414,7 @@ def test_rows_that_wait_are_never_taken_for_those_of_another_output(tmp_path):
 # -- what people see of it
 
 
+@pytest.mark.long
 def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
     from assets import metadata, specs  # Dagster takes a second to import
 

@@ -255,6 +255,7 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
     bank.site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_epochs_are_committed_and_published_beside_the_upkeep_of_the_logs(bank, monkeypatch):
     """On slow storage it takes as long as several epochs."""
     monkeypatch.setattr(log_cleanup, "INTERVAL", 3)
@@ -270,6 +271,7 @@ def test_epochs_are_committed_and_published_beside_the_upkeep_of_the_logs(bank, 
     bank.site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_upkeep_that_fails_is_done_by_the_next_one(bank, monkeypatch):
     monkeypatch.setattr(log_cleanup, "INTERVAL", 3)
     real, calls = Registry.keep_up, []
@@ -354,6 +356,7 @@ def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypat
     bank.assert_exact(1, 2, 3)
 
 
+@pytest.mark.long
 def test_a_step_that_does_not_end_ends_the_run_and_undoes_nothing_that_stands(bank, monkeypatch):
     monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
     monkeypatch.setattr(failover, "_GOODBYE_SECONDS", 0.1)
@@ -381,7 +384,7 @@ def hasty(bank: Bank) -> Bank:
     return configured(bank, **dict.fromkeys(_HASTE, "1"))
 
 
-@pytest.mark.parametrize("step", ["commit", "publish", "finish"])
+@pytest.mark.parametrize("step", sampled(["commit", "publish", "finish"]))
 def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch, step):
     """What is committed has no deadline, and later epochs would wait behind it for ever."""
     monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
@@ -404,6 +407,7 @@ def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch
     bank.assert_exact(1, 2, 3)
 
 
+@pytest.mark.long
 def test_a_slow_sink_takes_no_time_from_the_epochs_that_wait_for_it(bank, monkeypatch):
     """They are as good as done, and have three seconds more to wait than they may take."""
     publish, committed = steps.publish_missing, committed_first(monkeypatch, 5)
@@ -658,6 +662,7 @@ def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, 
     bank.assert_exact(1, 2, 3)
 
 
+@pytest.mark.long
 def test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever(bank, monkeypatch):
     """Unaligned: all is in storage, and the rest of the first epoch waits on the disk for the next one."""
     commit, executor = Gate(monkeypatch, Registry, "commit"), Reading(batch_rows=2)
@@ -900,7 +905,7 @@ def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_on
     assert [report.checkpoint.reason for report in reports] == ["asked for"]
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["nothing is in flight", "an epoch is"])
+@pytest.mark.parametrize("number", sampled([1, 2]), ids=["nothing is in flight", "an epoch is"])
 def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
     """The lease would be kept fresh by its thread, and nobody would take over."""
     monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
@@ -914,6 +919,7 @@ def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
     bank.assert_exact(1, 2)
 
 
+@pytest.mark.long
 def test_a_write_of_an_id_that_does_not_end_ends_the_run(bank, monkeypatch):
     """Nor does the last word of the lease wait for it."""
     monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
@@ -938,7 +944,7 @@ def test_a_write_of_an_id_that_does_not_end_ends_the_run(bank, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LOOKS)
-@pytest.mark.parametrize("fails", [True, False], ids=["an epoch fails beside it", "an epoch ends beside it"])
+@pytest.mark.parametrize("fails", sampled([True, False]), ids=["an epoch fails beside it", "an epoch ends beside it"])
 def test_a_look_that_fails_beside_an_epoch_is_done_again_once_that_has_ended(bank, monkeypatch, name, fails):
     real, calls, failed = getattr(runtime, name), [], threading.Event()
     monkeypatch.setattr("state_ops.checkpoints.coordinator.retry_pause", lambda _: 0.0)
@@ -1029,6 +1035,7 @@ def test_what_a_failed_epoch_was_reading_is_read_before_a_drain(bank, monkeypatc
     assert holder is not None and holder.outcome == "drained"
 
 
+@pytest.mark.long
 def test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own(bank, monkeypatch):
     options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "2", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
     bank = Bank(replace(bank.site, options={**bank.site.options, **options}))
@@ -1042,6 +1049,7 @@ def test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own(bank, mo
     assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_what_a_dead_subtask_said_of_its_restore_prolongs_no_epoch(bank):
     options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "1", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
     bank = Bank(replace(bank.site, options={**bank.site.options, **options}))

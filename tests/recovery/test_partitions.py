@@ -111,6 +111,7 @@ def test_readers_skip_partitions_and_files_by_statistics(bank):
     assert set(null_counts["null_count.amount"].to_pylist()) == {0}
 
 
+@pytest.mark.long
 def test_an_optimized_table_still_gets_rows_and_goes_back(bank, monkeypatch):
     bank.epochs(1, 2)
     handle(bank).optimize.compact()
@@ -213,6 +214,7 @@ def test_bounds_of_files_agree_with_delta_rs(tmp_path):
     assert {name: theirs[name] for name in ("numRecords", "minValues", "maxValues", "nullCount")} == ours
 
 
+@pytest.mark.long
 def test_spark_reads_the_same_rows_and_skips_files(bank, spark, monkeypatch):
     bank.epochs(1, 2, 3)
     frame = spark.read.format("delta").load(str(bank.site.storage / "tables" / "booked"))

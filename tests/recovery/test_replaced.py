@@ -112,6 +112,7 @@ def test_rows_of_others_that_come_in_between_are_replaced(bank, monkeypatch):
     assert amounts(bank) == expected(3)
 
 
+@pytest.mark.long
 def test_a_rewind_and_a_zombie(bank):
     bank.epochs(1, 2, 3, 4)
     rows = {row.id: row for row in bank.registry.checkpoints()}
@@ -133,6 +134,7 @@ def test_a_rewind_and_a_zombie(bank):
     assert amounts(bank) == expected(1, 2, 3, 4, 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", sampled([3, 1]))
 def test_a_promotion_replaces_the_partitions_that_the_branch_has(bank, at):
     bank.epochs(1, 2, 3, 4)

@@ -173,6 +173,7 @@ def test_a_promotion_replaces_what_the_condition_keeps(bank, at):
     assert rows(bank) == expected(5)
 
 
+@pytest.mark.long
 def test_another_code_of_a_branch_is_told_and_promoted(bank):
     """It hands out other amounts, of which those at the fork are replaced too."""
 

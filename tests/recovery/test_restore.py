@@ -469,6 +469,7 @@ def between(column: str, low: int, high: int) -> Gate:
     return expect("ExpectColumnValuesToBeBetween", column=column, min_value=low, max_value=high)
 
 
+@pytest.mark.long
 def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_used(whole, tmp_path):
     holds = on_state("accounts", between("total", 0, 15)), on_table("booked", between("amount", 1, 5))
     bank = expecting(elsewhere(whole, tmp_path / "holds" / "site"), *holds)
@@ -494,6 +495,7 @@ def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_u
         expecting(bank, on_table("accounts", between("total", 0, 1)))
 
 
+@pytest.mark.long
 def test_state_that_does_not_hold_what_is_expected_sends_the_policy_rewind_further_back(whole, tmp_path):
     limited = on_state("accounts", between("total", 0, 5))
     bank = expecting(elsewhere(whole, tmp_path / "site", **REWINDING), limited)
@@ -540,6 +542,7 @@ def test_what_killed_restores_left_on_a_host_is_removed_where_nobody_can_go_on_w
     assert not left[1].exists(), "but it takes no room for ever"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("are_homes_there", [True, False])
 def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(whole, tmp_path, are_homes_there):
     """Neither by a subtask from its local snapshot, nor from this host's objects by the restore before the first
@@ -570,6 +573,7 @@ def _other_order(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.Data
 reordered = replace(accounts, function=_other_order)
 
 
+@pytest.mark.long
 def test_after_a_deploy_with_the_columns_in_another_order_and_a_compaction_a_new_host_recovers(tmp_path):
     bank = Bank.at(tmp_path / "site", **RETAINED)
     bank.epochs(1, 2)

@@ -26,6 +26,7 @@ from state_ops.errors import BusyError, DamageError, WeirError
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank
+from tests.tools.sampling import sampled
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 
@@ -143,12 +144,13 @@ def cut_off(bank: Bank, monkeypatch, stop_at: int) -> bool:
     return True
 
 
-def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next_run_or_was_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", sampled([7, 3]))
+def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next_run_or_was_none(tmp_path, monkeypatch, step):
     first = Bank.at(tmp_path / "first", **RETAINED)
     first.epochs(1, 2, 3)
     deployed(first, bad).epochs(4, 5)
     outcomes = set()
-    for stop_at in range(0, 200, 3):
+    for stop_at in range(0, 200, step):
         bank = Bank(first.site.copied_to(tmp_path / f"{stop_at}"))
         if not cut_off(bank, monkeypatch, stop_at):
             break
@@ -228,6 +230,7 @@ def test_no_two_lists_of_vacuumed_files_or_of_foreign_commits_have_the_same_text
         assert not set(table("a", "b", "c", "d")) & set(table(*other))
 
 
+@pytest.mark.long
 def test_commits_of_others_in_between_are_not_taken_back_unasked(bank):
     table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
     table.optimize.compact()
@@ -345,6 +348,7 @@ def test_a_table_that_is_compacted_before_a_rewind_came_to_it_is_taken_back_all_
     bank.assert_exact(*range(1, 9))
 
 
+@pytest.mark.long
 def test_files_that_come_back_are_found_by_who_skips_by_statistics(bank):
     table = str(bank.site.storage / "tables" / "booked")
     DeltaTable(table).optimize.compact()

@@ -205,6 +205,7 @@ def test_the_seconds_of_epochs_that_overlap_add_up_and_hold_no_start_of_spark():
     assert [pace.seconds(row) for row in (epoch(0, 22), epoch(1, 23), epoch(22, 25), epoch(60, 62))] == [2, 1, 2, 2]
 
 
+@pytest.mark.long
 def test_a_note_that_holds_for_many_tables_is_given_once(bank, weir, monkeypatch):
     many = replace(bank.site, pipeline=of_tables(10), module=f"{__name__}")
     monkeypatch.setattr(f"{__name__}.pipeline", many.pipeline)

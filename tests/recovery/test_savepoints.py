@@ -41,6 +41,7 @@ def alive(bank: Bank) -> bool:
     return bool(lease.alive(lease.read(storage)))
 
 
+@pytest.mark.long
 def test_a_savepoint_of_a_pipeline_at_rest_is_its_newest_checkpoint(bank, weir):
     bank.epochs(1, 2)
     taken = weir(bank.site, "savepoint", "small", "--name", "before-upgrade", "--reason", "new code")
@@ -158,6 +159,7 @@ def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, 
         other.epochs(start_from=f"{bank.site.storage}:another")
 
 
+@pytest.mark.long
 def test_a_start_that_was_cut_off_is_not_taken_for_one_that_was_made(bank, weir, monkeypatch):
     bank.epochs(1, 2)
     weir(bank.site, "savepoint", "small", "--name", "handover")
@@ -191,6 +193,7 @@ def _note_of_an_earlier_release(bank: Bank, origin: str) -> None:
 _NOBODY_KNOWS = "nobody can tell any more whether the pipeline was started from there"
 
 
+@pytest.mark.long
 def test_an_earlier_release_s_note_of_a_start_that_nothing_confirms_any_more_is_said(bank, weir, capsys):
     """It may have been cut off before its checkpoint, and the chain's first row is pruned: neither silence nor a
     refusal would be right."""
@@ -208,6 +211,7 @@ def test_an_earlier_release_s_note_of_a_start_that_nothing_confirms_any_more_is_
         other.epochs(start_from=f"{bank.site.storage}:another")
 
 
+@pytest.mark.long
 def test_an_earlier_release_s_start_is_known_by_its_epochs_when_its_first_row_is_pruned(
     bank, weir, monkeypatch, capsys
 ):
@@ -253,6 +257,7 @@ def test_a_damaged_savepoint_starts_nothing(bank, weir):
 # -- pruning
 
 
+@pytest.mark.long
 def test_prune_explains_every_checkpoint_and_object_and_changes_nothing(bank, weir):
     bank.epochs(1)
     weir(bank.site, "savepoint", "small", "--name", "kept")
@@ -466,6 +471,7 @@ def test_what_a_newer_release_writes_for_the_coordinator_stops_no_run(bank, monk
     bank.assert_exact(1, 2)
 
 
+@pytest.mark.long
 def test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_stay(bank, weir):
     bank.epochs(1)
     weir(bank.site, "savepoint", "small", "--name", "kept")

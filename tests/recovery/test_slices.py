@@ -10,7 +10,7 @@ import pytest
     [
         pytest.param(1, 2, 12, id="slices-of-1-day-over-12-days", marks=pytest.mark.long),
         pytest.param(7, 1, 28, id="slices-of-7-days-over-28-days-1-subtask", marks=pytest.mark.long),
-        pytest.param(7, 5, 21, id="slices-of-7-days-over-21-days-5-subtasks"),
+        pytest.param(7, 5, 21, id="slices-of-7-days-over-21-days-5-subtasks", marks=pytest.mark.long),
         pytest.param(60, 2, 365, id="slices-of-60-days-over-the-year", marks=pytest.mark.long),
     ],
 )

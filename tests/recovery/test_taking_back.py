@@ -112,6 +112,7 @@ def test_rows_that_were_taken_back_do_not_come_again_and_that_has_to_be_accepted
     assert findings(bank) == []
 
 
+@pytest.mark.long
 def test_many_rewinds_record_a_bounded_number_of_ranges(bank, path, monkeypatch):
     monkeypatch.setattr(rewind, "_MOST_TAKEN", 3)
     bank.site = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "3"})

@@ -377,6 +377,7 @@ def test_a_timer_that_was_held_in_an_epoch_of_the_savepoint_is_held_in_none_of_t
     assert head.id == 6, "the start is 4, above the savepoint, and two epochs follow"
 
 
+@pytest.mark.long
 def test_a_timer_that_was_held_on_a_branch_fires_on_time_after_its_promotion(tmp_path):
     many = Parking(tmp_path, ticking, WEIR_EPOCH__MAX_FILES="4", WEIR_CHECKPOINTS__NUM_RETAINED="5")
     many.epochs(1)
@@ -403,6 +404,7 @@ def test_a_pipeline_that_an_older_release_started_from_a_savepoint_opens_and_its
     assert ticks(lot) == ["12:50"], "in the epoch that is 3 here"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("here", sampled([False, True]), ids=["with an empty work directory", "on this host"])
 def test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_after_a_rewind_to_it(here, tmp_path):
     lot = Parking(tmp_path, ringing)

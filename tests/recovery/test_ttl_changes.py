@@ -176,7 +176,7 @@ CHANGES: dict[str, tuple[list[Step], int | tuple[int, int, int]]] = {
 
 @pytest.mark.parametrize(
     ("change", "backend"),
-    sampled([("longer", "rocksdb"), ("removed", "rocksdb"), *((change, "memory") for change in CHANGES)], 2),
+    sampled([("longer", "rocksdb"), ("removed", "rocksdb"), *((change, "memory") for change in CHANGES)]),
 )
 def test_a_change_of_the_ttl_gives_the_same_however_far_the_sweep_has_come(tmp_path, monkeypatch, change, backend):
     steps, expectation = CHANGES[change]
@@ -210,6 +210,7 @@ def test_so_it_is_for_a_state_cache_of_a_stage_whose_ttl_is_gone(tmp_path, monke
         assert {key: played.last()[key] for key in KEYS} == dict.fromkeys(KEYS, (expected,))
 
 
+@pytest.mark.long
 def test_reading_keeps_alive_no_more_once_the_ttl_is_gone(tmp_path, monkeypatch):
     """And a TTL that comes back goes by what was written meanwhile."""
 
@@ -281,7 +282,7 @@ def plain(ttl: str | None) -> Pipeline:
 
 @pytest.mark.parametrize(
     ("goes_on", "defined"),
-    sampled([(_rescaled, visited), (_forked, visited), (_started, visited), (_imported, plain)], 2),
+    sampled([(_rescaled, visited), (_forked, visited), (_started, visited), (_imported, plain)]),
     ids=["another parallelism", "a fork", "a savepoint", "an import"],
 )
 def test_what_has_expired_stays_so_in_whatever_goes_on_from_the_checkpoint(tmp_path, monkeypatch, goes_on, defined):
@@ -294,6 +295,7 @@ def test_what_has_expired_stays_so_in_whatever_goes_on_from_the_checkpoint(tmp_p
         assert {counts[key][0] for key in KEYS} == {1}
 
 
+@pytest.mark.long
 def test_a_rewind_goes_back_to_what_was_forgotten_then(tmp_path, monkeypatch):
     def play(played: Played) -> None:
         played.epoch(visited("1h"), 0, KEYS)
@@ -304,6 +306,7 @@ def test_a_rewind_goes_back_to_what_was_forgotten_then(tmp_path, monkeypatch):
         assert {row["n"] for row in viewed(site) if row["id"] in KEYS} == {2}, "two epochs, read once more"
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_an_earlier_release_says_by_its_ttl_what_is_forgotten(tmp_path, monkeypatch):
     """It has no record of its own of what has expired."""
     for most in SWEEPS:
@@ -335,7 +338,7 @@ ENDS: dict[str, tuple[list[Step], int]] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "on"), sampled([*((change, None) for change in ENDS), ("longer", "at"), ("shorter", "at")], 3)
+    ("change", "on"), sampled([*((change, None) for change in ENDS), ("longer", "at"), ("shorter", "at")])
 )
 def test_a_key_of_a_deduplication_ends_when_it_was_to_end(tmp_path, monkeypatch, change, on):
     steps, expected = ENDS[change]

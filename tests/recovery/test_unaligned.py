@@ -216,6 +216,7 @@ def test_no_further_slice_is_read_while_a_stage_is_too_far_behind(tmp_path):
     assert any(not row.slice for row in history), "it has held back"
 
 
+@pytest.mark.long
 def test_what_gets_a_name_leaves_no_rows_behind(tmp_path):
     site = site_at(tmp_path / "site", 0.0, short, WEIR_CHECKPOINTS__MAX_WAITING_EPOCHS="8")
     land(site, 3, count=4)
@@ -252,7 +253,7 @@ def first_waiting(site: Site, checkpoint: Checkpoint, begun: bool) -> Path:
 
 
 @pytest.mark.parametrize("begun", sampled([True, False]))
-@pytest.mark.parametrize("damage", sampled(["flip", "cut", "remove"], 2))
+@pytest.mark.parametrize("damage", sampled(["flip", "cut", "remove"]))
 def test_damaged_rows_are_never_applied(damage, begun, tmp_path):
     site = site_at(tmp_path / "site", pipeline=short, **ONE_BY_ONE)
     land(site, 5, count=3)
@@ -403,6 +404,7 @@ def test_a_run_does_not_go_on_from_rows_that_are_gone_behind_others(tmp_path):
     assert site.objects().keys() >= before.keys(), "nothing was pruned"
 
 
+@pytest.mark.long
 def test_every_savepoint_of_several_stops_is_one_without_rows_that_wait(tmp_path):
     site = site_at(tmp_path / "site", 0.0, short)
     land(site, 4, count=2)

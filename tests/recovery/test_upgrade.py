@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import polars as pl
+import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, renamed_from, stage
 from tests.recovery.conftest import weir as weir
@@ -87,6 +88,7 @@ def test_savepoint_change_plan_run_compare(tmp_path, weir):
     site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_an_upgrade_that_was_a_mistake_is_taken_back(tmp_path, weir):
     bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="2")
     bank.epochs(1, 2)

@@ -48,6 +48,7 @@ def test_an_epoch_whose_worker_dies_is_replayed_if_failures_are_tolerated(site):
     _assert_exact(pipeline)
 
 
+@pytest.mark.long
 def test_else_the_run_ends_and_the_next_one_is_exact(site):
     pipeline = site()
 

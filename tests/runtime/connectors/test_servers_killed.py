@@ -15,7 +15,8 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.harness import Site
-from tests.recovery.test_doors import KEYS, ROWS, Door, expected, killed
+from tests.recovery.test_doors import FEW, KEYS, KILLS, ROWS, Door, expected, killed
+from tests.tools.sampling import sampled
 
 
 def rows() -> list[tuple[int, int]]:
@@ -38,9 +39,10 @@ def from_kafka_to_kafka(kafka, root: Path, delivery: str) -> tuple[Door, Callabl
     return door, given
 
 
-def test_from_kafka_to_kafka_each_row_is_committed_once(kafka, tmp_path):
+@pytest.mark.parametrize("kills", sampled([FEW, KILLS]))
+def test_from_kafka_to_kafka_each_row_is_committed_once(kafka, tmp_path, kills):
     door, given = from_kafka_to_kafka(kafka, tmp_path, "exactly_once")
-    assert killed(door, seed=2) > 0
+    assert killed(door, seed=2, kills=kills) > 0
     assert given() == Counter((str(key), seq) for key, seq in rows())
 
 
