@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -25,6 +26,25 @@ def sampled(cases: Iterable[Any], keep: int | Callable[[Any], bool] = 1) -> list
 def rounds(number: int) -> pytest.MarkDecorator:
     """Rounds of a property test, with other examples each: `make test` plays one, `make test-long` the others."""
     return pytest.mark.parametrize("round_", sampled(range(number)))
+
+
+def long_tests(*names: str) -> Callable[[type], type]:
+    """For a class that inherits a suite: these of its tests are long in this class, and in no other."""
+
+    def with_long(suite: type) -> type:
+        for name in names:
+            setattr(suite, name, pytest.mark.long(_again(getattr(suite, name))))
+        return suite
+
+    return with_long
+
+
+def _again(test: Callable[..., None]) -> Callable[..., None]:
+    @wraps(test)
+    def again(*arguments: Any, **options: Any) -> None:
+        test(*arguments, **options)
+
+    return again
 
 
 def _long(case: Any) -> Any:

@@ -26,7 +26,7 @@ from pipelines.testing import SourceContract, SourceSystem
 from pipelines.testing.source_contract import LARGE, read
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError
 from state_ops.storage.storage import Storage
-from tests.tools.sampling import sampled
+from tests.tools.sampling import long_tests, sampled
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 KEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -134,6 +134,7 @@ def system(request: pytest.FixtureRequest, tmp_path: Path) -> DeltaSystem:
     return DeltaSystem(tmp_path, *request.param)
 
 
+@long_tests("test_a_part_is_the_same_in_another_process")
 class TestDeltaTable(SourceContract):
     pass
 

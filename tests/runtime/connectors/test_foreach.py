@@ -72,6 +72,7 @@ def test_what_it_raises_ends_the_run_and_the_next_one_calls_it_again(tmp_path):
     assert sum(newest.values()) == 60, "state has each row once"
 
 
+@pytest.mark.long
 def test_a_slow_one_is_called_once_at_a_time_and_in_order_over_restarts(tmp_path, monkeypatch):
     busy, begun = threading.Lock(), list[float]()
 

@@ -14,6 +14,7 @@ from pipelines.runtime.connectors.sink import SinkOpening
 from pipelines.runtime.connectors.source import Opening
 from pipelines.testing import SinkContract, SinkSystem, SourceContract, SourceSystem
 from tests.tools.kafka import KafkaTopics
+from tests.tools.sampling import long_tests
 
 PASSWORD = "not-the-one-it-wants"
 WRONG = {
@@ -116,12 +117,25 @@ class _Resolver:
         return text.replace(_BROKER, self._servers)
 
 
+@long_tests(
+    "test_a_part_is_the_same_in_another_process",
+    "test_a_branch_reads_no_further_than_its_pipeline",
+    "test_a_position_stays_small",
+    "test_batches_have_the_same_columns",
+)
 class TestKafkaSource(SourceContract):
     @pytest.fixture
     def system(self, kafka: KafkaTopics) -> KafkaSourceSystem:
         return KafkaSourceSystem(kafka)
 
 
+@long_tests(
+    "test_another_previous_is_damage",
+    "test_no_rows_move_the_marker",
+    "test_many_rows",
+    "test_publishers_side_by_side_publish_once",
+    "test_a_zombie_in_the_middle_publishes_nothing_after_a_rewind",
+)
 class TestKafkaSink(SinkContract):
     @pytest.fixture
     def system(self, kafka: KafkaTopics) -> KafkaSinkSystem:

@@ -69,7 +69,7 @@ def test_the_answer_to_a_commit_is_lost_once(kafka):
     assert ids(kafka, topic) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("which", ["lost_answers", "lost_requests"])
+@pytest.mark.parametrize("which", sampled(["lost_answers", "lost_requests"]))
 def test_the_outcome_of_a_commit_stays_unknown(kafka, monkeypatch, which):
     """The client gives up; the marker tells whether the transaction was committed."""
     topic = kafka.create()
@@ -123,6 +123,7 @@ def test_a_zombie_that_was_locked_out_learns_that_it_is_one(kafka):
     assert ids(kafka, topic) == [1, 2, 4]
 
 
+@pytest.mark.long
 def test_the_marker_was_forgotten_and_is_made_again_from_messages(kafka):
     topic = kafka.create(2)
     with publisher(kafka, topic) as opened:
@@ -141,6 +142,7 @@ def test_the_marker_was_forgotten_and_is_made_again_from_messages(kafka):
     assert ids(kafka, topic) == [1, 2, 3, 4, 100, 100, 100]
 
 
+@pytest.mark.long
 def test_a_header_is_found_behind_many_messages_of_others(kafka, monkeypatch):
     monkeypatch.setattr("pipelines.runtime.connectors.kafka.headers._LOOK_BACK", 3)
     topic = kafka.create()

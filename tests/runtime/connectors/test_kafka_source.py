@@ -208,6 +208,7 @@ def test_partitions_are_read_evenly(kafka):
         assert turns == ["0", "1", "2", "0", "2", "0", "2", "0", "0"], "each in its turn"
 
 
+@pytest.mark.long
 def test_the_broker_goes_in_the_middle_of_a_read(kafka):
     topic = kafka.create()
     kafka.send(topic, values(*range(30_000)))

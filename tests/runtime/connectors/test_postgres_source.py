@@ -19,6 +19,7 @@ from pipelines.testing import SourceContract, SourceSystem
 from pipelines.testing.source_contract import LARGE, begin, plan, read
 from state_ops.errors import InputError, PipelineError, TransientError, VanishedError
 from tests.tools.postgres_server import PASSWORD, Postgres
+from tests.tools.sampling import long_tests
 
 NUMBERS = itertools.count()
 
@@ -80,6 +81,7 @@ def by_transaction(postgres: Postgres) -> PostgresSystem:
     return PostgresSystem(postgres)
 
 
+@long_tests("test_limits_are_kept", "test_a_branch_reads_no_further_than_its_pipeline", "test_a_position_stays_small")
 class TestPostgres(SourceContract):
     pass
 

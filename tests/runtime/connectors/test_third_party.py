@@ -39,6 +39,7 @@ def test_it_imports_the_api_alone():
     assert ours == {"pipelines.api"}
 
 
+@pytest.mark.long
 def test_its_source_and_sink_pass_the_contracts(installed: Path):
     command = [
         sys.executable,

@@ -208,6 +208,7 @@ def test_state_is_read_ahead_where_all_of_it_is_looked_at(small_bank, monkeypatc
     assert debug(small_bank, 3).is_same and any(name.endswith(".sst") for name in read)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", sampled(test_joins.HOWS))
 def test_a_chain_is_played_from_its_sources(tmp_path, how):
     shop = Shop.at(tmp_path, test_joins.pipeline_of(how))
@@ -226,6 +227,7 @@ def test_a_chain_is_played_from_its_sources(tmp_path, how):
     assert len(debug(shop, 2, stage="sums", key=key).subtasks) == 1
 
 
+@pytest.mark.long
 def test_an_epoch_with_another_number_of_subtasks_than_the_one_before_is_played_again(tmp_path):
     bank = bank_of(tmp_path, small.pipeline, 1, 2)
     for epoch, subtasks in ((3, 4), (4, 1)):
@@ -477,6 +479,7 @@ def test_rows_of_all_subtasks_before_a_transform_that_changes_the_key_are_played
     assert seen.is_same and seen.after["n"].to_list() == [8]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_what_spark_alone_evaluates_is_played_with_spark(tmp_path):
     stage = replace(small.accounts, transform=passes)

@@ -33,7 +33,7 @@ def has_left(row: Checkpoint, stage: str) -> bool:
     return any(batch["begun"] for batch in row.operators[stage].waiting)
 
 
-@pytest.mark.parametrize("stage", sampled([stage.uid for stage in unaligned.pipeline.stages[1:]], 4))
+@pytest.mark.parametrize("stage", sampled([stage.uid for stage in unaligned.pipeline.stages[1:]], 2))
 def test_what_an_epoch_left_and_what_had_waited_is_told_apart(run, stage):
     site, history = run
     left = [row for row in history if has_left(row, stage)]
@@ -45,6 +45,7 @@ def test_what_an_epoch_left_and_what_had_waited_is_told_apart(run, stage):
         assert seen.rows.height == row.operators[stage].rows_in
 
 
+@pytest.mark.long
 def test_a_key_whose_rows_had_waited_is_explained(run):
     site, _ = run
     row = site.table("timed").iloc[-1]

@@ -47,6 +47,7 @@ def test_an_archive_is_named_to_the_jvm(tmp_path: Path, home: Path) -> None:
     assert class_archive.java_options(tmp_path, home) == f'"-XX:SharedArchiveFile={archive}" {QUIET}'
 
 
+@pytest.mark.long
 def test_a_path_with_spaces_is_one_option_of_the_jvm(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

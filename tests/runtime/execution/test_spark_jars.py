@@ -60,6 +60,7 @@ def test_an_altered_or_truncated_jar_in_the_cache_is_fetched_anew_and_nothing_el
     assert visible(filled / "jars") == before
 
 
+@pytest.mark.long
 def test_a_download_that_is_not_what_the_lock_says_is_refused_and_not_kept(tmp_path):
     with pytest.raises(DamageError, match=r"delta-storage-4\.4\.0\.jar is not the file") as failure:
         fetch([replace(STORAGE, sha256="0" * 64)], tmp_path)
@@ -67,6 +68,7 @@ def test_a_download_that_is_not_what_the_lock_says_is_refused_and_not_kept(tmp_p
     assert visible(tmp_path / "jars") == []
 
 
+@pytest.mark.long
 def test_what_a_killed_fetch_left_is_removed_by_the_next(tmp_path):
     leftover = tmp_path / "jars" / ".fetch-killed" / "jars"
     leftover.mkdir(parents=True)

@@ -98,6 +98,7 @@ def test_nothing_of_others_is_replaced(bank, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.long
 def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
     bank = gated(tmp_path, between("nowhere", 0, 9, on_failure="warn"), between("total", 0, 9, of="state"))
     early = data_docs.build(bank.site.pipeline, bank.site.settings)

@@ -291,6 +291,7 @@ def test_a_look_at_state_that_was_killed_leaves_nothing_for_long(tmp_path):
     assert not left.exists()
 
 
+@pytest.mark.long
 def test_of_a_large_state_every_subtask_shows_its_share_and_other_groups_have_their_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(epoch_gates, "SAMPLE_ROWS", 8)
     seen: list[set[str]] = []

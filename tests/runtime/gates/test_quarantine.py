@@ -338,7 +338,7 @@ def cut_off(site: Site, monkeypatch, stop_at: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("step", sampled([13, 5]))
+@pytest.mark.parametrize("step", sampled([19, 13, 5]))
 def test_a_run_that_is_cut_off_anywhere_decides_the_same_again(tmp_path, monkeypatch, step):
     first = site_at(tmp_path / "first", **RETAINED)
     parts = landed(first, 2, seed=7)
@@ -357,7 +357,8 @@ def test_a_run_that_is_cut_off_anywhere_decides_the_same_again(tmp_path, monkeyp
     assert heads == {2, 4}, "before and after the commit"
 
 
-@pytest.mark.parametrize("number", sampled(range(8), 1))
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(8))
 def test_any_order_of_steps_and_failures_gives_the_same(number, tmp_path, monkeypatch):
     """As tests.recovery.test_schedules plays them: steps end in any order, fail, or the process is gone."""
     chance, clock = random.Random(number), Clock()

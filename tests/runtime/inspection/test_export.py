@@ -127,6 +127,7 @@ def test_people_see_some_rows_and_how_to_get_all(rides_run, weir):
     assert len(lines) == 7 and set(json.loads(lines[0])) == {"ride", "first_seen", "expires"}
 
 
+@pytest.mark.long
 def test_sql_and_diff_from_the_command(rides_run, weir, tmp_path):
     asked = weir(rides_run.site, "state", "sql", "rides", "SELECT count(*) AS n FROM riders", "--json")
     assert (asked.code, json.loads(asked.out)) == (0, {"n": 14})

@@ -338,6 +338,7 @@ def test_an_authors_error_is_shown_without_secrets_and_epochs_before_it_are_comp
     assert "no threes" in text and "raise ValueError" in text and "hunter2" not in text
 
 
+@pytest.mark.long
 def test_a_gate_that_would_hold_is_said_and_later_epochs_are_compared(tmp_path):
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2, 3, 4)
     strict = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=2)
@@ -704,6 +705,7 @@ def test_values_of_rows_are_no_markup(tmp_path):
     assert "somebody" not in comment.markdown(tried(bank, with_function(shouts)), sample=0)
 
 
+@pytest.mark.long
 def test_a_comment_is_never_longer_than_github_takes(tmp_path):
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
     differs = tried(bank, planted.pipeline)

@@ -528,6 +528,7 @@ def test_empty_epochs_keep_state_and_upload_nothing():
     assert run.state["a"].rows == 2
 
 
+@pytest.mark.long
 def test_values_of_ten_megabytes():
     class Blob(State):
         text: str = ""

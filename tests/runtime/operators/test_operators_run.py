@@ -175,6 +175,7 @@ def test_other_windows_or_aggregates_than_those_in_state_are_refused(tmp_path):
             list(run(changed, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_on_spark_they_give_what_sql_gives(tmp_path):
     cut = events([60, 50], seed=29)

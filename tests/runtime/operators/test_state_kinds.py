@@ -19,6 +19,7 @@ from pipelines.runtime.operators.functions import function
 from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.schema.descriptors import collections_of
+from tests.tools.sampling import sampled
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -146,7 +147,8 @@ def test_a_stage_without_timers_forgets_everything_of_a_key_too():
     assert list(run.state) == ["b"]
 
 
-def test_slicing_does_not_matter_to_lists_and_maps():
+@pytest.mark.parametrize("trials", sampled([2, 4]))
+def test_slicing_does_not_matter_to_lists_and_maps(trials):
     def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
         before = state.lag(rows, rides="n")
         state.recent.append(rows)
@@ -158,7 +160,7 @@ def test_slicing_does_not_matter_to_lists_and_maps():
         return fired.select("rider", n=pl.col("at").dt.epoch("s"), before=pl.lit(-1))
 
     rows = [ride("abc"[n % 3], n, "xy"[n % 2], float(n)) for n in range(40)]
-    testing.assert_slicing_does_not_matter(staged(work, on_timer=due), rows, trials=4)
+    testing.assert_slicing_does_not_matter(staged(work, on_timer=due), rows, trials=trials)
 
     def batchwise(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
         state.fares.append(rows.unique("rider", maintain_order=True), fares="fare")

@@ -31,6 +31,7 @@ from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import InputError, PipelineError, StageError
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = pa.schema(
@@ -124,12 +125,13 @@ def test_a_window_behind_a_union_closes_by_the_slower_input():
     assert ran.tables["counted"]["n"].sum() == 4
 
 
-def test_slices_do_not_matter_to_what_follows_a_select():
+@pytest.mark.parametrize("trials", sampled([4, 10]))
+def test_slices_do_not_matter_to_what_follows_a_select(trials):
     chosen = select("chosen", SHOP, "key", "at", "price + 1 AS price", where="price IS NOT NULL")
     counted = window("counted", chosen, key="key", on="at", every="1m", total=agg.sum("price"))
     out = select("out", counted, "key", "window_start", "total * 2 AS double", sink=delta.append("out"))
     testing.assert_slicing_does_not_matter(
-        Pipeline("selected", (chosen, counted, out)), rows(3, 200).to_dicts(), schema=COLUMNS
+        Pipeline("selected", (chosen, counted, out)), rows(3, 200).to_dicts(), schema=COLUMNS, trials=trials
     )
 
 
@@ -266,6 +268,7 @@ def test_a_join_reads_what_stateless_stages_hand_on():
     assert ran.tables["joined"].select(columns).sort(columns).equals(pairs.select(columns).sort(columns))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_names_with_dots_and_backquotes_pass_through_spark(tmp_path):
     """Whoever evaluates the SQL: Spark alone rounds."""

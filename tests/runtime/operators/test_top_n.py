@@ -34,9 +34,9 @@ from state_ops.keyed.forget import ForgottenKey, copy_without
 from state_ops.rows import row_store
 from state_ops.rows.resident_table import Residence
 from tests.properties.events import CUTS, SCHEMA, database, events, watermarks
-from tests.properties.test_operators_sql import quick
+from tests.properties.test_operators_sql import quicker
 from tests.recovery.harness import Site
-from tests.tools.sampling import sampled
+from tests.tools.sampling import rounds, sampled
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 HOUR = timedelta(hours=1)
@@ -96,9 +96,10 @@ class Followed:
         assert Counter(moved[0].rows()) == Counter(moved[1].rows()), "an update is of one row"
 
 
+@rounds(3)
 @given(by=st.sampled_from(sorted(BY)), n=st.integers(1, 4), ties=st.booleans(), few=st.booleans(), **CUTS)
-@quick
-def test_changes_lead_to_what_sql_says_after_each_epoch(by, n, ties, few, sizes, seed, parallelism, batch_rows):
+@quicker
+def test_changes_lead_to_what_sql_says_after_each_epoch(round_, by, n, ties, few, sizes, seed, parallelism, batch_rows):
     cut = events(sizes, seed)
     stage = top_n("first", EVENTS, key="k", by=BY[by][0], n=n, ties=ties)
     played = testing.run(stage, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
@@ -118,13 +119,14 @@ def with_until(cut: list[list[dict]]) -> list[list[dict]]:
     return [[{**row, "until": row["ts"].replace(minute=0) + 2 * HOUR} for row in rows] for rows in cut]
 
 
+@rounds(3)
 @given(
     by=st.sampled_from(sorted(BY)), n=st.integers(1, 4), ties=st.booleans(), few=st.booleans(),
     lateness=st.integers(0, 120), **CUTS,
 )  # fmt: skip
-@quick
+@quicker
 def test_ranks_that_become_final_are_sqls_of_the_rows_that_are_not_late(
-    by, n, ties, few, lateness, sizes, seed, parallelism, batch_rows
+    round_, by, n, ties, few, lateness, sizes, seed, parallelism, batch_rows
 ):
     cut, behind = with_until(events(sizes, seed)), timedelta(minutes=lateness)
     stage = top_n(
@@ -152,13 +154,14 @@ def test_ranks_that_become_final_are_sqls_of_the_rows_that_are_not_late(
     played.close()
 
 
-def test_slicing_does_not_matter():
+@pytest.mark.parametrize("trials", sampled([2, 4]))
+def test_slicing_does_not_matter(trials):
     (rows,) = events([60], 5, most_behind=1)
     for ties in (False, True):
         current = top_n("first", EVENTS, key="k", by=desc("s"), n=3, ties=ties)
-        testing.assert_slicing_does_not_matter(current, rows, schema=SCHEMA, trials=4)
+        testing.assert_slicing_does_not_matter(current, rows, schema=SCHEMA, trials=trials)
     final = top_n("first", EVENTS, key=["k", "b"], by=[desc("f")], n=2, until="until", null_keys="drop", rank=None)
-    testing.assert_slicing_does_not_matter(final, with_until([rows])[0], schema=TIMED, trials=5)
+    testing.assert_slicing_does_not_matter(final, with_until([rows])[0], schema=TIMED, trials=trials)
 
 
 def test_wholly_equal_rows_are_told_apart_by_their_ranks_alone():
@@ -213,6 +216,7 @@ def test_a_key_of_which_no_row_comes_is_forgotten_and_its_ranks_begin_anew():
     assert all(not list(backend.scan(b"", BEYOND)) for _, backend in played.backends())
 
 
+@pytest.mark.long
 def test_state_stays_as_large_as_what_is_not_final_however_long_the_input_is():
     stage = top_n("first", EVENTS, key="k", by="seq", n=3, until="until", lateness="1h")
     played, sizes = testing.run(stage, schema=TIMED, parallelism=2), []
@@ -235,7 +239,8 @@ def test_all_that_is_kept_of_a_key_is_found_when_the_key_is_forgotten(until, ent
         assert copy_without(backend, left, key) == entries == len(list(left.scan(b"", BEYOND)))
 
 
-def test_rows_that_come_behind_ranks_are_never_late_there():
+@pytest.mark.parametrize("trials", sampled([1, 4]))
+def test_rows_that_come_behind_ranks_are_never_late_there(trials):
     source = files("bids/*.parquet", event_time="at", name="bids")
     counts = window("counts", source, key="auction", on="at", every="2s", size="10s", n=agg.count())
     hot = top_n("hot", counts, key="window_start", by=desc("n"), n=1, ties=True, until="window_end")
@@ -243,7 +248,7 @@ def test_rows_that_come_behind_ranks_are_never_late_there():
     chance = random.Random(2)
     rows = [{"auction": chance.randrange(5), "at": NOON + timedelta(seconds=number / 4)} for number in range(400)]
     pipeline = Pipeline("auctions", (counts, hot, again))
-    testing.assert_slicing_does_not_matter(pipeline, rows, trials=4)
+    testing.assert_slicing_does_not_matter(pipeline, rows, trials=trials)
     played = testing.run_pipeline(pipeline, ())
     for start in range(0, 400, 40):
         played.epoch(rows[start : start + 40])

@@ -103,7 +103,7 @@ SIZES = {"tumbling": "10m", "hopping": "25m"}
             pytest.param(LIMITS[limit], SIZES[size], kept == "resident", id=f"{limit}-{size}-{kept}")
             for kept, size, limit in itertools.product(("stored", "resident"), SIZES, LIMITS)
         ],
-        lambda case: case.id in ("through state-hopping-stored", "mixed-tumbling-stored", "in memory-hopping-resident"),
+        lambda case: case.id in ("mixed-tumbling-stored", "in memory-hopping-resident"),
     ),
 )
 def test_windows_count_each_row_once_whether_its_rows_close_in_state_or_before_it(monkeypatch, size, limit, resident):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pipelines.runtime.run.sensor import observe
 from state_ops.errors import PipelineError
 from tests.recovery.harness import Site
 from tests.recovery.small import until
+from tests.tools.sampling import sampled
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CLICKS = files("{landing}/*.parquet", name="clicks")
@@ -64,9 +66,12 @@ def spans(options: dict, moments: list[float]) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"every": "3s", "size": "10s"}, {"every": "7s", "offset": "2s"}, {"gap": "6s"}]
+    ("parallelism", "options"),
+    sampled(
+        itertools.product([1, 3], [{}, {"every": "3s", "size": "10s"}, {"every": "7s", "offset": "2s"}, {"gap": "6s"}]),
+        lambda case: case in ((1, {"every": "3s", "size": "10s"}), (1, {"gap": "6s"}), (3, {})),
+    ),
 )
-@pytest.mark.parametrize("parallelism", [1, 3])
 def test_each_window_has_the_rows_of_its_epochs_and_closes_at_the_first_barrier_that_has_reached_its_end(
     options, parallelism
 ):
@@ -113,6 +118,7 @@ def test_after_a_drain_each_window_still_comes_once_and_no_row_is_late_or_lost()
     assert first["total"].to_list() == [1] and second["total"].to_list() == [2]
 
 
+@pytest.mark.long
 def test_what_reads_such_windows_goes_by_their_end_and_has_no_late_rows():
     clicked = by_clock()
     minutes = window(
@@ -226,6 +232,7 @@ class Slow(InMemoryExecutor):
         return super().run(*args, **options)
 
 
+@pytest.mark.long
 def test_an_epoch_in_flight_that_has_reached_what_is_due_is_the_only_one(tmp_path):
     alone = Pipeline("alone", (by_clock(every="1s"),), max_parallelism=4)
     here = site(tmp_path, alone, WEIR_CHECKPOINTS__MAX_CONCURRENT="3")
@@ -235,6 +242,7 @@ def test_an_epoch_in_flight_that_has_reached_what_is_due_is_the_only_one(tmp_pat
     assert first.checkpoint.rows_read == 1 and second.checkpoint.operators["clicked"].rows_out == 1
 
 
+@pytest.mark.long
 def test_who_looks_at_a_pipeline_without_a_run_sees_that_windows_are_due_and_the_next_run_closes_them(tmp_path):
     visits = Pipeline("visits", (by_clock(gap="3s"),), max_parallelism=4)
     here, once = site(tmp_path, visits), RunOptions(until_caught_up=True)

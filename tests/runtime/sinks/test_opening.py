@@ -23,6 +23,7 @@ from pipelines.runtime.sinks.opening import Sinks
 from state_ops.errors import PipelineError, TransientError
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
+from tests.tools.sampling import sampled
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def silent() -> Iterator[str]:
         yield str(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("kind", ["kafka", "postgres"])
+@pytest.mark.parametrize("kind", sampled(["kafka", "postgres"]))
 def test_who_only_looks_waits_a_few_seconds_for_a_server_that_does_not_answer(kind, silent, tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "LOOKING", 2)
     sink: Sink = (

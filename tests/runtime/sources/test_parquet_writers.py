@@ -3,6 +3,7 @@ own are the same."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from pipelines.runtime.sources.slices import position
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
 
 SOURCE = files("{landing}/*.parquet", event_time="at", name="landing")
 PLAIN = files("{landing}/*.parquet", name="landing")
@@ -100,11 +102,22 @@ def session_with(spark: Any, **conf: str) -> Iterator[None]:
 
 
 _SQL = "spark.sql.parquet."
+_SPARKS_SAMPLE = {
+    ("INT96", "CORRECTED", "UTC"),
+    ("TIMESTAMP_MICROS", "LEGACY", "America/Los_Angeles"),
+    ("TIMESTAMP_MILLIS", "LEGACY", "UTC"),
+}
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles"])
-@pytest.mark.parametrize("mode", ["CORRECTED", "LEGACY"])
-@pytest.mark.parametrize("stored", ["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
+@pytest.mark.parametrize(
+    ("stored", "mode", "zone"),
+    sampled(
+        itertools.product(
+            ("INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"), ("CORRECTED", "LEGACY"), ("UTC", "America/Los_Angeles")
+        ),
+        _SPARKS_SAMPLE.__contains__,
+    ),
+)
 def test_what_spark_writes_is_read_as_spark_reads_it(tmp_path: Path, spark, stored: str, mode: str, zone: str):
     table = rows_of(pa.timestamp("us", "UTC"), MOMENTS)
     days = pa.array([*DAYS[: len(MOMENTS)], None], pa.date32())
@@ -149,7 +162,7 @@ def test_what_spark_writes_is_read_as_spark_reads_it(tmp_path: Path, spark, stor
         ({"legacyDateTime": ""}, False),  # of no Spark
     ],
 )
-@pytest.mark.parametrize("int96", [False, True])
+@pytest.mark.parametrize("int96", sampled([False, True]))
 def test_the_calendar_is_what_a_footer_says_of_it(tmp_path: Path, spark, metadata, shifted: bool, int96: bool):
     table = rows_of(pa.timestamp("us", "UTC"), MOMENTS)
     table = table.append_column("day", pa.array([*DAYS[: len(MOMENTS)], None], pa.date32()))
@@ -466,8 +479,8 @@ def noted(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 notes = aggregate("notes", noted, key="k", sink=delta.append("notes"), last=agg.max("note"), rows=agg.count())
 
 
-@pytest.mark.parametrize("direct", [None, "0", "32"], ids=["without Spark", "by Spark", "by its workers"])
-@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("direct", sampled([None, "32", "0"], 2), ids=["without Spark", "by its workers", "by Spark"])
+@pytest.mark.parametrize("runs", sampled([2, 1]))
 def test_a_stage_goes_on_when_a_column_of_nulls_gets_a_type(tmp_path: Path, request, direct: str | None, runs: int):
     options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_SPARK__DIRECT_READ_MB": direct or "0"}
     site = Site(tmp_path, options, Pipeline("noting", (noted, notes), max_parallelism=8), __name__)
