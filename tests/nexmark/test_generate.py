@@ -31,6 +31,7 @@ def test_of_fifty_events_one_is_a_person_three_are_auctions_and_seq_numbers_all(
     assert all(events[name].null_count().sum_horizontal().sum() == 0 for name in STREAMS)
 
 
+@pytest.mark.long
 def test_the_seed_tells_the_events_and_the_number_of_files_does_not(events, tmp_path):
     generate(Options(EVENTS, seed=7, files=8, uneven=True), tmp_path / "more")
     generate(Options(EVENTS, seed=8, files=3), tmp_path / "others")
@@ -78,6 +79,7 @@ def test_values(events):
     assert bid["extra"].str.len_bytes().mean() == pytest.approx(68, abs=1)
 
 
+@pytest.mark.long
 def test_one_event_of_ten_is_late_if_asked_for(tmp_path):
     generate(Options(20_000, out_of_order=0, rate=1_000), tmp_path / "ordered")
     bid = everything(tmp_path / "ordered")["bid"]

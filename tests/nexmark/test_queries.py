@@ -35,7 +35,7 @@ def house(tmp_path_factory) -> House:
     return House(tmp_path_factory.mktemp("nexmark"), Events(20_000, files=6))
 
 
-@pytest.mark.parametrize("query", IN_PROCESS)
+@pytest.mark.parametrize("query", sampled(IN_PROCESS, lambda query: query in ("q4", "q5", "q7", "q9", "q11", "q12")))
 def test_a_query_hands_out_what_duckdb_says(house, tmp_path, query):
     measured = run_query(query, house.input, tmp_path / "out", tmp_path / "work", Options(files=2), InMemoryExecutor())
     house.assert_equal(query, tmp_path / "out")

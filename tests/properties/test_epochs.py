@@ -223,6 +223,7 @@ def _same_windows(actual: dict[tuple, tuple], expected: dict[tuple, tuple]) -> b
 # -- on Spark
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=3), SEEDS)
 @settings(

@@ -22,6 +22,7 @@ from state_ops.backends.base import BEYOND
 from state_ops.rows import key_aggregation, row_store
 from state_ops.rows.resident_table import Residence
 from tests.properties.events import CUTS, DISTINCT_COUNTS, SCHEMA, aggregates, database, events, watermarks
+from tests.tools.sampling import rounds
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 WANTED = {
@@ -41,6 +42,7 @@ quick = settings(
     phases=[Phase.generate],  # rows come from a seed: a smaller one is no simpler, and shrinking takes minutes
     suppress_health_check=list(HealthCheck),
 )
+quicker = settings(quick, max_examples=4)
 
 
 def alike(rows: list[tuple]) -> Counter:
@@ -71,9 +73,10 @@ def minutes(text: str) -> timedelta:
 # -- aggregate
 
 
+@rounds(3)
 @given(few=st.booleans(), **CUTS)
-@quick
-def test_running_aggregates(sizes, seed, few, parallelism, batch_rows):
+@quicker
+def test_running_aggregates(round_, sizes, seed, few, parallelism, batch_rows):
     cut = events(sizes, seed)
     totals = aggregate("totals", EVENTS, key="k", order_by=["ts", "seq"], **WANTED, **DISTINCT)
     run = testing.run(totals, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)
@@ -94,9 +97,10 @@ def test_running_aggregates(sizes, seed, few, parallelism, batch_rows):
 # -- tumbling and hopping windows
 
 
+@rounds(3)
 @given(few=st.booleans(), every=MINUTES, more=st.integers(0, 5), lateness=st.integers(0, 300), data=st.data(), **CUTS)
-@quick
-def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, data, parallelism, batch_rows):
+@quicker
+def test_tumbling_and_hopping_windows(round_, sizes, seed, few, every, more, lateness, data, parallelism, batch_rows):
     slide = int(every[:-1])
     size = slide + (more and data.draw(st.integers(0, more * slide)))
     offset = data.draw(st.integers(0, slide - 1))
@@ -204,9 +208,10 @@ def _end(rows: list[dict], gap: timedelta) -> datetime:
     return max(row["ts"] for row in rows) + gap
 
 
+@rounds(3)
 @given(few=st.booleans(), gap=MINUTES, lateness=st.integers(0, 300), **CUTS)
-@quick
-def test_sessions(sizes, seed, few, gap, lateness, parallelism, batch_rows):
+@quicker
+def test_sessions(round_, sizes, seed, few, gap, lateness, parallelism, batch_rows):
     cut = events(sizes, seed)
     fired, late = sessions_of(cut, gap, lateness, few, parallelism, batch_rows)
     session, closing = placed_in_sessions(cut, minutes(gap), timedelta(minutes=lateness))

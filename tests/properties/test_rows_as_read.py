@@ -174,8 +174,8 @@ def both(type: pa.DataType, value: Any, nullable: bool) -> tuple[str, str]:
     return shown(lambda: reader.read((value,), lambda: "it")), by_arrow
 
 
-@rounds(4)
-@settings(max_examples=100)
+@rounds(12)
+@settings(max_examples=34)
 @given(st.data(), TYPES, st.booleans())
 def test_a_value_is_read_as_arrow_reads_it(round_: int, data: st.DataObject, type: pa.DataType, nullable: bool) -> None:
     value = data.draw(of_type(type))
@@ -183,9 +183,10 @@ def test_a_value_is_read_as_arrow_reads_it(round_: int, data: st.DataObject, typ
     assert in_python == by_arrow
 
 
-@settings(max_examples=100)
+@rounds(3)
+@settings(max_examples=34)
 @given(st.data(), TYPES)
-def test_many_values_are_taken_as_arrow_gives_them_back(data: st.DataObject, type: pa.DataType) -> None:
+def test_many_values_are_taken_as_arrow_gives_them_back(round_: int, data: st.DataObject, type: pa.DataType) -> None:
     rows = [(value,) for value in data.draw(st.lists(of_type(type), max_size=4))]
     field = Field("x", type, True, None)
     try:

@@ -73,6 +73,7 @@ def test_what_the_backend_is_asked_for_is_what_it_writes(tmp_path):
             assert {compression_of(file) for file in written} == {noted}
 
 
+@pytest.mark.long
 def test_the_setting_reaches_the_subtasks_and_may_change_between_two_runs(tmp_path):
     days = flights_input.prepare(tmp_path / "days")[:4]
     kinds = []

@@ -543,6 +543,7 @@ def test_the_tables_can_be_read_as_plain_sql_says(storage, registry):
     assert listed == [(1, "1.sst"), (1, "2.sst")]
 
 
+@pytest.mark.long
 def test_a_listing_of_a_hundred_thousand_files_is_read_back_exactly(storage, registry):
     files = tuple(
         replace(

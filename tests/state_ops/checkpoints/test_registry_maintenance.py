@@ -82,6 +82,7 @@ def state_of(storage: Storage) -> tuple:
 # -- what an epoch costs does not depend on how many there were
 
 
+@pytest.mark.long
 def test_the_hundred_and_fiftieth_epoch_costs_what_the_fiftieth_did(storage, monkeypatch):
     """Counted, not timed: operations on storage and on the tables, objects below the registry, entries of the logs."""
     asked: Counter[str] = Counter()

@@ -34,6 +34,7 @@ def objects(storage: Storage) -> list[str]:
     return [file.path for file in storage.list(restore_log.PATH)]
 
 
+@pytest.mark.long
 def test_a_thousand_restores_leave_as_much_as_a_few(storage):
     for number in range(40):
         restore_log.record(storage, restored(number))
@@ -51,6 +52,7 @@ def test_a_thousand_restores_leave_as_much_as_a_few(storage):
     assert {path for path in objects(storage) if path.endswith(".parquet") and "_delta_log" not in path} == named
 
 
+@pytest.mark.long
 def test_of_many_files_that_an_earlier_release_has_left_only_the_newest_are_read(storage, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(restore_log, "FILES", 100)

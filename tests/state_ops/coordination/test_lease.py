@@ -104,6 +104,7 @@ def test_a_killed_process_is_dead_before_and_after_its_parent_collects_it(mine):
     assert lease.alive(of_child) is False
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
 def test_in_a_container_of_the_hosts_name_nobody_is_taken_for_dead_at_sight(mine, storage):
     """Its pids are its own: the holder's number is nobody's there, or another process's."""

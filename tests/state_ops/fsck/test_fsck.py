@@ -263,6 +263,7 @@ def test_published_rows_that_another_writer_put_beside_ours_are_looked_at_too(st
     assert kinds(check(storage, APP, ["out"], alive=False, quick=True)) == []
 
 
+@pytest.mark.long
 def test_many_objects_are_checked_in_seconds(storage, registry, monkeypatch):
     """The listing of a large store is stood in for: what is timed is the check, not a disk."""
     from state_ops.storage.store import StoredFile

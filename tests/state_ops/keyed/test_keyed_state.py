@@ -23,6 +23,7 @@ from state_ops.schema.descriptors import ListOf
 from state_ops.schema.key_groups import key_groups
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
+from tests.tools.sampling import rounds
 
 GROUPS = 16
 KEYS = pa.schema([("k", pa.string())])
@@ -324,9 +325,10 @@ OPERATIONS = st.lists(
 )
 
 
+@rounds(3)
 @given(st.lists(OPERATIONS, max_size=4))
-@settings(max_examples=60)
-def test_any_sequence_gives_what_a_dict_gives(batches):
+@settings(max_examples=20)
+def test_any_sequence_gives_what_a_dict_gives(round_, batches):
     handle, model = Handle(MemoryBackend()), {}
     for operations in batches:
         frame = keyed(k=list("abcd"))

@@ -15,6 +15,7 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import DamageError, PipelineError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId
 from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
+from tests.tools.sampling import rounds
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
@@ -107,9 +108,10 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@rounds(3)
+@settings(max_examples=100)
 @given(l1=st.integers(1, 3), l2=st.integers(0, 2), steps=_STEPS)
-def test_it_gets_and_puts_exactly_what_the_model_says_and_its_content_is_that_of_a_dict(l1, l2, steps) -> None:
+def test_it_gets_and_puts_exactly_what_the_model_says_and_its_content_is_that_of_a_dict(round_, l1, l2, steps) -> None:
     backend, model = Recorded(), Model(l1, l2)
     cache = a_cache(backend, l1, l2)
     for step in steps:
@@ -144,14 +146,15 @@ def test_it_gets_and_puts_exactly_what_the_model_says_and_its_content_is_that_of
     assert backend.content() == model.truth
 
 
-@settings(max_examples=200)
+@rounds(2)
+@settings(max_examples=100)
 @given(
     l1=st.integers(1, 4),
     l2=st.integers(0, 4),
     batches=st.lists(st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 4)), max_size=12), max_size=12),
 )
 def test_a_batch_of_keys_costs_one_multi_get_and_one_write_at_most_and_has_the_content_of_a_dict(
-    l1, l2, batches
+    round_, l1, l2, batches
 ) -> None:
     backend, truth = Recorded(), {}
     cache = a_cache(backend, l1, l2)

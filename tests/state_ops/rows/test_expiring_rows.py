@@ -25,7 +25,7 @@ from state_ops.schema.key_codec import decode_keys
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.state_schema import StateSchema
 from tests.state_ops.rows.test_row_store import GROUPS, KEYS, ROOMY, frame_of
-from tests.tools.sampling import sampled
+from tests.tools.sampling import rounds, sampled
 
 SCHEMA = StateSchema.build([("over", pa.timestamp("us", tz="UTC"), True, None)])
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -72,9 +72,12 @@ def indexed(backend: MemoryBackend) -> list[tuple[Key, int]]:
 
 
 @pytest.mark.parametrize("modulus", sampled([pytest.param(3, id="collisions"), pytest.param(1 << 62, id="hashes")]))
+@rounds(3)
 @given(epochs=epochs, most_bytes=st.sampled_from([0, 150, ROOMY]), pending_bytes=st.sampled_from([0, ROOMY]))
-@settings(max_examples=60)
-def test_what_is_over_is_forgotten_with_its_entries_and_nothing_else(modulus, epochs, most_bytes, pending_bytes):
+@settings(max_examples=20)
+def test_what_is_over_is_forgotten_with_its_entries_and_nothing_else(
+    round_, modulus, epochs, most_bytes, pending_bytes
+):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as scratch:
         patch.setattr(row_store, "xxhash64", lambda columns: xxhash64(columns) % np.uint64(modulus))
         patch.setattr(row_store, "_PENDING_BYTES", pending_bytes)

@@ -273,6 +273,7 @@ def flip(file: Path) -> None:
         stream.write(bytes([byte ^ 0x10]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("restored_from", sampled(["local files", "storage"]))
 def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path, restored_from):
     days = flights_input.prepare(tmp_path / "days")[:6]
