@@ -35,6 +35,7 @@ Misbehaving = Callable[[str], int]
 # -- the registry
 
 
+@pytest.mark.long
 def test_the_rows_of_many_checkpoints_are_asked_for_together(bucket: Bucket, proxy: Proxy):
     registry = Registry(bucket.storage(), APP)
     registry.take_over()
@@ -189,6 +190,7 @@ def test_a_pipeline_lives_in_a_bucket(bucket: Bucket, tmp_path: Path):
     assert bucket.half_done() == []
 
 
+@pytest.mark.long
 def test_damage_in_the_bucket_is_found_before_it_is_used(bucket: Bucket, tmp_path: Path):
     counting.land(bucket, 1)
     settings = counting.configured(bucket, tmp_path / "work")

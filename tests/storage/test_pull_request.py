@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations.pull_request import review
 from pipelines.runtime.run.run import RunOptions, run
@@ -16,6 +18,7 @@ def _reads_alone(request: Request) -> Answer | None:
     return None if request.method in ("GET", "HEAD") else refused(403, "AccessDenied")
 
 
+@pytest.mark.long
 def test_production_in_a_bucket_is_only_read(bucket: Bucket, proxy: Proxy, tmp_path: Path):
     retained = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3", "WEIR_SPARK__PARALLELISM": "2"}
     here = counting.configured(bucket, tmp_path / "work", **retained)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -38,6 +39,7 @@ def test_state_in_a_bucket_is_read_asked_and_exported(bucket: Bucket, tmp_path: 
     assert (version, {row["id"]: row["rows"] for row in exported}) == (0, expected)
 
 
+@pytest.mark.long
 def test_an_export_to_a_store_that_is_busy_with_the_first_file_of_each_kind_is_written_once(
     bucket: Bucket, misbehaving: Callable[[str], int], quick_retries: None, tmp_path: Path
 ):
