@@ -94,6 +94,7 @@ def test_one_run_replays_all_days_and_waits_for_approval(works):
     assert not works.promote(branch, dry_run=False).success, "it is gone"
 
 
+@pytest.mark.long
 def test_the_promote_job_accepts_only_what_a_dry_run_has_shown(works):
     works.backfill("2026-01-02", "2026-01-03")
     (branch,) = [fork.branch.name for fork in forks.forks(pipeline, works.plant.site.settings)]

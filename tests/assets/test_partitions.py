@@ -162,6 +162,7 @@ def sink_is_away(context: object, checkpoints: object) -> None:
     raise OSError("the sink was away")
 
 
+@pytest.mark.long
 def test_other_partitions_in_the_settings_are_shown_at_the_next_tick(calendar):
     def shown(**changed: str) -> list[str]:
         calendar.plant.site.options["WEIR_PIPELINES__SENSORS__PARTITIONS"] = json.dumps(JANUARY | changed)

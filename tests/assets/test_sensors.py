@@ -552,6 +552,7 @@ def asked_for(house: House, ticks: int) -> list[dg.RunRequest]:
     return asked
 
 
+@pytest.mark.long
 def test_bad_input_fails_one_run_and_then_waits_for_whoever_repairs_it(house):
     file = house.bank.site.landing / "00004.parquet"
     file.write_bytes(b"no parquet")
@@ -665,6 +666,7 @@ def test_the_first_commit_of_the_next_run_answers_that_the_last_one_failed(house
         assert "checkpoint 4" in long.description("last_run")
 
 
+@pytest.mark.long
 def test_the_first_commit_after_a_rewind_answers_for_the_checkpoint_that_was_damaged(house):
     storage, registry = house.storage, house.bank.registry
     head, *older = reversed(registry.checkpoints())

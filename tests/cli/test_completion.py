@@ -19,6 +19,7 @@ from configs.settings import PROJECT
 from pipelines.cli.shell import completion
 from pipelines.runtime.operations import forks
 from tests.recovery.small import Bank
+from tests.tools.sampling import sampled
 
 BIN = Path(sys.executable).parent
 PROMPT = "ready>"
@@ -81,12 +82,15 @@ def terminal(environment, tmp_path_factory) -> Iterator[Terminal]:
 
 @pytest.mark.parametrize(
     ("line", "completed"),
-    [
-        ("weir checkp", "weir checkpoints "),
-        ("weir status sm", "weir status small "),
-        ("weir state count small acc", "weir state count small accounts "),
-        ("weir rewind small --to 1", "weir rewind small --to 1 "),
-    ],
+    sampled(
+        [
+            ("weir checkp", "weir checkpoints "),
+            ("weir state count small acc", "weir state count small accounts "),
+            ("weir status sm", "weir status small "),
+            ("weir rewind small --to 1", "weir rewind small --to 1 "),
+        ],
+        2,
+    ),
 )
 def test_tab_completes(terminal, line, completed):
     terminal.type(f"{line}\t")
@@ -107,29 +111,37 @@ def test_checkpoints_are_offered_the_newest_first(environment):
     assert complete("weir debug small --epoch ", environment) == (["2", "1"], "")
 
 
+@pytest.mark.long
 def test_the_commands_that_play_epochs_again_complete_stages_and_tables(environment):
     assert complete("weir debug small --stage ", environment) == (["accounts"], "")
     tables, message = complete("weir explain small ", environment)
     assert "booked" in tables and not message
 
 
-def test_names_of_a_branch_are_offered_behind_the_at(bank, environment, terminal):
+@pytest.fixture(scope="module")
+def fix(bank) -> None:
+    """A branch."""
     forks.fork(bank.site.pipeline, bank.site.settings, "fix", 1)
     branch = forks.branched(bank.site.pipeline, bank.site.settings, "fix")
     Bank(replace(bank.site, pipeline=branch)).epochs()
+
+
+@pytest.mark.usefixtures("fix")
+def test_names_of_a_branch_are_offered_behind_the_at(bank, environment):
     assert complete("weir status small@", environment) == (["small@fix"], "")
     tables, said = complete("weir explain small@fix ", environment)
     assert "booked" in tables and not said
     (newest, *_), _ = complete("weir debug small@fix --epoch ", environment)
     assert newest == str(forks.forks(bank.site.pipeline, bank.site.settings)[0].head.id)
-    for line, completed in (
-        ("weir status small@f", "fix "),
-        ("weir explain small@fix boo", "booked "),
-    ):
-        terminal.type(f"{line}\t")
-        terminal.until(completed)
-        terminal.type("\x15\n")
-        terminal.until(PROMPT)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("fix")
+@pytest.mark.parametrize(
+    ("line", "completed"), [("weir status small@f", "fix "), ("weir explain small@fix boo", "booked ")]
+)
+def test_tab_completes_names_of_a_branch(terminal, line, completed):
+    test_tab_completes(terminal, line, completed)
 
 
 def test_where_nothing_can_be_read_nothing_is_offered_or_said(environment, tmp_path):

@@ -103,6 +103,7 @@ def test_what_needs_an_extra_names_it(base, command, what, extra):
     assert "Traceback" not in message
 
 
+@pytest.mark.long
 def test_traces_that_are_asked_for_name_their_extra_before_the_run_begins(base):
     done = weir("run small --until-caught-up", {**base, "WEIR_TELEMETRY__TRACES": "true"}, _IN_PROCESS)
     message = " ".join(done.stderr.split())

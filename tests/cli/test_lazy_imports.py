@@ -84,6 +84,7 @@ def test_a_command_that_reads_loads_neither_pandas_nor_spark_nor_structlog(envir
     assert not {name.partition(".")[0] for name in loaded} & {"pandas", "pyspark", "dagster", "structlog"}
 
 
+@pytest.mark.long
 def test_a_command_that_reads_takes_frames_of_pandas_and_logs_to_stderr(environment, tmp_path):
     """An author's module may import pandas and structlog, and do with them at once what it likes."""
     (tmp_path / "heavy.py").write_text(
@@ -106,7 +107,7 @@ def test_a_command_that_reads_begins_no_threads_for_linear_algebra(environment):
     assert done.stdout.endswith("\n1\n"), done.stderr
 
 
-@pytest.mark.parametrize("command", ["status small --json", "top small --json"])
+@pytest.mark.parametrize("command", sampled(["status small --json", "top small --json"]))
 def test_what_is_asked_often_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(environment, command):
     printed, loaded, _ = loaded_by(command, environment)
     shown = json.loads(printed)
@@ -137,6 +138,7 @@ def test_the_list_of_commands_says_of_each_what_it_says_itself():
         assert " ".join(str(main._summary(name)).split()) == " ".join(str(command.help).split())
 
 
+@pytest.mark.long
 def test_nanoseconds_are_shown_without_pandas():
     """Of which Python has none, and which pyarrow otherwise makes values of pandas'."""
     code = """

@@ -17,7 +17,7 @@ from tests.playbooks.actions import act
 from tests.playbooks.project import Project
 from tests.tools.sampling import sampled
 
-_SHORT = {"corrupt-checkpoint", "disk-full"}
+_SHORT = {"disk-full"}
 _SAID_BY_OTHERS = {"Unable to reach the user code server", "file is not a database", "No space left on device"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,8 +22,14 @@ SAMPLE = [(source, SINKS[at % len(SINKS)]) for at, source in enumerate(SOURCES)]
 
 
 @pytest.fixture(scope="module")
-def empty(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate(template, tmp_path_factory.mktemp("new") / "shop", {"example": False})
+def untouched(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project to be copied."""
+    return generate(template, tmp_path_factory.mktemp("untouched") / "shop", {"example": False})
+
+
+@pytest.fixture(scope="module")
+def empty(untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(untouched, tmp_path_factory.mktemp("new") / "shop")
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +101,8 @@ def test_plan_accepts_what_asks_a_server_that_is_up(project: Path, kafka: KafkaT
     planned(project, [*names, "generator_to_postgres"], PG=PASSWORD, **variables)
 
 
-def test_the_command_says_what_it_wrote_and_overwrites_nothing(template: Path, tmp_path: Path):
-    project = generate(template, tmp_path / "shop", {"example": False})
+def test_the_command_says_what_it_wrote_and_overwrites_nothing(untouched: Path, tmp_path: Path):
+    project = shutil.copytree(untouched, tmp_path / "shop")
     config = project / "configs" / "dev.yaml"
     config.write_text(
         "# first line\n\npipelines:   # mine\n  other: {object: shop.other:pipeline}\n\nlease: {ttl_seconds: 9}\n"

@@ -27,6 +27,7 @@ from pipelines.runtime.operations import forks
 from state_ops.coordination import lease
 from tests.recovery.small import Bank, until
 from tests.runtime.debugging.test_debug import digests
+from tests.tools.sampling import sampled
 from tests.tools.terminal import Terminal
 
 COORDINATOR = """
@@ -150,7 +151,7 @@ def asked(watched: Watched) -> int:
     return sum(number for name, number in counts.items() if name.startswith("requests_"))
 
 
-@pytest.mark.parametrize("retained", [2, 14])
+@pytest.mark.parametrize("retained", sampled([2, 14]))
 def test_a_look_asks_for_a_dozen_objects_however_many_checkpoints_are_retained(tmp_path, retained):
     bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED=str(retained))
     bank.epochs(*range(1, retained + 2))
