@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,6 +20,7 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.state_reader import Change
 from state_ops.errors import WeirError
 
+_PLAIN_COLUMN = re.compile(r"(?P<name>\w+|`[^`]+`)(?:\s+as\s+(?P<as>\w+|`[^`]+`))?", re.IGNORECASE)
 _KEYS = 5
 """Of how many keys of a stage before it the rows are traced."""
 
@@ -233,7 +235,22 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            traces.append(_through(playing, upstream, values, of_stage))
+            earlier = _before_select(stage, values)
+            if len(earlier) < len(values):
+                untraced.append(f"rows of {upstream.uid}: {stage.uid} makes {', '.join(values)} of other columns")
+            else:
+                traces.append(_through(playing, upstream, earlier, of_stage))
         elif of_stage:
             untraced.append(f"rows of {upstream.uid}: weir explain asks its table")
     return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))
+
+
+def _before_select(stage: Stage, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by the columns of a stage's input that they stand in, without those that its SQL computes."""
+    if not stage.columns:
+        return dict(values)
+    columns = [match for sql in stage.columns if (match := _PLAIN_COLUMN.fullmatch(sql.strip())) is not None]
+    taken = {(match["as"] or match["name"]).strip("`"): match["name"].strip("`") for match in columns}
+    if any(sql.strip() == "*" for sql in stage.columns):
+        taken = {name: name for name in values} | taken
+    return {taken[name]: value for name, value in values.items() if name in taken}
