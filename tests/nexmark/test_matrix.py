@@ -19,7 +19,7 @@ import pytest
 from benchmarks.nexmark.generate import STREAMS, Options
 from benchmarks.nexmark.run import available
 from configs.settings import PROJECT
-from tests.nexmark.generated import House, needs_spark
+from tests.nexmark.generated import House
 
 pytestmark = pytest.mark.long
 
@@ -61,7 +61,7 @@ def shuffle(folder: Path, draw: random.Random) -> None:
 def test_a_run_that_is_killed_again_and_again_hands_out_each_row_once(house, tmp_path, query, parallelism):
     draw, kills, work = random.Random(f"{query} {parallelism}"), 0, tmp_path / "work"
     checkpoints = work / "storage" / query / "registry" / "checkpoints" / "_delta_log"
-    in_process = not needs_spark(query) and draw.random() < 0.8
+    in_process = draw.random() < 0.8
     words = ["--input", house.input, "--out", tmp_path / "out", "--work", work, "--queries", query]
     words += ["--parallelism", parallelism, *(["--in-process"] if in_process else []), "--files"]
     command = [sys.executable, "-m", "benchmarks.nexmark.run", *map(str, words)]

@@ -14,7 +14,6 @@ from benchmarks.nexmark.run import Options, played
 from benchmarks.nexmark.state import BOUNDED, curve, growth, page
 from pipelines.runtime.epoch import scheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from tests.nexmark.generated import needs_spark
 
 pytestmark = pytest.mark.long
 
@@ -30,14 +29,11 @@ def events(tmp_path_factory):
 
 
 @pytest.mark.parametrize("query", BOUNDED)
-def test_state_is_bounded(request, monkeypatch, events, tmp_path, query):
+def test_state_is_bounded(monkeypatch, events, tmp_path, query):
     ticks = count()  # five seconds of processing time at each look, however slow the machine is
     now = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone) + timedelta(seconds=5 * next(ticks)))
     monkeypatch.setattr(scheduler, "datetime", now)
-    if needs_spark(query):
-        request.getfixturevalue("spark")
-    executor = None if needs_spark(query) else InMemoryExecutor()
-    stages = curve(played(query, events, tmp_path / "work", Options(files=1), executor))
+    stages = curve(played(query, events, tmp_path / "work", Options(files=1), InMemoryExecutor()))
     for uid in BOUNDED[query]:
         sizes = stages[uid]["bytes"]
         assert len(sizes) >= EPOCHS
