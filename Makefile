@@ -38,10 +38,10 @@ demo-fraud: $(STAMP) ## Run the card_fraud pipeline on generated payments, and c
 demo-kafka: $(STAMP) ## Run the clickstream pipeline on a Kafka broker of its own
 	@$(PY) -m infra.demo_kafka
 
-test: $(STAMP) ## Run the tests, of those that take long a sample (13 minutes on two cores)
+test: $(STAMP) ## Run the tests, of those that take long a sample (10 minutes on two cores)
 	@$(MEMORY) $(PY) -m pytest tests -m "not s3 and not long" -n 4 --pin-workers --dist loadfile --no-loadscope-reorder
 
-test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks (36 minutes)
+test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks (three quarters of an hour)
 	@$(PY) -m pytest tests -m long -n 4 --dist loadfile --no-loadscope-reorder
 
 s3: $(STAMP) ## Run a pipeline with Spark on S3 (moto's server)
