@@ -221,7 +221,11 @@ class _Facts:
         if key is None:
             return seen, None
         rows = Same(self._as_it_came()) if self._output == LATE else self._bounds()
-        traced = trace(self._playing, stage, key, int(at.id), rows, seen)
+        try:
+            traced = trace(self._playing, stage, key, int(at.id), rows, seen)
+        except WeirError as error:  # storage that may only be read takes no hold, say
+            self._say(Certainty.UNKNOWN, f"which rows made the key's state: {error.what}")
+            return seen, None
         self._of_trace(traced)
         return seen, traced
 

@@ -34,8 +34,9 @@ from pipelines.api import (
     window,
 )
 from pipelines.debugging import Certainty, Explained
+from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations import forks
-from state_ops.errors import ConfigurationError
+from state_ops.errors import ConfigurationError, WeirError
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
@@ -174,6 +175,18 @@ def test_a_row_is_traced_by_the_columns_that_a_select_has_renamed(tmp_path, colu
         assert renaming.unknown == ("rows of first: second makes at of other columns",)
     else:
         assert set(rows.select("_file", "_row").rows()) == in_files(bank.site.landing, condition)
+
+
+def test_what_is_known_of_a_row_is_said_although_its_key_cannot_be_followed(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise WeirError("The storage takes no hold.", where="here", next="Ask for the right to write it.")
+
+    bank = Bank.at(tmp_path, **RETAINED)
+    bank.epochs(1, 2)
+    monkeypatch.setattr(state_reader, "history", refused)
+    seen = explain(bank, "booked", "id = 'k3'")
+    assert seen.trace is None and seen.played is not None and seen.origin.epoch is not None
+    assert "which rows made the key's state: The storage takes no hold." in said(seen, Certainty.UNKNOWN)
 
 
 def as_texts(rows: pl.DataFrame, epoch: Epoch) -> pl.DataFrame:
