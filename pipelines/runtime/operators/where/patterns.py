@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from pipelines.runtime.operators.where.expressions import BOOLEAN, INTEGER, STRING, Expression, Refused, Type
+from pipelines.runtime.operators.where.texts import empty_where_none
 
 _CLASSES = {"d": "0-9", "w": "a-zA-Z_0-9", "s": r" \t\n\x0B\x0C\r"}
 _NO_LINE_END = r"[^\n\r\x{85}\x{2028}\x{2029}]"
@@ -200,7 +201,6 @@ def extracted(arguments: Sequence[Expression], sql: str) -> Expression:
         raise Refused(f"{sql}: there is no such group, which Spark refuses")
 
     def part(values: pl.Series) -> pl.Series:
-        parts = values.str.extract(written, group).fill_null("")
-        return parts.zip_with(values.is_not_null(), values)
+        return empty_where_none(values.str.extract(written, group), values)
 
     return Expression(Type(STRING), lambda rows: part(text.of(rows)), sql, text.may_fail)

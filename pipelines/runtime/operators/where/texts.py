@@ -42,8 +42,7 @@ def split_part(arguments: Sequence[Expression], text: str) -> Expression:
     at = number - 1 if number > 0 else number
 
     def part(values: pl.Series) -> pl.Series:
-        parts = values.str.split(delimiter).list.get(at, null_on_oob=True).fill_null("")
-        return parts.zip_with(values.is_not_null(), values)
+        return empty_where_none(values.str.split(delimiter).list.get(at, null_on_oob=True), values)
 
     return _of(value, part, text)
 
@@ -69,6 +68,11 @@ def check_years(moments: pl.Series, day: int, text: str) -> None:
     """Refuse moments whose year Spark may show otherwise. day: the length of one, as they are held."""
     if ((moments < FIRST_DAY * day) | (moments >= END * day)).any():
         raise Refused(f"{text}: a year before 1 or after 9999")
+
+
+def empty_where_none(parts: pl.Series, values: pl.Series) -> pl.Series:
+    """Parts of texts, "" where a text has no such part, and null where there is no text."""
+    return parts.fill_null("").zip_with(values.is_not_null(), values)
 
 
 def _checked(arguments: Sequence[Expression], kinds: Sequence[str], text: str) -> tuple[Expression, list[Any]]:
