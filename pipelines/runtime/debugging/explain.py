@@ -17,7 +17,7 @@ from pipelines.runtime.debugging.recording import INPUT
 from pipelines.runtime.debugging.replay import DIRECTORY, Playing
 from pipelines.runtime.debugging.table_row import Origin, TableRow, origin, row_of, writer_of
 from pipelines.runtime.debugging.tracing import Bounds, Same, Trace, trace
-from pipelines.runtime.definition import LATE, LATE_TIME, ROW, Pipeline, Stage
+from pipelines.runtime.definition import LATE, LATE_TIME, ROW, Pipeline, Stage, input_name
 from pipelines.runtime.inspection.state_reader import chain
 from pipelines.runtime.inspection.view import parsed
 from pipelines.runtime.operators.joins.join import LATE_SIDE
@@ -259,7 +259,7 @@ class _Facts:
         if lane is stage.sides[1]:
             of_side |= {name.removesuffix(suffix): of_side[name] for name in of_side if name.endswith(suffix)}
         keys = {theirs: values[name] for name, theirs in zip(stage.key, lane.key, strict=True)}
-        return {**of_side, **keys, INPUT: lane.input.uid if isinstance(lane.input, Stage) else lane.input.name}
+        return {**of_side, **keys, INPUT: input_name(lane)}
 
     def _key(self) -> list[Any] | None:
         """The row's key, by its columns."""

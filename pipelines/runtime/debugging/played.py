@@ -16,7 +16,7 @@ from pipelines.runtime.debugging.recording import of_input
 from pipelines.runtime.debugging.replay import EpochReplay, Playing
 from pipelines.runtime.debugging.states import states
 from pipelines.runtime.debugging.stopping import Debugger, of_key, stopping
-from pipelines.runtime.definition import LATE, MAIN, Pipeline, Stage
+from pipelines.runtime.definition import LATE, MAIN, Pipeline, Stage, input_name
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.inspection.view import parsed
 from state_ops.arrow import frames
@@ -364,7 +364,7 @@ def rows_by_input(
     there = [table if key is None else of_key(table, stage.key, key) for table in tables if table is not None]
     inputs = {}
     for side, lane in enumerate(stage.lanes):
-        name = lane.input.uid if isinstance(lane.input, Stage) else lane.input.name
+        name = input_name(lane)
         rows = [of_input(stage, side, table) for table in there]
         name = name if name not in inputs else f"{name} ({side})"
         inputs[name] = (

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import LATE, ROW, Stage
+from pipelines.runtime.definition import LATE, ROW, Stage, input_name
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.execution.in_process import InMemoryExecutor, filtered, routed
@@ -155,7 +155,7 @@ class _Origins:
     def read(self, lane: Stage, rows: Landed | Channel) -> list[pa.Table]:
         """The rows as the stage's function sees them."""
         tables = []
-        name = lane.input.uid if isinstance(lane.input, Stage) else lane.input.name
+        name = input_name(lane)
         first = len(self._places)
         evaluated = self._by_spark(lane, rows)
         if evaluated is not None or not isinstance(rows, Landed):

@@ -27,7 +27,16 @@ from pipelines.runtime.definition.operators import (
     Window,
 )
 from pipelines.runtime.definition.pipeline import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Pipeline
-from pipelines.runtime.definition.stage import Input, Stage, check_changes, is_clocked, is_timed, reading, sources_of
+from pipelines.runtime.definition.stage import (
+    Input,
+    Stage,
+    check_changes,
+    input_name,
+    is_clocked,
+    is_timed,
+    reading,
+    sources_of,
+)
 from state_ops.snapshots.stage_upload import MAIN
 
 __all__ = [
@@ -69,6 +78,7 @@ __all__ = [
     "TopN",
     "Window",
     "check_changes",
+    "input_name",
     "is_clocked",
     "is_timed",
     "reading",

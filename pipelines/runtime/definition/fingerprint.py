@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.runtime.definition.pipeline import Pipeline
-from pipelines.runtime.definition.stage import Stage
+from pipelines.runtime.definition.stage import Stage, input_name
 
 # Weir's own packages, which are shipped whole.
 PACKAGES = ("configs", "state_ops", "pipelines")
@@ -57,7 +57,7 @@ def fingerprint_of_stage(stage: Stage) -> str:
     walk = _Walk()
     walk.write(stage.uid)
     for lane in stage.lanes:
-        walk.write(isinstance(lane.input, Stage), lane.input.uid if isinstance(lane.input, Stage) else lane.input.name)
+        walk.write(isinstance(lane.input, Stage), input_name(lane))
     for field in fields(stage):
         if field.name not in (_FOR_PEOPLE | _BEFORE | _BESIDE):
             walk.write(field.name)

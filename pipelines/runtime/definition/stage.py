@@ -365,6 +365,11 @@ def _check_input(given: object) -> None:
         )
 
 
+def input_name(stage: Stage) -> str:
+    """The uid of the stage that a stage reads, or the name of its source."""
+    return stage.input.uid if isinstance(stage.input, Stage) else stage.input.name
+
+
 def sources_of(input: Input) -> tuple[Source, ...]:
     """The sources at the far end of an input, each once."""
     if isinstance(input, Source):
@@ -440,7 +445,7 @@ def _check_outputs(stage: Stage) -> None:
 def _check_from_output(stage: Stage) -> None:
     """Whether the stage before has the output that this one reads."""
     if not isinstance(stage.input, Stage) or stage.from_output not in stage.input.readable:
-        before = stage.input.uid if isinstance(stage.input, Stage) else stage.input.name
+        before = input_name(stage)
         raise PipelineError(
             f"{stage.uid} reads the output {stage.from_output!r} of {before}, which has none of that name.",
             where=f"stage {stage.uid}",
