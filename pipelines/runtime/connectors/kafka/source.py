@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,6 +48,7 @@ log = Logger("weir.source")
 _EXTRA = ("key", "headers", "timestamp", "partition", "offset", "topic")
 _PLACE = "__weir_offset"
 _MESSAGE_BYTES = 1000  # of a message, as long as none has been read
+_LAST_COMMIT_S = 5.0  # how long the end of a run waits for the group's offsets
 _LIKE = '{"topics": {"clicks": {"id": "...", "offsets": {"0": 17}}}}'
 _RETENTION = "docs/playbooks/kafka.md"
 
@@ -154,6 +156,7 @@ class KafkaConnector:
         self._group = default if source.group is None else opening.resolve(source.group)
         self._rows = _decoder(source, source.extra)
         self._is_stale = False
+        self._committing: Future[Any] | None = None
         self._idle: list[Consumer] = []
         self._lock = threading.Lock()
         self._message_bytes = float(_MESSAGE_BYTES)
@@ -343,7 +346,8 @@ class KafkaConnector:
             futures = self._client.admin.alter_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(self._group, offsets)], request_timeout=self._client.timeout_s
             )
-            futures[self._group].add_done_callback(self._say)
+            self._committing = futures[self._group]
+            self._committing.add_done_callback(self._say)
         except (WeirError, self._client.kafka.KafkaException, ValueError) as error:
             log.debug("group offsets were not committed", error=self._client.hidden(str(error)))
 
@@ -352,6 +356,8 @@ class KafkaConnector:
             consumers, self._idle = self._idle, []
         for consumer in consumers:
             consumer.close()
+        if self._committing is not None:  # closing the client would give it up
+            wait([self._committing], min(_LAST_COMMIT_S, self._client.timeout_s))
         self._client.close()
 
     def _say(self, future: Any) -> None:
