@@ -72,7 +72,10 @@ def stop(
     ] = False,
     savepoint: Annotated[str | None, typer.Option(help="At the end, name the newest checkpoint so.")] = None,
 ) -> None:
-    """Ask the running coordinator to end at its next barrier, and wait for it."""
+    """Ask the running coordinator to end at its next barrier, and wait for it.
+
+    Sensors begin nothing until a person does (`weir run`, `weir resume`, Materialize), also where no coordinator ran.
+    """
     definition, settings = find(pipeline)
     storage, _ = open_storage(definition, settings)
     reason = "weir stop --drain" if drain else "weir stop"
@@ -81,6 +84,7 @@ def stop(
     request = Request(requests.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
     if end(definition, settings, request, waiting=waiting):
         out.print(f"{pipeline} {'drained' if drain else 'stopped'} and ended at a barrier.")
+        _say_suspended(pipeline)
         return
     if drain:
         out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
@@ -91,6 +95,12 @@ def stop(
     if savepoint is not None:
         pin = maintenance.savepoint(definition, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
         out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
+    _say_suspended(pipeline)
+
+
+def _say_suspended(pipeline: str) -> None:
+    """Say who begins again, because a sensor that starts no run looks as if it were broken."""
+    out.print(f"Sensors begin nothing until `weir resume {pipeline}`, `weir run {pipeline}` or Materialize.")
 
 
 def resume(pipeline: Name) -> None:

@@ -82,6 +82,16 @@ def test_a_pipeline_that_a_person_ended_while_nothing_ran_is_not_begun_again_by_
     assert f"weir {ending.split()[0]}" in ticked(bank).reason
 
 
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_stop_says_that_sensors_wait_for_a_person_although_nothing_ran(bank, monkeypatch, capsys, drain):
+    monkeypatch.setattr(running, "_follow", lambda *_: None)  # what drains; it needs Spark
+    running.stop("small", drain=drain, savepoint=None)
+    printed = capsys.readouterr().out
+    assert printed.startswith("No coordinator of small is running")
+    assert printed.endswith("Sensors begin nothing until `weir resume small`, `weir run small` or Materialize.\n")
+    assert ticked(bank).action is sensor.Action.WAIT
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so(bank, ending, capsys):
     ENDINGS[ending]()
