@@ -6,12 +6,13 @@ import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 import yaml
 
-from pipelines.cli.new.scaffold import SINKS, SOURCES
+from pipelines.cli.new.scaffold import SINKS, SOURCES, render
 from tests.template.projects import generate, passes, run
 from tests.tools.kafka import KafkaTopics
 from tests.tools.postgres_server import PASSWORD, Postgres
@@ -99,6 +100,17 @@ def test_plan_accepts_what_asks_a_server_that_is_up(project: Path, kafka: KafkaT
         postgres.rows(f"CREATE TABLE postgres_to_{sink} ({columns})")
     names = [f"{source}_to_{sink}" for source in ("kafka", "delta", "postgres") for sink in SINKS]
     planned(project, [*names, "generator_to_postgres"], PG=PASSWORD, **variables)
+
+
+@pytest.mark.parametrize("name", ["user", "order", "end"])
+def test_the_table_that_is_read_may_be_called_as_a_word_of_sql(postgres: Postgres, name: str):
+    """FROM user would be who is logged in, and FROM order is no SQL."""
+    values = {"pipeline": name, "package": "shop", "source": "postgres", "sink": "postgres"}
+    module: dict[str, Any] = {"__name__": name}
+    exec(render("pipeline.py.j2", values), module)
+    postgres.rows(f'CREATE TABLE "{name}" (customer text, amount float8, at timestamptz, tx xid8)')
+    postgres.rows(f"INSERT INTO \"{name}\" VALUES ('ada', 1, NULL, NULL)")
+    assert postgres.rows(module["pipeline"].sources[0].query) == [("ada", 1.0, None, None)]
 
 
 def test_the_command_says_what_it_wrote_and_overwrites_nothing(untouched: Path, tmp_path: Path):
