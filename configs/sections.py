@@ -692,8 +692,8 @@ class TelemetrySettings(Section):
         None,
         pattern=_ENDPOINT,
         description=(
-            "Where a collector takes OTLP over HTTP, such as `http://collector:4318`. null: as"
-            " OTEL_EXPORTER_OTLP_ENDPOINT says, else `http://localhost:4318`. What is secret goes into"
+            "Where a collector takes OTLP over HTTP, such as `http://collector:4318`, with or without `/v1/traces`."
+            " null: as OTEL_EXPORTER_OTLP_ENDPOINT says, else `http://localhost:4318`. What is secret goes into"
             " OTEL_EXPORTER_OTLP_HEADERS."
         ),
     )

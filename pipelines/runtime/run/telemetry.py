@@ -33,6 +33,7 @@ log = Logger("weir.telemetry")
 Traced = Callable[[EpochTimes], None]
 
 _SEND_SECONDS, _GOODBYE_SECONDS = 10.0, 5.0
+_PATH = "/v1/traces"
 _QUEUE = 8192  # spans; more are dropped
 _SUBTASKS = 64  # of a stage, the slowest ones
 _PHASES = {
@@ -79,7 +80,7 @@ class Sender:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        endpoint = None if settings.otlp_endpoint is None else f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"
+        endpoint = None if settings.otlp_endpoint is None else _of_traces(settings.otlp_endpoint)
         logging.getLogger(trace_exporter.__name__).addFilter(_is_of_others)
         logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
         resource = Resource.create()
@@ -122,6 +123,11 @@ class Sender:
         ending.join(_GOODBYE_SECONDS)
         if ending.is_alive():  # the exporter tries again for longer than a run that ends waits for it
             self._exporter.is_away()
+
+
+def _of_traces(endpoint: str) -> str:
+    """Where a collector takes traces; the setting may name that itself, as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT does."""
+    return f"{endpoint.rstrip('/').removesuffix(_PATH)}{_PATH}"
 
 
 class _WarningOnce:

@@ -54,14 +54,15 @@ def collecting() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            if not collector.refuses:
+            takes = self.path == "/v1/traces" and not collector.refuses
+            if takes:
                 request = ExportTraceServiceRequest.FromString(body)
                 for resource in request.resource_spans:
                     collector.resources.append(
                         {item.key: item.value.string_value for item in resource.resource.attributes}
                     )
                     collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
-            self.send_response(400 if collector.refuses or self.path != "/v1/traces" else 200)
+            self.send_response(200 if takes else 400)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -248,6 +249,12 @@ def test_a_collector_is_spoken_of_when_it_goes_and_when_it_is_back(tmp_path, col
     sender.close()
     events = [entry["event"].partition(";")[0] for entry in logged]
     assert events == ["traces do not reach the collector", "traces reach the collector again"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/traces", "/v1/traces/"])
+def test_the_endpoint_may_name_where_a_collector_takes_traces(tmp_path, collector, path):
+    traced(tmp_path, collector.url + path).epochs(1)
+    assert len(collector.of(1)) > 1
 
 
 def test_a_tracer_that_fails_ends_no_epoch(tmp_path, collector, monkeypatch):
