@@ -172,7 +172,7 @@ def today(
         )
         raise PipelineError(
             f"What the state of {uid} looks like cannot be told: "
-            f"{finding.what if finding else 'a stage before it does not fit'}.",
+            f"{finding.what.rstrip('.') if finding else 'a stage before it does not fit'}.",
             where=f"stage {uid}",
             next=(finding.next if finding else None)
             or "Let the first file land, which need not be read, and try again.",

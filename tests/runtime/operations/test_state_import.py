@@ -49,6 +49,7 @@ from state_ops.keyed import ttl
 from state_ops.keyed.imported_rows import fitting
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
+from tests.recovery import small
 from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
@@ -184,6 +185,15 @@ def test_values_are_cast_where_each_fits():
     with pytest.raises(InputError, match=r"'small' holds what int8 cannot: .*200.*: row 2: ") as refused:
         fitting(bad, keys, schema, "")
     assert "the column 'texts' has a null in texts.item, which cannot be null" in str(refused.value)
+
+
+def test_a_stage_that_does_not_fit_its_input_is_refused_with_what_is_wrong(tmp_path):
+    bank = Bank.at(tmp_path)
+    bank.land(1)
+    other = Pipeline("small", (replace(small.accounts, key=("nobody",)),), max_parallelism=8)
+    with pytest.raises(PipelineError, match="looks like cannot be told: ") as refused:
+        write(Bank(replace(bank.site, pipeline=other)), frame(totals(1)))
+    assert not refused.value.what.endswith(".."), refused.value.what
 
 
 @pytest.mark.parametrize("at", sampled(["commit", "edited", "upload"]))
