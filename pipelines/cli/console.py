@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -44,6 +44,45 @@ class ErrorStream(logs.Stderr):
         return sys.stderr.isatty()
 
 
+class _Prints(ErrorStream):
+    """Takes what authors' code prints, for stderr, while stdout is for data alone.
+
+    Attributes:
+        stdout: Where the data go.
+    """
+
+    def __init__(self, stdout: TextIO) -> None:
+        self.stdout = stdout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)  # a file's other methods, which authors' code may call
+
+
+@contextmanager
+def data_alone() -> Iterator[None]:
+    """Keep stdout for data: what authors' code prints while the `with` block lasts goes to stderr."""
+    with redirect_stdout(cast(TextIO, _Prints(_stdout()))):
+        yield
+
+
+@contextmanager
+def handing_out() -> Iterator[None]:
+    """Write data to stdout while the `with` block lasts, also within `data_alone`."""
+    with redirect_stdout(_stdout()):
+        yield
+
+
+def _stdout() -> TextIO:
+    return sys.stdout.stdout if isinstance(sys.stdout, _Prints) else sys.stdout
+
+
+def is_for_programs(context: typer.Context, value: Any) -> Any:
+    """Keep stdout for data until the command ends, if an option (`--json`, or a `--format` but table) asks for them."""
+    if value not in (False, "table") and not context.resilient_parsing:
+        context.find_root().with_resource(data_alone())  # which is left also where another argument is refused
+    return value
+
+
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(file=cast(TextIO, ErrorStream()), highlight=False, soft_wrap=True)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -77,7 +116,9 @@ AtSavepoint = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="At the checkpoint of this savepoint.", autocompletion=completion.savepoints),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", callback=is_for_programs, help="Print one JSON document and nothing else.")
+]
 
 
 @contextmanager
@@ -233,7 +274,8 @@ def moment(text: str, registry: Registry) -> int | str:
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(as_json(value, indent=2) + "\n")
+    with handing_out():
+        sys.stdout.write(as_json(value, indent=2) + "\n")
 
 
 def short(path: str) -> str:

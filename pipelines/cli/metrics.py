@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from configs.settings import load
-from pipelines.cli.console import err, waiting
+from pipelines.cli.console import data_alone, err, waiting
 from pipelines.cli.shell import completion
 from state_ops.errors import ConfigurationError
 
@@ -50,7 +50,7 @@ def metrics(
     served = CollectorRegistry()
     served.register(Exporter(names, settings))
     if once:
-        with waiting("reading the storage of each pipeline"):
+        with data_alone(), waiting("reading the storage of each pipeline"):
             text = generate_latest(served).decode()
         sys.stdout.write(text)
         return

@@ -24,6 +24,8 @@ from pipelines.cli.console import (
     Yes,
     answer,
     err,
+    handing_out,
+    is_for_programs,
     moment,
     one_of,
     out,
@@ -58,7 +60,10 @@ app = typer.Typer(
 
 Stage = Annotated[str, typer.Argument(help="The stage's uid.", metavar="STAGE", autocompletion=completion.stages)]
 Key = Annotated[list[str], typer.Option("--key", help="The key; once for each key column, in order.")]
-Shape = Annotated[Format, typer.Option("--format", help="table is for people; json is one object a line.")]
+Shape = Annotated[
+    Format,
+    typer.Option("--format", callback=is_for_programs, help="table is for people; json is one object a line."),
+]
 Output = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write there; - is stdout. The file appears when it is whole.")
 ]
@@ -182,7 +187,9 @@ def state_diff(
     format: Shape = Format.TABLE,
     output: Output = None,
     force: Force = False,
-    json: Annotated[bool, typer.Option("--json", help="Counts and a sample as one JSON document.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", callback=is_for_programs, help="Counts and a sample as one JSON document.")
+    ] = False,
 ) -> None:
     """What changed in a stage's state from A to B: counts and a sample; with --format json, parquet or arrow every difference."""
     definition, settings = find(pipeline)
@@ -248,13 +255,13 @@ def _hand_out(
     """
     to_stdout = format is not Format.TABLE and output in (None, STDOUT)
     tables = _while_read(tables, to_stdout)
-    with _piped():
+    with handing_out(), _piped():
         if format is Format.TABLE:
             show(schema, tables, shown, also)
             return
         written = write(schema, tables, format, output, force)
-    if output not in (None, STDOUT):
-        out.print(f"{counted(written, 'row', 'is', 'are')} in {escape(str(output))}.")
+        if output not in (None, STDOUT):
+            out.print(f"{counted(written, 'row', 'is', 'are')} in {escape(str(output))}.")
 
 
 def _while_read(tables: Iterable[pa.Table], to_stdout: bool) -> Iterator[pa.Table]:

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from configs.settings import load
-from pipelines.cli.console import Json, Name, err, print_json, waiting
+from pipelines.cli.console import Json, Name, data_alone, err, print_json, waiting
 from pipelines.cli.shell import completion
 from pipelines.loading import named
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -67,7 +67,8 @@ def ci(
             next="Make the directory, or name another file.",
         )
     try:
-        tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
+        with data_alone():  # the comment is printed too
+            tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
     except SystemExit as left:  # with whose code it would end, 0 perhaps
         raise StageError(
             f"The code of {pipeline} has left Python, by sys.exit({left.code!r}): nothing was compared.",
