@@ -31,7 +31,8 @@ _HEAD = """# Configuration
 
 `configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be overridden by
 an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. `null`, lists and mappings
-are written as in YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. Relative paths are relative to the project.
+are written as in YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. A name that the file has may itself have two
+underscores in a row, as that of a pipeline may: the longest one that fits is meant. Relative paths are relative to the project.
 All errors are reported at once, each with its key and where it came from. An editor that knows YAML completes keys, shows what
 they mean and marks wrong ones by `configs/settings.schema.json`, which a file of settings names in its first line:
 `# yaml-language-server: $schema=settings.schema.json`.

@@ -1,8 +1,8 @@
 """All settings: pydantic models over `configs/<env>.yaml` with `WEIR_` environment overrides, parsed once.
 
 `WEIR_ENV` chooses the file (default `dev`), `WEIR_CONFIG` names another file. `WEIR_STORAGE__ROOT=...` overrides
-`storage.root`, and so on, two underscores a level. Relative paths are relative to the project, the folder above
-`configs/`. It is found from the working directory (`configs/project.py`).
+`storage.root`, and so on, two underscores a level; a key that the file has may itself have two in a row. Relative paths
+are relative to the project, the folder above `configs/`. It is found from the working directory (`configs/project.py`).
 """
 
 from __future__ import annotations
@@ -266,15 +266,27 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
-    keys = variable.removeprefix("WEIR_").lower().split("__")
+    rest, keys = variable.removeprefix("WEIR_").lower(), list[str]()
     node = raw
-    for key in keys[:-1]:
+    while True:
+        key = _first_key(rest, node)
+        keys.append(key)
+        if key == rest:
+            break
+        rest = rest[len(key) + 2 :]
         child = node.setdefault(key, {})
         if not isinstance(child, dict):
             child = node[key] = {}
         node = child
-    node[keys[-1]] = _value(variable, text)
+    node[key] = _value(variable, text)
     origin[".".join(keys)] = variable
+
+
+def _first_key(path: str, node: Mapping[Any, Any]) -> str:
+    """The first key of a variable's path: the longest that is there, whose name may have two underscores in a row, as
+    that of a pipeline may; else what comes before the first two."""
+    there = (key for key in node if isinstance(key, str) and f"{path}__".startswith(f"{key}__"))
+    return max(there, key=len, default=path.partition("__")[0])
 
 
 def _value(variable: str, text: str) -> Any:

@@ -351,6 +351,21 @@ def test_variables_override_the_file_at_any_depth(config):
     assert loaded.storage.root == "2024", "a path that looks like a number stays a path"
 
 
+def test_a_variable_names_what_the_file_calls_with_two_underscores_in_a_row(config):
+    names = ("a", "a__b", "a__b__c", "a_")
+    pipelines = ", ".join(f"{name}: {{object: 'm:{name}', params: {{x__y: '0'}}}}" for name in names)
+    loaded = config(
+        f"pipelines: {{{pipelines}}}",
+        WEIR_PIPELINES__A__PARAMS="{x: '1'}",
+        WEIR_PIPELINES__A__B__PARAMS__X__Y="2",
+        WEIR_PIPELINES__A__B__C__PARAMS__Z="3",
+        WEIR_PIPELINES__A___OBJECT="other:a_",
+    ).pipelines
+    params = {"a": {"x": "1"}, "a__b": {"x__y": "2"}, "a__b__c": {"x__y": "0", "z": "3"}, "a_": {"x__y": "0"}}
+    assert {name: of.params for name, of in loaded.items()} == params
+    assert [loaded[name].object for name in names] == ["m:a", "m:a__b", "m:a__b__c", "other:a_"]
+
+
 def test_a_variable_says_null_where_the_file_may(config):
     loaded = config(
         "spark: {python: python3.12}\nrestore: {recovery_time_objective_seconds: 60}",
