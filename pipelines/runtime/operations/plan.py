@@ -125,14 +125,18 @@ def compared(
     head: Checkpoint | None,
     executor: Executor,
     *,
-    asks_sinks: bool = True,
+    only_code: bool = False,
 ) -> StatePlan:
     """Compare a pipeline as it is now with a checkpoint, as `plan` does, without a hold.
 
     Args:
-        asks_sinks: Whether sinks that are no tables are asked whether they take the rows, which connects to them.
+        only_code: Whether the code alone is judged: sinks that are no tables are not asked whether they take the rows,
+            which connects to them.
+
+    Raises:
+        TransientError: Of `only_code`: a source, or storage, does not answer. Otherwise that is a finding too.
     """
-    builder = PlanBuilder(pipeline, settings, storage, registry, head, executor, asks_sinks=asks_sinks)
+    builder = PlanBuilder(pipeline, settings, storage, registry, head, executor, only_code=only_code)
     builder.all()
     return StatePlan(pipeline.name, head, builder.ordered(), builder.samples, tuple(builder.spark), builder.where)
 
@@ -192,15 +196,15 @@ class PlanBuilder:
         head: Checkpoint | None,
         executor: Executor,
         *,
-        asks_sinks: bool = True,
+        only_code: bool = False,
     ) -> None:
         self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
-        self._head, self._executor, self._asks_sinks = head, executor, asks_sinks
+        self._head, self._executor, self._only_code = head, executor, only_code
         self._sinks, self._lookups = Sinks(pipeline, settings, storage), Lookups(pipeline, settings)
         self.sources: dict[str, pa.Schema | None] = {}
         self._inputs: dict[str, pa.Schema] = {}
         self.shapes: dict[str, Shapes] = {}
-        self.findings = Findings()
+        self.findings = Findings(raises_transient=only_code)
         self._state = None if head is None else StateCheck(pipeline, settings, storage, registry, head, self.findings)
         self.spark: list[str] = []
         self.where: dict[str, str | None] = {}
@@ -238,7 +242,7 @@ class PlanBuilder:
         work, which might change that."""
         changed = any(finding.aspect == "delivery" for finding in self.findings)
         holder, newest = lease.read(self._storage), self._registry.head()
-        is_at_rest = self._asks_sinks and lease.alive(holder) is False and not unpublished(self._registry)
+        is_at_rest = not self._only_code and lease.alive(holder) is False and not unpublished(self._registry)
         if not changed or not is_at_rest or newest is None or newest.id != head.id:
             return
         with self._sinks:
@@ -436,7 +440,7 @@ class PlanBuilder:
     def _look_at_tables(self, stage: Stage, fixed: Shapes) -> None:
         for sink, schema in sinks_of(stage, fixed):
             of = "table" if self._pipeline.is_table(sink) else "sink"
-            if of == "sink" and not self._asks_sinks:
+            if of == "sink" and self._only_code:
                 what = "it was not asked whether it takes the rows, since it lies outside of the storage that is read"
                 self.findings.report(of, sink.name, "columns", Verdict.UNKNOWN, what)
                 continue

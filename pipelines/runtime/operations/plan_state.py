@@ -24,7 +24,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, to_micros
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
-from state_ops.errors import WeirError
+from state_ops.errors import TransientError, WeirError
 from state_ops.keyed.scan import scan_state
 from state_ops.keyed.timers import are_set
 from state_ops.keyed.ttl import Expiry, Ttl
@@ -49,7 +49,15 @@ class Sample:
 
 
 class Findings(list[Finding]):
-    """What has been found so far."""
+    """What has been found so far.
+
+    Args:
+        raises_transient: Whether what does not answer ends the plan, instead of being a finding.
+    """
+
+    def __init__(self, *, raises_transient: bool = False) -> None:
+        super().__init__()
+        self._raises_transient = raises_transient
 
     def report(self, kind: str, name: str, aspect: str, verdict: Verdict, what: str, next: str | None = None) -> None:
         self.append(Finding(kind, name, aspect, verdict, what, next))
@@ -58,6 +66,8 @@ class Findings(list[Finding]):
         self.report(kind, name, aspect, Verdict.COMPATIBLE, what, next)
 
     def refuse(self, kind: str, name: str, aspect: str, error: WeirError) -> None:
+        if self._raises_transient and isinstance(error, TransientError):
+            raise error
         self.report(kind, name, aspect, Verdict.REFUSED, error.what, error.next)
 
 

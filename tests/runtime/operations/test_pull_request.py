@@ -415,15 +415,19 @@ def test_what_is_expected_of_a_table_with_keys_is_not_asked_of_its_changes(tmp_p
     assert same.found == () and any("of the table totals after a restore was not asked" in note for note in same.notes)
 
 
-def test_what_is_away_for_a_while_is_no_fault_of_the_code(tmp_path, monkeypatch):
+@pytest.mark.parametrize("asked", ["look", "preview", "plan_again"])
+def test_what_is_away_for_a_while_is_no_fault_of_the_code(tmp_path, monkeypatch, weir, asked):
+    """The plan asks a source what waits there and which columns that has; the replay reads it again."""
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
 
     def away(*asked, **options):
         raise TransientError("The landing directory does not answer.")
 
-    monkeypatch.setattr(FilesReader, "plan_again", away)
+    monkeypatch.setattr(FilesReader, asked, away)
     with pytest.raises(TransientError, match="does not answer"):
         tried(bank)
+    shown = weir(bank.site, "ci", "small", "--in-process")
+    assert shown.code == 1 and "does not answer" in shown.err and "refused" not in shown.out + shown.err
 
 
 def test_another_machine_than_productions_may_take_its_time_for_an_epoch(tmp_path):

@@ -344,7 +344,7 @@ class _Trial:
     def _plan(self, storage: ReadOnlyStorage, registry: Registry, looking: Settings, runs: Executor) -> StatePlan:
         head, stops = registry.head(), True
         try:
-            plan = compared(self._as_production(), looking, storage, registry, head, runs, asks_sinks=False)
+            plan = compared(self._as_production(), looking, storage, registry, head, runs, only_code=True)
             stops = plan.stops
             return plan
         finally:
