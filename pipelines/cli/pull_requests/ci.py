@@ -78,7 +78,7 @@ def ci(
         output.write_text(comment.markdown(tried, samples), encoding="utf-8")
         err.print(escape(f"{comment.verdict(tried)}. The comment: {output}"))
     if json:
-        print_json(tried.to_dict())
+        print_json(tried.to_dict(values=samples > 0))
     elif output is None:
         typer.echo(comment.markdown(tried, samples), nl=False)
     if tried.fails(fails):

@@ -370,7 +370,7 @@ def test_rows_that_a_gate_sets_aside_are_decided_anew(tmp_path):
     assert "0 rows were set aside; in production 3" in comment.markdown(without)
 
 
-def test_what_is_expected_of_a_restore_is_asked(tmp_path):
+def test_what_is_expected_of_a_restore_is_asked_and_without_samples_no_value_is_shown(tmp_path, weir):
     bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
     bank.site.options["WEIR_PIPELINES__SMALL__ON_RESTORE"] = json.dumps(
         [{"state": "accounts", "expect": "ExpectColumnMaxToBeBetween", "column": "total", "max_value": 2}]
@@ -379,6 +379,10 @@ def test_what_is_expected_of_a_restore_is_asked(tmp_path):
 
     held = tried(bank, load_pipeline("small", bank.site.settings))
     assert held.found == ("gates",) and "would refuse a restore" in comment.markdown(held)
+    (outcome,) = json.loads(weir(bank.site, "ci", "small", "--in-process", "--json").out)["gates"]
+    assert "found " in outcome["example"]
+    (outcome,) = json.loads(weir(bank.site, "ci", "small", "--in-process", "--json", "--samples", "0").out)["gates"]
+    assert outcome["failed"] and outcome["example"] == ""
 
 
 def test_more_rows_than_may_be_set_aside_are_a_gate_that_would_hold_and_no_fault_of_the_code(tmp_path):
@@ -389,6 +393,8 @@ def test_more_rows_than_may_be_set_aside_are_a_gate_that_would_hold_and_no_fault
     text = comment.markdown(held)
     assert text.startswith("**weir ci small: a gate would hold epoch 2**") and "max_value=5" in text
     assert "e.g." in text and "e.g." not in comment.markdown(held, sample=0)
+    errors = [held.to_dict(values=values)["failed"]["error"] for values in (True, False)]
+    assert "e.g." in errors[0] and "e.g." not in errors[1]
 
 
 def ones(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:

@@ -24,7 +24,6 @@ from pipelines.runtime.operations.pull_request.review import (
     ROWS,
     STATE,
     Review,
-    first_line_of,
     to_commit_seconds,
 )
 from pipelines.runtime.operations.pull_request.taking import in_words
@@ -151,10 +150,7 @@ def _failure(review: Review, shown: int) -> Iterator[str]:
     failed = review.failed
     assert failed is not None
     yield "### What ended it"
-    if failed.cause == GATES and not shown:
-        yield "More rows than a gate may set aside; what it has seen of them is left out, like all values."
-        return
-    yield _code(failed.error if shown else first_line_of(failed.error))
+    yield _code(failed.in_words(values=bool(shown)))
     if failed.traceback and shown:
         lines = failed.traceback.rstrip().splitlines()[-_SHOWN:]
         yield _details("The trace", _code("\n".join(lines)))

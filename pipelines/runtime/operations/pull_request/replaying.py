@@ -87,6 +87,15 @@ class Failed:
     error: str
     traceback: str = ""
 
+    def in_words(self, *, values: bool) -> str:
+        """The error. Without values, of a gate what it stands for, and of all else the first line, which says what
+        happened."""
+        if values:
+            return self.error
+        if self.cause == "gates":
+            return "More rows than a gate may set aside; what it has seen of them is left out, like all values."
+        return self.error.partition("\n")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:

@@ -175,8 +175,8 @@ class Review:
         """Whether something is found that is named among `KINDS`."""
         return not set(on).isdisjoint(self.found)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready but for the values of samples."""
+    def to_dict(self, *, values: bool = True) -> dict[str, Any]:
+        """JSON-ready but for the values of samples. values: what gates have seen of rows is in it, too."""
         chosen = self.chosen
         return {
             "pipeline": self.pipeline,
@@ -188,7 +188,7 @@ class Review:
             "epochs": [_epoch_to_dict(epoch) for epoch in self.played],
             "failed": None
             if self.failed is None
-            else {"epoch": self.failed.epoch, "cause": self.failed.cause, "error": self.failed.error},
+            else {"epoch": self.failed.epoch, "cause": self.failed.cause, "error": self.failed.in_words(values=values)},
             "tables": {table.table: table.to_dict() for table in self.tables},
             "state": {
                 state.stage: {
@@ -208,7 +208,7 @@ class Review:
                     "failed": list(outcome.failed),
                     "asked": outcome.asked,
                     "failed_before": outcome.before,
-                    "example": outcome.example,
+                    "example": outcome.example if values else "",
                 }
                 for outcome in self.gates
             ],
