@@ -64,7 +64,7 @@ def _table(rows: Any) -> pa.Table:
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if isinstance(rows, pl.DataFrame):
-        return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
+        return frames.exported(rows)
     if frames.is_pandas(rows):
         return pa.Table.from_pandas(rows, preserve_index=False)
     if hasattr(rows, "toArrow"):  # Spark

@@ -247,7 +247,7 @@ def arrow(frame: Any, where: str = "") -> pa.Table:
     if isinstance(frame, pa.RecordBatch):
         return canonical(pa.Table.from_batches([frame]))
     if isinstance(frame, pl.DataFrame):
-        return canonical(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+        return canonical(exported(frame))
     if is_pandas(frame):
         return canonical(pa.Table.from_pandas(frame, preserve_index=False))
     if hasattr(frame, "__arrow_c_stream__"):
@@ -257,6 +257,29 @@ def arrow(frame: Any, where: str = "") -> pa.Table:
         where=where,
         next="Return a polars.DataFrame, a pandas.DataFrame or a pyarrow.Table.",
     )
+
+
+def exported(frame: pl.DataFrame) -> pa.Table:
+    """A Polars frame as an Arrow table, in the types in which Polars hands its columns out.
+
+    Of a column without rows that was cut out of another one, and of the elements of lists that are all empty, Polars
+    says where they began and hands out no bytes. Arrow fails when it copies such arrays, so they are taken anew.
+    """
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    for at, column in enumerate(table.columns):
+        if any(map(_begins_beyond, column.chunks)):
+            chunks = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]
+            table = table.set_column(at, table.field(at), pa.chunked_array(chunks))
+    return table
+
+
+def _begins_beyond(array: pa.Array) -> bool:
+    """Whether an array, or a part of it, has no elements and yet an offset."""
+    if not len(array) and array.offset:
+        return True
+    if pa.types.is_struct(array.type):
+        return any(_begins_beyond(array.field(number)) for number in range(array.type.num_fields))
+    return pa.types.is_nested(array.type) and _begins_beyond(array.values)
 
 
 def is_pandas(frame: Any) -> bool:
@@ -334,7 +357,7 @@ def _python_value(value: pa.Scalar) -> Any:
 def stored(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
     """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers,
     nanoseconds, time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
-    return frame.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(schema)
+    return exported(frame.select(schema.names)).cast(schema)
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from tests.tools.sampling import sampled
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
+ROWS = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("v", pa.int64())])
 
 
 def at(minutes: float, key: str = "a", **other: object) -> dict:
@@ -172,6 +173,14 @@ def test_a_value_that_comes_in_several_parts_of_a_closing_window_counts_once(mon
     run.epoch([at(2, v=7)])
     closed = run.epoch([at(1, v=8), at(5, v=7), at(15, v=8), at(17, v=9)], drain=True)
     assert closed["values"].to_list() == [2, 3, 2]
+
+
+def test_a_window_of_nulls_beside_those_that_close_has_no_distinct_values():
+    run = testing.run(counted(every="10m", about=agg.approx_distinct("v")), schema=ROWS)
+    run.epoch([at(1, v=None)])
+    closed = run.epoch([at(11, v=None), *(at(5, key, v=4) for key in "abcdefghijklmnop")])
+    assert closed["about"].to_list() == [1] * 16
+    assert run.epoch(drain=True)["about"].to_list() == [0]
 
 
 def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypatch):

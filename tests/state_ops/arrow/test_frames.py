@@ -55,3 +55,16 @@ def test_nanoseconds_within_lists_maps_and_structs_are_cut_too():
 def test_pandas_gets_nulls_as_its_own_and_counts_nan_as_one():
     table = frames.arrow(pd.DataFrame({"fare": [1.5, float("nan"), None]}))
     assert table.column("fare").to_pylist() == [1.5, None, None]
+
+
+@pytest.mark.parametrize("value", [1, {"a": 1}, [1, 2]])
+def test_columns_that_polars_hands_out_without_bytes_can_be_copied(value):
+    lists = pl.Series([[value] * 3, [], []])[1:]
+    none = lists.list.explode(empty_as_null=False)  # a piece without rows, from behind the three
+    table = frames.arrow(none.to_frame("v"))
+    assert len(table.column("v").combine_chunks()) == 0
+    inside = pl.DataFrame({"v": lists}).select(pl.struct("v").alias("s"))
+    assert frames.stored(inside, frames.arrow(inside).schema).column("s").combine_chunks().to_pylist() == [
+        {"v": []},
+        {"v": []},
+    ]
