@@ -174,8 +174,7 @@ class Stage:
         if self.top_n is not None:
             return self.top_n.until is None
         if self.function is None and not self.key:
-            is_kept = not self.columns or any(map(_WITH_CHANGES.fullmatch, self.columns))
-            return is_kept and any(lane.reads_changes for lane in self.lanes)
+            return _keeps_changes(self) and any(lane.reads_changes for lane in self.lanes)
         return self._declares_changes(MAIN)
 
     @property
@@ -397,6 +396,11 @@ def is_clocked(input: Input) -> bool:
     return stage.by_clock or any(map(is_clocked, stage.inputs))
 
 
+def _keeps_changes(stage: Stage) -> bool:
+    """Whether the columns of a select or a union say what became of a row, if those of its input do."""
+    return not stage.columns or any(map(_WITH_CHANGES.fullmatch, stage.columns))
+
+
 def check_changes(stage: Stage, input: Source | Stage) -> None:
     """Whether it can work on rows that are changes. PipelineError if it cannot.
 
@@ -409,7 +413,7 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
     elif stage.aggregation is not None:
         why = next((why for name, agg in stage.aggregation.aggregates if (why := agg.irrevocable(name))), None)
     elif not stage.key and stage.lookup is None:  # it hands them on
-        is_kept = stage.hands_out_changes or CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
+        is_kept = _keeps_changes(stage) or CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
         why = None if is_kept else "its columns leave that one out"
     if why is None:
         return

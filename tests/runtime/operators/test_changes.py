@@ -204,6 +204,21 @@ def test_a_function_that_looks_at_the_column_takes_changes():
         shapes(deduplicate("after", accepting, key="k"), ROWS)
 
 
+def test_changes_that_a_function_makes_are_handed_on_and_aggregated():
+    @stage("made", source=OTHERS, key=None)
+    def made(rows: pl.DataFrame, epoch) -> pl.DataFrame:
+        came = rows.with_columns(_change_type=pl.lit("insert"))
+        gone = rows.filter(pl.col("v") < 0).with_columns(_change_type=pl.lit("delete"))
+        return pl.concat([came, gone])
+
+    some, others = select("some", made, where="v < 5"), select("others", made, "k", "v", "_change_type", where="v >= 5")
+    both = union("both", some, others)
+    counts = aggregate("counts", both, key="k", n=agg.count(), total=agg.sum("v"), sink=delta.append("counts"))
+    run = testing.run_pipeline(Pipeline("p", (made, some, others, both, counts)))
+    handed = run.epoch([{"k": "a", "v": value} for value in (1, -1, 7)])["counts"]
+    assert handed.select("k", "n", "total").rows() == [("a", 2, 8)]
+
+
 def changes_of(given: list[tuple[str, int | None, str]]) -> pa.Table:
     """Rows of a key, a value, and what became of them."""
     k, v, kinds = zip(*given, strict=True) if given else ((), (), ())
