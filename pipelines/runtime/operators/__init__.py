@@ -33,6 +33,7 @@ from pipelines.runtime.operators.base import (
     Shapes,
     check_known_to_polars,
     event_time_of,
+    refuse_patterns,
     refuse_same_names,
 )
 from pipelines.runtime.operators.deduplication import (
@@ -64,6 +65,8 @@ from state_ops.keyed.ttl import Forgotten
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import StateSchema
+
+_OWN_NAMES = "__weir_"
 
 __all__ = [
     "EPOCH",
@@ -130,6 +133,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
                 where=f"stage {stage.uid}",
                 next=f"Its columns are: {', '.join(rows.names)}.",
             )
+    _check_names(stage, rows)
     if not stage.key and stage.lookup is None:
         return stateless_shapes(stage, rows)
     keys = pa.schema([rows.field(name) for name in stage.key])
@@ -140,6 +144,27 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     if operator is None:
         return function_shapes(stage, rows, keys)
     return _SHAPES[type(operator)](stage, operator, rows, keys)
+
+
+def _check_names(stage: Stage, rows: pa.Schema) -> None:
+    """PipelineError for a column whose name is one that Weir gives, or that Polars does not take for a name.
+
+    Args:
+        rows: The columns of the input; of a stage with several, as `sides.wide` has them.
+    """
+    names = list(rows.names)
+    if stage.sides:
+        names.remove(sides.SIDE)
+        for side in range(len(stage.sides)) if stage.key else ():
+            names += sides.values_of(stage, side, rows).names
+    if own := next((name for name in names if name.startswith(_OWN_NAMES)), None):
+        raise PipelineError(
+            f"The input of {stage.uid} has a column {own!r}, and names that begin with {_OWN_NAMES} are Weir's own.",
+            where=f"stage {stage.uid}",
+            next="Rename it in a select before, or in transform=.",
+        )
+    if stage.lookup is None:
+        refuse_patterns(stage.key if stage.top_n is None else rows.names, f"stage {stage.uid}")
 
 
 _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {

@@ -6,6 +6,7 @@ executor, and with nothing changed in `pipelines.testing`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
@@ -29,6 +30,7 @@ from state_ops.schema.state_schema import StateSchema
 from state_ops.snapshots.stage_upload import MAIN as MAIN
 
 _FARTHEST = 1 << 62  # microseconds
+_PATTERN = re.compile(r"|\*|\^.*\$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,17 @@ def check_known_to_polars(stage: Stage, rows: pa.Schema) -> None:
             )
 
 
+def refuse_patterns(names: Iterable[str], where: str) -> None:
+    """PipelineError for a name that Polars takes for a pattern of names, or for none."""
+    strange = next((name for name in names if _PATTERN.fullmatch(name)), None)
+    if strange is not None:
+        raise PipelineError(
+            f"A column is called {strange!r}, which Polars, with which Weir works, takes for a pattern of names.",
+            where=where,
+            next="Rename it in a select before, or in transform=.",
+        )
+
+
 def refuse_same_names(columns: Iterable[pa.Field], where: str, within: str = "") -> None:
     """Refuse columns of a table, and fields of structs, that Delta takes for one: it does not tell capital letters from
     small ones."""
@@ -206,6 +219,7 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
     """The state that holds aggregates of such rows. Raises PipelineError if they do not fit or cannot be stored."""
     fields = []
     for name, agg in aggregates:
+        refuse_patterns([name, *agg.columns], where)
         agg.check(name, rows, where)
         check_condition(name, agg, rows, where)
         fields += agg.parts(name, rows)

@@ -17,6 +17,7 @@ from pipelines import testing
 from pipelines.api import (
     Epoch,
     FileSource,
+    Pipeline,
     Stage,
     State,
     Timestamp,
@@ -26,8 +27,11 @@ from pipelines.api import (
     deduplicate,
     delta,
     files,
+    join,
+    select,
     stage,
     top_n,
+    union,
     window,
 )
 from pipelines.runtime import operators
@@ -628,3 +632,35 @@ def test_a_function_that_takes_arrow_is_given_any_type():
     rows = pa.table({"k": ["a", "a"], "v": pa.array([Decimal(10**40), None], pa.decimal256(50, 0))})
     run = testing.run(counted)
     assert run.epoch(rows)["digits"].to_list() == [str(10**40), None]
+
+
+@pytest.mark.parametrize("name", ["__weir_at", "__weir_group", "__weir_side"])
+def test_columns_of_weirs_own_names_are_refused_instead_of_taken_for_its_own(name):
+    both = {source: files(f"{source}/*.parquet", name=source, event_time="at") for source in "lr"}
+    columns = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", pa.int64()), (name, pa.int64())])
+    stages = [
+        top_n("it", both["l"], key="k", by="v", n=1),
+        aggregate("it", both["l"], key="k", total=agg.sum(name)),
+        select("it", both["l"], "k", name),
+        union("it", *both.values()),
+        join("it", *both.values(), on="k", within=("0s", "1h")),
+    ]
+    for it in stages:
+        with pytest.raises(PipelineError, match=f"it has a column '{name}', and names that begin with __weir_"):
+            testing.run_pipeline(Pipeline("p", (it,)), [{"l": columns.empty_table()}], schema=columns)
+
+
+@pytest.mark.parametrize("name", ["*", "", "^v.*$"])
+def test_columns_whose_names_polars_takes_for_patterns_are_refused_where_it_works_with_them(name):
+    columns = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", pa.int64()), (name, pa.int64())])
+    for it in (
+        top_n("it", EVENTS, key="k", by="v", n=1),
+        aggregate("it", EVENTS, key=name, n=agg.count()),
+        aggregate("it", EVENTS, key="k", total=agg.sum(name)),
+        window("it", EVENTS, key="k", on="at", every="1h", last=agg.last("v"), order_by=name),
+    ):
+        with pytest.raises(PipelineError, match="takes for a pattern of names"):
+            shapes(it, columns)
+    untouched = testing.run(deduplicate("it", EVENTS, key="k", order_by=name), schema=columns)
+    rows = [{"k": "a", "at": NOON, "v": v, name: -v} for v in (1, 2)]
+    assert untouched.epoch(pa.Table.from_pylist(rows, columns))["v"].to_list() == [2]
