@@ -6,7 +6,7 @@ Windows and sessions are handed out, and shown while they are open, by the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import polars as pl
@@ -49,11 +49,21 @@ class EventTimeOperator:
         assert self._progress.now is not None, "processing time is known before an epoch begins"
         return np.full(rows.num_rows, self._progress.now)
 
-    def _note_due(self, sort: int) -> None:
-        """Note when the next window by processing time ends, of those in state."""
-        if self._stage.by_clock:
-            assert self._progress.now is not None, "processing time is known before an epoch begins"
+    def _note_due(self, sort: int, ends: Callable[[], pl.Series | None]) -> None:
+        """Note when the next window by processing time ends, of those in state.
+
+        Args:
+            sort: The id of the state whose entries begin with an end.
+            ends: int64[n], when all open windows end, as far as they are in memory; None: asked of the state.
+        """
+        if not self._stage.by_clock:
+            return
+        assert self._progress.now is not None, "processing time is known before an epoch begins"
+        known = ends()
+        if known is None:
             self.due = time_index.earliest(self._backend, self._groups, sort, self._progress.now)
+        else:
+            self.due = known.filter(known > self._progress.now).min()  # type: ignore[assignment]
 
     def _late(self, rows: pa.Table, late: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
         """Count the rows that are late, and hand them out if they are whole (`Stage.reads`). late: bool[n]."""

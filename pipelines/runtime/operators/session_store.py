@@ -68,6 +68,10 @@ class OpenSessions:
                 self._table = self._scanned(residence.most_bytes)
         return self._table
 
+    def ends(self) -> pl.Series | None:
+        """int64[n], when the open sessions end; None where they are not resident."""
+        return None if self._table is None else self._table[END]
+
     def of(self, keys: pl.DataFrame) -> pl.DataFrame:
         """The open sessions of keys, which are distinct and have their hashes, from the backend."""
         order, names = key_order.encoded(self._arrays(keys), keys[GROUP].to_numpy(), VALUE_STATE)

@@ -128,7 +128,7 @@ class SessionOperator(EventTimeOperator):
 
     def _end(self) -> None:
         self._open.barrier()
-        self._note_due(time_index.MOMENTS)
+        self._note_due(time_index.MOMENTS, self._open.ends)
 
     def _bounded(self, rows: pa.Table, times: np.ndarray) -> pl.DataFrame:
         """What is aggregated of rows, each with the hash of its key and the bounds that it would have as a session of

@@ -124,7 +124,7 @@ class WindowOperator(EventTimeOperator):
     def _write(self) -> None:
         self._rows.barrier()
         self._distinct.barrier()
-        self._note_due(WINDOW_STATE)
+        self._note_due(WINDOW_STATE, lambda: self._rows.values(_WINDOW))
 
     def _close(self, upto: int) -> Iterator[tuple[str, pa.Table]]:
         """Hand out the windows that end by then: their rows in state, and those of this barrier."""

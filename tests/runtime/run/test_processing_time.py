@@ -36,6 +36,10 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
+def at_micros(moment: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=moment)
+
+
 def by_clock(uid: str = "clicked", source=CLICKS, **options):
     shape = {"every": "10s"} if "gap" not in options and "every" not in options else {}
     aggregates = {"rows": agg.count(), "total": agg.sum("amount"), "users": agg.count_distinct("amount")}
@@ -88,6 +92,10 @@ def test_each_window_has_the_rows_of_its_epochs_and_closes_at_the_first_barrier_
         given += [(row["user"], seconds, row["amount"]) for row in rows]
         handed_out += [(seconds, row) for row in out.to_dicts()]
         assert started.acks == () or sum(ack.rows_late for ack in started.acks) == 0
+        by_user = [[moment for name, moment, _ in given if name == user] for user in {name for name, _, _ in given}]
+        ends = [at(end) for moments in by_user for _, end in spans(options, moments) if end > seconds]
+        due = [at_micros(ack.due) for ack in started.acks if ack.due is not None]
+        assert started.acks == () or min(due, default=None) == min(ends, default=None), "what wakes the sensor"
     closed = started.epoch(drain=True, now=at(seconds))
     handed_out += [(None, row) for row in closed.to_dicts()]
     epochs = sorted({moment for _, moment, _ in given} | {moment for moment, _ in handed_out if moment is not None})
