@@ -405,33 +405,40 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
         return {name: [(0, name) if name in inputs[0] else (1, name.removesuffix(suffix))] for name in columns}
     if stage.sides:
         return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
-    if stage.columns:
-        return _lineage_of_columns(stage, columns, inputs[0])
-    origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs[0]}
+    made = _made(stage, inputs[0])
+    origins: dict[str, list[str]] = {name: [name] for name in columns if name in made}
     operator = stage.window or stage.aggregation
     if operator is not None:
         origins = {name: [name] for name in stage.key}
         if stage.window is not None and stage.window.on is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
-            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))
+            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in made if read in agg.names)]))
     if stage.top_n is not None and stage.top_n.rank is not None:
         origins[stage.top_n.rank] = [name for name, _ in stage.top_n.by]
-    return {name: [(0, column) for column in read] for name, read in origins.items() if name in columns and read}
+    of_input = {
+        name: list(
+            dict.fromkeys((0, column) for seen in read for column in made.get(seen, () if stage.columns else (seen,)))
+        )
+        for name, read in origins.items()
+    }
+    return {name: read for name, read in of_input.items() if name in columns and read}
 
 
-def _lineage_of_columns(stage: Stage, columns: Sequence[str], input: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
-    """By column of a select, the columns whose names stand in its SQL; with "*" those of the same names too."""
-    origins: dict[str, list[tuple[int, str]]] = {}
+def _made(stage: Stage, input: Sequence[str]) -> dict[str, list[str]]:
+    """By column that a stage's operator sees, the columns of its input whose names stand in the SQL that makes it."""
+    if not stage.columns:
+        return {column: [column] for column in input}
+    origins: dict[str, list[str]] = {}
     for sql in stage.columns:
         _, named, name = sql.rpartition(" AS ") if " AS " in sql else sql.rpartition(" as ")
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'", "", sql.removesuffix(name) if named else sql)))
-        read = [(0, column) for column in input if column in words]
+        read = [column for column in input if column in words]
         if sql.strip() == "*":
-            origins |= {column: [(0, column)] for column in input}
+            origins |= {column: [column] for column in input}
         elif read:
-            origins[name.strip("` ") if named else read[0][1]] = read
-    return {name: read for name, read in origins.items() if name in columns}
+            origins[name.strip("` ") if named else read[0]] = read
+    return origins
 
 
 def _lineage_of_join(

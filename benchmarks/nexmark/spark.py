@@ -139,10 +139,10 @@ QUERIES = {
         " FROM bid b JOIN auction a ON a.id = b.auction WHERE a.category = 10"
     ),
     "q21": Query(
-        "SELECT auction, bidder, price, channel, channel_id, seq FROM (SELECT *, CASE lower(channel)"
+        "SELECT auction, bidder, price, channel, CASE lower(channel)"
         " WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3'"
-        " ELSE CASE WHEN url RLIKE '(&|^)channel_id=' THEN regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END"
-        " END AS channel_id FROM bid) WHERE channel_id IS NOT NULL"
+        " ELSE regexp_extract(url, '(&|^)channel_id=([^&]*)', 2) END AS channel_id, seq FROM bid"
+        " WHERE lower(channel) IN ('apple', 'google', 'facebook', 'baidu') OR url RLIKE '(&|^)channel_id='"
     ),
     "q22": Query(
         "SELECT auction, bidder, price, channel, split_part(url, '/', 4) AS dir1, split_part(url, '/', 5) AS dir2,"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.api.arguments import gates_of, names_of, side
+from pipelines.api.arguments import columns_of, gates_of, names_of, side
 from pipelines.api.as_of import as_of
 from pipelines.api.connectors import (
     Batch,
@@ -435,6 +435,7 @@ def stage(  # as long as what is said of its arguments
     state: type[State] | None = None,
     order_by: str | Sequence[str] = (),
     where: str | None = None,
+    select: str | Sequence[str] = (),
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
     per_key: bool = False,
@@ -463,7 +464,9 @@ def stage(  # as long as what is said of its arguments
         order_by: Rows reach the function sorted by key, then by these columns, across batches. Without it the order is
             undefined, and the function must not depend on it.
         where: Spark SQL. The rows that it drops are counted.
-        transform: A stateless, deterministic part on a Spark DataFrame.
+        select: The columns that all else here is about, in Spark SQL, as in `select`: ["id", "price * 2 AS twice"].
+            They are made of the rows that `where` keeps, which takes less than a stage of their own.
+        transform: Instead of `select`, a stateless, deterministic part on a Spark DataFrame.
         null_keys: "fail", or "drop" (counted).
         per_key: The function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch
             with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a
@@ -521,6 +524,7 @@ def stage(  # as long as what is said of its arguments
             state=state,
             order_by=names_of(order_by),
             where=where,
+            columns=columns_of(uid, select),
             transform=transform,
             null_keys=null_keys,
             per_key=per_key,

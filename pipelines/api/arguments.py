@@ -64,6 +64,17 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+def columns_of(uid: str, select: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns that a stage makes of its input's, in SQL."""
+    given = (select,) if isinstance(select, str) or not isinstance(select, Iterable) else tuple(select)
+    for column in given:
+        if not isinstance(column, str) or not column.strip():
+            raise PipelineError(
+                f"{column!r} is no column of {uid}.", where=f"stage {uid}", next='Say it in SQL: "price * 2 AS twice".'
+            )
+    return given
+
+
 def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
     """One gate, or several, as a tuple."""
     given: tuple[Any, ...] = tuple(gate) if isinstance(gate, Iterable) and not isinstance(gate, str) else (gate,)

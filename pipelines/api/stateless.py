@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.api.arguments import Side, gates_of, lanes_of, sides_of
+from pipelines.api.arguments import Side, columns_of, gates_of, lanes_of, sides_of
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Gate, Input, Stage, reading
 from state_ops.errors import PipelineError
@@ -31,12 +31,7 @@ def select(
         sink: The table that gets the rows, which come in no order.
         gate: As in `stage`.
     """
-    for column in columns:
-        if not isinstance(column, str) or not column.strip():
-            raise PipelineError(
-                f"{column!r} is no column of {uid}.", where=f"select {uid}", next='Say it in SQL: "price * 2 AS twice".'
-            )
-    what = ", ".join(columns) or "*"
+    what = ", ".join(columns_of(uid, columns)) or "*"
     return Stage(
         uid=uid,
         **reading(source),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pipelines.api.arguments import check_event_time, gates_of, names_of, not_negative, positive
+from pipelines.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Gate, Input, Source, Stage, TopN, reading
@@ -39,6 +39,7 @@ def top_n(  # as long as what is said of its arguments
     ttl: str | timedelta | None = None,
     lateness: str | timedelta = "0s",
     where: str | None = None,
+    select: str | Sequence[str] = (),
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
     sink: Sink | None = None,
@@ -94,7 +95,7 @@ def top_n(  # as long as what is said of its arguments
     if until is None:
         _check_current(uid, columns, sink, rank if ties else None, late, lateness)
     else:
-        _check_final(uid, source, until, ttl, transform)
+        _check_final(uid, source, until, ttl, transform is None and _keeps(columns_of(uid, select), until))
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
@@ -103,6 +104,7 @@ def top_n(  # as long as what is said of its arguments
         key=columns,
         top_n=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
         where=where,
+        columns=columns_of(uid, select),
         transform=transform,
         null_keys=null_keys,
         sink=sink,
@@ -128,20 +130,25 @@ def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tup
     return tuple((column, False) if isinstance(column, str) else (column.column, True) for column in given)
 
 
-def _check_final(uid: str, source: Input, until: str, ttl: object, transform: object) -> None:
+def _keeps(select: tuple[str, ...], column: str) -> bool:
+    """Whether a column is still what it was in the input."""
+    return not select or any(sql.strip().strip("`") in ("*", column) for sql in select)
+
+
+def _check_final(uid: str, source: Input, until: str, ttl: object, is_of_source: bool) -> None:
     place = f"top_n {uid}"
     if ttl is not None:
         raise PipelineError(
             f"{uid} says until=, by which keys are forgotten, and ttl=.", where=place, next="Say one of the two."
         )
     check_event_time(source, f"No ranks of {uid} would ever be final")
-    if isinstance(source, Source) and until == source.event_time and transform is None:
+    if isinstance(source, Source) and until == source.event_time and is_of_source:
         raise PipelineError(
             f"{uid} would lose rows: until={until!r} is the time of its events, and when the watermark has reached"
             " it, other events of that very time may still come.",
             where=place,
-            next="Say the first moment that does not count any more: the end of a window, or a column that a"
-            f" select(...) makes of {until!r}.",
+            next="Say the first moment that does not count any more: the end of a window, or a column that"
+            f" select=[...] makes of {until!r}.",
         )
 
 

@@ -24,6 +24,8 @@ from pipelines.api import (
     Pipeline,
     Stage,
     State,
+    agg,
+    aggregate,
     as_of,
     delta,
     desc,
@@ -312,6 +314,13 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "origin": [(0, "origin")],
         "twice": [(0, "departures")],
         "told": [(0, "origin")],
+    }
+    told = aggregate(
+        "told", hourly, select=["origin", "departures * 2 AS twice", "gap"], key="origin", most=agg.max("twice")
+    )
+    assert lineage(told, ["origin", "most", "departures"], [["origin", "departures", "gap"]]) == {
+        "origin": [(0, "origin")],
+        "most": [(0, "departures")],
     }
     assert lineage(union("all", chosen, hourly), ["origin"], [["origin"], ["origin"]]) == {
         "origin": [(0, "origin"), (1, "origin")]

@@ -1,14 +1,14 @@
 """Bids, bidders and auctions of each day, by how high the price is."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files, select
+from pipelines.api import Pipeline, agg, aggregate, delta, files
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 LOW, MIDDLE, HIGH = "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"
 
-dated = select("dated", bids, "bidder", "auction", "price", "date_format(date_time, 'yyyy-MM-dd') AS day")
 days = aggregate(
     "days",
-    dated,
+    bids,
+    select=["bidder", "auction", "price", "date_format(date_time, 'yyyy-MM-dd') AS day"],
     key="day",
     total_bids=agg.count(),
     rank1_bids=agg.count(where=LOW),
@@ -25,4 +25,4 @@ days = aggregate(
     sink=delta.upsert("q15", key="day"),
 )
 
-pipeline = Pipeline("q15", (dated, days))
+pipeline = Pipeline("q15", (days,))

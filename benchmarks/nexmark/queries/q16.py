@@ -1,20 +1,18 @@
 """Bids, bidders and auctions of each channel and day, by how high the price is."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files, select
+from pipelines.api import Pipeline, agg, aggregate, delta, files
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 LOW, MIDDLE, HIGH = "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"
 
-dated = select(
-    "dated",
-    bids,
-    *("channel", "bidder", "auction", "price"),
-    "date_format(date_time, 'yyyy-MM-dd') AS day",
-    "date_format(date_time, 'HH:mm') AS hm",
-)
 channels = aggregate(
     "channels",
-    dated,
+    bids,
+    select=[
+        *("channel", "bidder", "auction", "price"),
+        "date_format(date_time, 'yyyy-MM-dd') AS day",
+        "date_format(date_time, 'HH:mm') AS hm",
+    ],
     key=["channel", "day"],
     minute=agg.max("hm"),
     total_bids=agg.count(),
@@ -32,4 +30,4 @@ channels = aggregate(
     sink=delta.upsert("q16", key=["channel", "day"]),
 )
 
-pipeline = Pipeline("q16", (dated, channels))
+pipeline = Pipeline("q16", (channels,))

@@ -1,13 +1,13 @@
 """Bids and prices of each auction and day."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files, select
+from pipelines.api import Pipeline, agg, aggregate, delta, files
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 
-dated = select("dated", bids, "auction", "price", "date_format(date_time, 'yyyy-MM-dd') AS day")
 auctions_by_day = aggregate(
     "auctions_by_day",
-    dated,
+    bids,
+    select=["auction", "price", "date_format(date_time, 'yyyy-MM-dd') AS day"],
     key=["auction", "day"],
     total_bids=agg.count(),
     rank1_bids=agg.count(where="price < 10000"),
@@ -20,4 +20,4 @@ auctions_by_day = aggregate(
     sink=delta.upsert("q17", key=["auction", "day"]),
 )
 
-pipeline = Pipeline("q17", (dated, auctions_by_day))
+pipeline = Pipeline("q17", (auctions_by_day,))

@@ -1,20 +1,18 @@
 """The highest bids of each window of 10 s."""
 
-from pipelines.api import Pipeline, delta, desc, files, select, top_n
+from pipelines.api import Pipeline, delta, desc, files, top_n
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 
 START = "unix_micros(date_time) DIV 10000000 * 10000000"
-in_windows = select(
-    "in_windows",
-    bids,
-    *("auction", "price", "bidder", "date_time", "extra"),
-    f"timestamp_micros({START}) AS window_start",
-    f"timestamp_micros({START} + 10000000) AS window_end",
-)
 highest = top_n(
     "highest",
-    in_windows,
+    bids,
+    select=[
+        *("auction", "price", "bidder", "date_time", "extra"),
+        f"timestamp_micros({START}) AS window_start",
+        f"timestamp_micros({START} + 10000000) AS window_end",
+    ],
     key="window_start",
     by=desc("price"),
     n=1,
@@ -25,4 +23,4 @@ highest = top_n(
     sink=delta.append("q7"),
 )
 
-pipeline = Pipeline("q7", (in_windows, highest))
+pipeline = Pipeline("q7", (highest,))

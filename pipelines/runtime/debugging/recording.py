@@ -229,12 +229,10 @@ def _with(table: pa.Table, place: int, at: pa.Array) -> pa.Table:
 
 
 def _filtered(lane: Stage, table: pa.Table) -> pa.Table:
-    """What the stage's where and columns leave: columns are made row by row, of those that its where has kept."""
-    if not lane.columns:
-        return filtered(lane, table)
-    kept = filtered(replace(lane, columns=()), table)
-    columns = filtered(replace(lane, where=None), kept.drop_columns([_FROM, _AT]))
-    return columns.append_column(_FROM, kept.column(_FROM)).append_column(_AT, kept.column(_AT))
+    """What the stage's where and columns leave, and where each row of it is from."""
+    has_all = not lane.columns or any(sql.lstrip().startswith("*") for sql in lane.columns)
+    made = filtered(lane if has_all else replace(lane, columns=(*lane.columns, _FROM, _AT)), table)
+    return made.select([*(name for name in made.column_names if name not in (_FROM, _AT)), _FROM, _AT])
 
 
 def _idle(task: KeyedTask, subtask: int) -> Ack:

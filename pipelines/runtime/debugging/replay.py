@@ -266,7 +266,7 @@ class EpochReplay:
         known without playing all: both have the same key, which no function of an author can have changed, nor what
         Spark evaluates between them."""
         lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
-        is_alike = all(lane.key == upstream.key and lane.transform is None for lane in lanes)
+        is_alike = all(lane.key == upstream.key and lane.transform is None and not lane.columns for lane in lanes)
         if not upstream.key or upstream.function is not None or not is_alike:
             return False
         timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]

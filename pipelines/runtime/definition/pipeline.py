@@ -13,7 +13,7 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import ROWS, Expected
 from pipelines.runtime.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
-from pipelines.runtime.definition.stage import Stage, is_clocked, sources_of
+from pipelines.runtime.definition.stage import Stage, is_clocked, keeps_changes, sources_of
 from state_ops.errors import PipelineError
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.snapshots.stage_upload import MAIN as MAIN
@@ -131,7 +131,7 @@ class Pipeline:
             )
         for stage in self.stages if self.delivery == AT_MOST_ONCE else ():
             lost = next((source.name for source in sources_of(stage) if source.hands_out_changes), None)
-            changes = stage.input.hands_out_changes and stage.transform is None
+            changes = stage.input.hands_out_changes and stage.transform is None and keeps_changes(stage)
             if stage.aggregation is not None and changes and lost is not None:
                 raise PipelineError(
                     f"{stage.uid} takes rows of {lost} back, and of an epoch that is lost it would have none to take "

@@ -38,7 +38,7 @@ class Stage:
     Attributes:
         uid: The stable name by which its state is found.
         key: The key columns; none: it is stateless, and rows stay where they are read.
-        columns: Of a stateless stage, the columns that it makes of its input's, in Spark's SQL; none: all as they are.
+        columns: The columns that its rows have, made of its input's in Spark's SQL; none: all as they are.
         input: What it reads; of a stage with several inputs, the first of them.
         sides: Of a stage with several inputs: each of them as a stage that reads it alone, with the stage's uid, the
             input's own key columns, where and transform. None for a stage with one.
@@ -113,6 +113,7 @@ class Stage:
             StateSchema.of(self.state)
         if self.quarantines:
             _check_quarantine(self)
+        _check_columns(self)
         for lane in self.lanes:
             # Of a transform's rows, their columns tell.
             if lane.reads_changes and lane.transform is None:
@@ -174,7 +175,7 @@ class Stage:
         if self.top_n is not None:
             return self.top_n.until is None
         if self.function is None and not self.key:
-            return _keeps_changes(self) and any(lane.reads_changes for lane in self.lanes)
+            return keeps_changes(self) and any(lane.reads_changes for lane in self.lanes)
         return self._declares_changes(MAIN)
 
     @property
@@ -396,8 +397,8 @@ def is_clocked(input: Input) -> bool:
     return stage.by_clock or any(map(is_clocked, stage.inputs))
 
 
-def _keeps_changes(stage: Stage) -> bool:
-    """Whether the columns of a select or a union say what became of a row, if those of its input do."""
+def keeps_changes(stage: Stage) -> bool:
+    """Whether the columns that a stage makes say what became of a row, if those of its input do."""
     return not stage.columns or any(map(_WITH_CHANGES.fullmatch, stage.columns))
 
 
@@ -408,13 +409,15 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         input: Where they come from.
     """
     why: str | None = "what it made of a row cannot be taken back"
-    if stage.function is not None:
+    if not keeps_changes(stage):
+        is_seen = CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
+        why = None if is_seen else "its columns leave that one out"
+    elif stage.function is not None:
         why = None if stage.accepts_changes else "its function may not look at that column"
     elif stage.aggregation is not None:
         why = next((why for name, agg in stage.aggregation.aggregates if (why := agg.irrevocable(name))), None)
     elif not stage.key and stage.lookup is None:  # it hands them on
-        is_kept = _keeps_changes(stage) or CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
-        why = None if is_kept else "its columns leave that one out"
+        why = None
     if why is None:
         return
     remedy = "accepts_changes=True says that it does. Or leave" if stage.function is not None else "Leave"
@@ -494,6 +497,16 @@ def _check_newest(stage: Stage, sink: Sink) -> None:
         if isinstance(sink, UpsertSink)
         else "Let a stage by that key hand the changes out, or leave the key out if the sink takes them without.",
     )
+
+
+def _check_columns(stage: Stage) -> None:
+    """Whether it is clear what makes the columns that the stage is about."""
+    if stage.columns and stage.transform is not None:
+        raise PipelineError(
+            f"{stage.uid} has a transform, which makes columns of its own, and select={stage.columns!r}.",
+            where=f"stage {stage.uid}",
+            next="Say one of the two.",
+        )
 
 
 def _check_quarantine(stage: Stage) -> None:

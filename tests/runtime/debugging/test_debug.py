@@ -30,6 +30,7 @@ from pipelines.api import (
     files,
     join,
     lookup,
+    select,
     stage,
 )
 from pipelines.runtime.debugging.played import stacked
@@ -463,7 +464,7 @@ def passes(frame):
 
 def by_first_letter(frame):
     """A transform that changes the key."""
-    return frame.selectExpr("substring(id, 1, 1) AS id", "total")
+    return frame.selectExpr("regexp_extract(id, '^(.)', 1) AS id", "total")
 
 
 @pytest.mark.usefixtures("spark")
@@ -476,6 +477,28 @@ def test_rows_of_all_subtasks_before_a_transform_that_changes_the_key_are_played
     bank = Bank(replace(Bank.at(tmp_path, **RETAINED).site, pipeline=pipeline))
     bank.epochs(1, executor=SparkExecutor(bank.site.settings, "tests"))
     seen = debug(bank, 1, stage="letters", key="k", spark=True)
+    assert seen.is_same and seen.after["n"].to_list() == [8]
+
+
+def test_columns_that_sql_makes_are_made_again_row_by_row(tmp_path):
+    """Of a select that says what changes mean, and of an aggregate that makes the key of the stage before another."""
+    sums = aggregate("sums", small.accounts.input, key="id", total=agg.sum("amount"), changes=True)
+    newest = "_change_type IN ('insert', 'update_postimage')"
+    latest = select("latest", sums, "id", "total", where=newest, sink=delta.append("latest"))
+    letters = aggregate(
+        "letters", sums, select=["regexp_extract(id, '^(.)', 1) AS id", "total"], where=newest, key="id",
+        n=agg.count(), highest=agg.max("total"), sink=delta.append("letters"),
+    )  # fmt: skip
+    beside = aggregate(
+        "beside", sums, select=["*", "regexp_extract(id, '^(.)', 1) AS letter"], key="letter", n=agg.count(),
+        sink=delta.append("beside"),
+    )  # fmt: skip
+    bank = bank_of(tmp_path, Pipeline("small", (sums, latest, letters, beside), max_parallelism=8), 1, 2)
+    seen = debug(bank, 2, stage="latest")
+    assert seen.is_same and seen.rows.height == 10
+    seen = debug(bank, 2, stage="letters", key="k")
+    assert seen.is_same and seen.after["n"].to_list() == [16]
+    seen = debug(bank, 2, stage="beside", key="k")
     assert seen.is_same and seen.after["n"].to_list() == [8]
 
 

@@ -1,0 +1,214 @@
+"""Operators whose columns are made by SQL first, against Polars and against a select in front of them."""
+
+from __future__ import annotations
+
+import random
+
+import polars as pl
+import pytest
+
+from pipelines import testing
+from pipelines.api import (
+    Pipeline,
+    State,
+    agg,
+    aggregate,
+    deduplicate,
+    delta,
+    expect,
+    select,
+    stage,
+    top_n,
+    window,
+)
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition.stage import keeps_changes
+from pipelines.runtime.execution.direct_read import narrowed
+from pipelines.runtime.execution.executor import Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations.plan import plan
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.errors import PipelineError
+from tests.runtime.operators.test_changes import CHANGES
+from tests.runtime.operators.test_stateless import COLUMNS, SHOP, land, rows, site_of, slices, table
+
+SQL = [
+    "key % 5 AS key",
+    "timestamp_micros(unix_micros(at) + 3600000000) AS at",
+    "lower(text) AS text",
+    "price * 2 AS price",
+]
+WHERE = "price < 90"
+
+
+class Sum(State):
+    """Of one key."""
+
+    total: int = 0
+
+
+def of(kind: str, uid: str, source, **more) -> Stage:
+    """An operator of each kind over the columns that `SQL` makes."""
+    more = {"key": "key", "sink": delta.append(uid), **more}
+    totals = {"rows": agg.count(), "total": agg.sum("price"), "texts": agg.count_distinct("text")}
+    if kind == "aggregate":
+        return aggregate(uid, source, **more, **totals)
+    if kind == "window":
+        return window(uid, source, on="at", every="1m", size="2m", lateness="1h", **more, **totals)
+    if kind == "sessions":
+        return window(uid, source, on="at", gap="9s", lateness="1h", **more, total=agg.sum("price"))
+    if kind == "deduplicate":
+        return deduplicate(uid, source, on="at", order_by=["at", "price"], ttl="1m", **more)
+    if kind == "top_n":
+        by = ["price", "at"]
+        return top_n(uid, source, by=by, n=2, **{**more, "sink": delta.upsert(uid, key=["key", "rank_number"])})
+    if kind == "per key":
+
+        def summed(key, rows: list[dict], state, epoch) -> list[dict]:
+            total = state.get().total + sum(row["price"] for row in rows)
+            state.update(Sum(total=total))
+            return [{"key": key, "total": total}] if rows else []
+
+        shape = {"key": int, "total": int}
+        return stage(uid, source=source, state=Sum, per_key=True, output=shape, order_by="price", **more)(summed)
+
+    def handed_on(rows: pl.DataFrame, epoch) -> pl.DataFrame:
+        return rows.select("key", "price")
+
+    return stage(uid, source=source, **{**more, "key": None})(handed_on)
+
+
+KINDS = ["aggregate", "window", "sessions", "deduplicate", "top_n", "per key", "function"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_operator_makes_its_columns_as_a_select_in_front_of_it(kind):
+    chosen = select("chosen", SHOP, *SQL, where=WHERE)
+    alone, behind = of(kind, "alone", SHOP, select=SQL, where=WHERE), of(kind, "behind", chosen)
+    pipeline = Pipeline("columns", (alone, chosen, behind))
+    given = slices(rows(len(kind), 120), random.Random(kind), 6)
+    ran = testing.run_pipeline(pipeline, given, schema=COLUMNS, parallelism=3, batch_rows=7, drain=True)
+    first, second = (ran.tables[name].select(sorted(ran.tables[name].columns)) for name in ("alone", "behind"))
+    assert len(first) and first.sort(first.columns).equals(second.sort(second.columns))
+
+
+def test_sums_of_made_columns_are_what_polars_says_however_the_input_is_cut():
+    summed = of("aggregate", "summed", SHOP, select=SQL, where=WHERE)
+    given = rows(7, 200)
+    ran = testing.run_pipeline(
+        Pipeline("columns", (summed,)), slices(given, random.Random(7), 5), schema=COLUMNS, parallelism=2
+    )
+    newest = ran.tables["summed"].sort("epoch").group_by("key", maintain_order=True).last().sort("key")
+    expected = (
+        given.filter(pl.col("price") < 90)
+        .group_by(pl.col("key") % 5)
+        .agg(
+            rows=pl.len(),
+            total=(pl.col("price") * 2).sum(),
+            texts=pl.col("text").str.to_lowercase().drop_nulls().n_unique(),
+        )
+        .sort("key")
+    )
+    assert newest.drop("epoch").rows() == expected.rows()
+    windows = of("window", "windows", SHOP, select=SQL, where=WHERE)
+    testing.assert_slicing_does_not_matter(windows, given.to_dicts(), schema=COLUMNS, trials=3)
+
+
+def test_it_goes_on_through_barriers_that_do_not_wait_and_with_another_parallelism(tmp_path):
+    """What waits behind a barrier has its columns already, and they are not made twice."""
+    chosen = select("chosen", SHOP, "*")
+    counted = aggregate(
+        "counted",
+        chosen,
+        select=["key + 1 AS key", "price"],
+        key="key",
+        total=agg.sum("price"),
+        sink=delta.append("it"),
+    )
+    site = site_of(tmp_path, Pipeline("columns", (chosen, counted)), WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS="0")
+    given, chance = rows(8, 200), random.Random(8)
+    land(site, "shop", slices(given[:100], chance, 4))
+    asked = RunOptions(until_caught_up=True)
+    reports = list(run(site.pipeline, site.settings, asked, InMemoryExecutor(5)))
+    assert any(report.checkpoint.operators["counted"].waiting for report in reports), "rows were left"
+    assert not [finding for finding in plan(site.pipeline, site.settings).findings if finding.verdict.stops]
+    site.options["WEIR_SPARK__PARALLELISM"] = "3"
+    land(site, "shop", slices(given[100:], chance, 4), first=4)
+    list(run(site.pipeline, site.settings, asked, InMemoryExecutor(5)))
+    newest = table(site, "it").sort("epoch").group_by("key", maintain_order=True).last().sort("key")
+    expected = given.group_by(pl.col("key") + 1).agg(pl.col("price").sum()).sort("key")
+    assert newest.select("key", "total").rows() == expected.rows()
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_only_spark_evaluates_is_made_by_spark(tmp_path):
+    summed = [
+        aggregate(
+            uid,
+            SHOP,
+            select=["`key` AS `k.1`", price],
+            where="key > 1",
+            key="k.1",
+            v=agg.sum("v"),
+            sink=delta.append(uid),
+        )
+        for uid, price in (("here", "price * 1 AS v"), ("there", "round(price) AS v"))
+    ]
+    site = site_of(tmp_path, Pipeline("columns", tuple(summed)))
+    given = rows(9, 60)
+    land(site, "shop", [given])
+    site.run(drain=True)
+    expected = given.filter(pl.col("key") > 1).group_by("key").agg(pl.col("price").sum()).sort("key").rows()
+    assert sorted(table(site, "here").drop("epoch").rows()) == expected
+    assert sorted(table(site, "there").drop("epoch").rows()) == expected
+
+
+def test_no_more_is_read_than_the_columns_are_made_of():
+    made = aggregate("made", SHOP, select=["key", "price + 1 AS price"], where="text = 'Tea'", key="key", n=agg.count())
+    landed = Landed(COLUMNS, reader=None, files=())  # type: ignore[arg-type]
+    assert narrowed(made, landed).schema.names == ["key", "text", "price"]
+
+
+def test_changes_are_taken_back_only_where_the_columns_say_them():
+    source = select("named", CHANGES)
+    taking = aggregate("it", source, select=["k", "v * 2 AS v", "_change_type"], key="k", n=agg.count(), v=agg.sum("v"))
+    assert keeps_changes(taking)
+    with pytest.raises(PipelineError, match="its columns leave that one out"):
+        aggregate("it", source, select=["k", "v"], key="k", n=agg.count())
+    with pytest.raises(PipelineError, match="whose rows are changes"):
+        aggregate("it", source, select="*", key="k", highest=agg.max("v"))
+    newest = "_change_type IN ('insert', 'update_postimage')"
+    assert aggregate("it", source, select=["k", "v"], where=newest, key="k", highest=agg.max("v"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"select": [1]}, "1 is no column of it"),
+        ({"select": ["key", " "]}, "' ' is no column of it"),
+        ({"select": agg.count()}, "is no column of it"),
+        ({"select": ["key"], "transform": lambda rows: rows}, "has a transform, which makes columns of its own"),
+        (
+            {"select": ["key"], "gate": expect("ExpectColumnValuesToNotBeNull", column="key", on_failure="quarantine")},
+            "columns of its own",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_made_are_refused_where_they_are_defined(more, message):
+    with pytest.raises(PipelineError, match=message):
+        deduplicate("it", SHOP, key="key", **more)
+
+
+def test_a_column_that_is_not_there_is_named_before_the_first_row():
+    for sql, message in ((["kee AS key"], "names 'kee', which is no column"), (["price"], "has no column 'key'")):
+        made = aggregate("it", SHOP, select=sql, key="key", n=agg.count())
+        with pytest.raises(PipelineError, match=message):
+            testing.run(made, schema=COLUMNS).epoch([{"key": 1, "at": None, "text": "", "price": 1}])
+
+
+def test_ranks_are_not_final_at_the_time_of_their_events_unless_another_is_made_of_it():
+    options = {"key": "key", "by": "price", "n": 1, "until": "at"}
+    for plain in ((), "*", ["key", "price", "at"]):
+        with pytest.raises(PipelineError, match="would lose rows"):
+            top_n("it", SHOP, select=plain, **options)
+    assert top_n("it", SHOP, select=["key", "price", "timestamp_micros(unix_micros(at) + 3600000000) AS at"], **options)
