@@ -376,6 +376,13 @@ def test_slicing_does_not_matter(trials):
     testing.assert_slicing_does_not_matter(Pipeline("one", (extremes,)), given, trials=trials // 2)
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_sketches_are_compared_by_what_they_estimate_of_distinct_values(changes):
+    sketches = totals(about=agg.approx_distinct("v"), half=agg.approx_quantile("v", 0.5), changes=changes)
+    given = rows(*(("a", i, i * 7919 % 5003) for i in range(1500)))
+    testing.assert_slicing_does_not_matter(sketches, given, trials=2)
+
+
 def test_an_aggregate_may_have_the_name_of_what_it_reads_and_read_the_key():
     run = testing.run(totals(v=agg.sum("v"), top=agg.max("v"), same=agg.min("k"), m=agg.first("k"), order_by=["v"]))
     assert run.epoch(rows(("a", 0, 1), ("a", 0, 2))).rows() == [("a", 3, 2, "a", "a", 1)]
