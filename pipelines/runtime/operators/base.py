@@ -288,5 +288,8 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
 
 
 def event_time_of(rows: pa.Table, column: str) -> int | None:
-    """The newest event time in microseconds since 1970 UTC; None if there is none."""
+    """The newest event time in microseconds since 1970 UTC; None if there is none, as where SQL or a transform has made
+    a text or a number of the column."""
+    if not (pa.types.is_timestamp(rows.field(column).type) or pa.types.is_date(rows.field(column).type)):
+        return None
     return cast("int | None", pl.Series(pl.from_arrow(rows.column(column))).dt.epoch("us").max())

@@ -125,6 +125,18 @@ def test_a_window_behind_a_union_closes_by_the_slower_input():
     assert ran.tables["counted"]["n"].sum() == 4
 
 
+@pytest.mark.parametrize("made", ["date_format(at, 'yyyy-MM-dd')", "unix_micros(at) * 2"])
+def test_a_text_or_a_number_in_place_of_the_event_time_moves_no_watermark(made):
+    anew = select("anew", SHOP, "key", "at AS since", f"{made} AS at")
+    counts = window("counts", anew, key="key", on="since", every="1m", n=agg.count(), sink=delta.append("counts"))
+    run = testing.run_pipeline(Pipeline("p", (anew, counts)), schema=COLUMNS)
+    for minute in (0, 1):
+        run.epoch([{"key": 1, "at": START + timedelta(minutes=minute), "text": None, "price": 1}])
+        assert run.stages["anew"].watermark == START + timedelta(minutes=minute)
+    run.epoch(drain=True)
+    assert run.tables["counts"]["n"].to_list() == [1, 1]
+
+
 @pytest.mark.parametrize("trials", sampled([4, 10]))
 def test_slices_do_not_matter_to_what_follows_a_select(trials):
     chosen = select("chosen", SHOP, "key", "at", "price + 1 AS price", where="price IS NOT NULL")
