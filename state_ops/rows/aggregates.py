@@ -147,7 +147,11 @@ class Agg:
             return
         numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal128)
         if not any(is_number(kind) for is_number in numbers):
-            raise PipelineError(f"{name} = {self.kind}({self.column!r}), but that column is {kind}.", where=where)
+            raise PipelineError(
+                f"{name} = {self.kind}({self.column!r}), but that column is {kind}.",
+                where=where,
+                next="Take it of numbers or booleans; cast the column in a select before, or in transform=.",
+            )
 
     def _check_values(self, name: str, kind: pa.DataType, where: str) -> None:
         try:

@@ -15,7 +15,7 @@ from pipelines import testing
 from pipelines.api import Pipeline, agg, as_of, delta, files, side, window
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.operators.joins import as_of as operator
-from state_ops.errors import PipelineError
+from state_ops.errors import InputError, PipelineError
 from tests.runtime.operators.test_join import comparable, cut, ran, site_of, table
 from tests.tools.sampling import sampled
 
@@ -194,6 +194,12 @@ def test_definitions_that_make_no_sense_are_refused():
     renamed = as_of("rated", side(PAYMENTS, time="paid"), RATES, on={"id": "of"})
     with pytest.raises(PipelineError, match="has no column 'paid'"):
         testing.run_pipeline(Pipeline("shop", (renamed,)), [{"payments": [payment(1, 1)]}], schema=SCHEMAS)
+
+
+def test_a_version_without_a_time_is_told_as_one_of_this_stage():
+    run = testing.run_pipeline(pipeline(), schema=SCHEMAS)
+    with pytest.raises(InputError, match=r"1 row has no event time in 'since'.\n  where: as_of rated"):
+        run.epoch({"rates": [{**rate(1, 0), "since": None}]})
 
 
 def test_what_its_state_means_may_not_change_and_another_parallelism_goes_on(tmp_path):

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import ANTI, FULL, LATE_TIME, LEFT, RIGHT, SEMI, Epoch, Join, Stage
+from pipelines.runtime.definition import ANTI, FULL, LATE_TIME, LEFT, RIGHT, SEMI, AsOf, Epoch, Join, Stage
 from pipelines.runtime.operators.base import (
     LATE,
     MAIN,
@@ -98,7 +98,7 @@ class JoinOperator(EventTimeOperator):
         groups: range,
         residence: Residence,
     ) -> None:
-        super().__init__("join", stage, shapes, backend, progress, groups)
+        super().__init__(_kind(join), stage, shapes, backend, progress, groups)
         self._join, self._now = join, to_micros(epoch.now)
         self._counts = Rows(backend, _STATE, shapes.keys, VALUE_STATE, residence)
         outer = {LEFT: (0,), RIGHT: (1,), FULL: (0, 1), ANTI: (0,)}.get(join.how, ())
@@ -455,10 +455,14 @@ def _value_names(stage: Stage, shapes: Shapes) -> tuple[list[str], list[str]]:
     return left, [] if stage.join.how in (SEMI, ANTI) else right
 
 
+def _kind(join: Join) -> str:
+    return "as_of" if isinstance(join, AsOf) else "join"
+
+
 def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> Shapes:
     """The output: key columns, then the left side's columns, then the right side's; of `semi` and `anti` the left
     side's alone. rows: the columns of both, as `sides.wide` has them."""
-    where = f"join {stage.uid}"
+    where = f"{_kind(join)} {stage.uid}"
     columns = [sides.values_of(stage, side, rows) for side in (0, 1)]
     for side, own in enumerate(columns) if join.times is not None else ():
         assert join.times is not None
@@ -509,7 +513,10 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
 def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema:
     """The columns of late rows: the key, which side a row is of and its time, the left side's columns, then the right
     side's."""
-    where, added = f"join {stage.uid}, late", [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))]
+    where, added = (
+        f"{_kind(join)} {stage.uid}, late",
+        [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))],
+    )
     columns = [*keys, *(pa.field(name, kind) for name, kind in added), *left]
     taken = {field.name for field in [*keys, *left]}
     columns += [field.with_name(field.name + join.suffix) if field.name in taken else field for field in right]
