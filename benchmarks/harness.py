@@ -285,7 +285,7 @@ def command(module: str, target: str = "") -> str:
 def render(template: str, **values: Any) -> str:
     """A page from `templates/`."""
     pages = Environment(
-        loader=FileSystemLoader([TEMPLATES, TEMPLATES / "storage"]),
+        loader=FileSystemLoader([TEMPLATES, TEMPLATES / "storage", TEMPLATES / "nexmark"]),
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     pages.filters |= {

@@ -21,8 +21,8 @@ from pipelines.runtime.run import fsck
 from tests.recovery.small import Bank
 from tests.tools.servers import needs
 
-RULES = PROJECT / "infra" / "alerts.yml"
-PLAYED = [PROJECT / "infra" / name for name in ("alerts_test.yml", "alerts_days_test.yml")]
+RULES = PROJECT / "infra" / "prometheus" / "alerts.yml"
+PLAYED = [PROJECT / "infra" / "prometheus" / name for name in ("alerts_test.yml", "alerts_days_test.yml")]
 GUIDE = PROJECT / "docs" / "how-to" / "monitoring.md"
 FROM_PROMETHEUS = {"up"}
 

@@ -59,7 +59,7 @@ def test_every_page_is_in_the_index_and_every_alert_leads_to_one():
     text = reading.INDEX.read_text()
     linked = re.findall(r"\]\((?!\.\.)([\w-]+\.md)\)", text)
     assert sorted(linked) == [page.name for page in reading.pages()]
-    rules = yaml.safe_load((PROJECT / "infra" / "alerts.yml").read_text())
+    rules = yaml.safe_load((PROJECT / "infra" / "prometheus" / "alerts.yml").read_text())
     alerts = {rule["alert"]: rule["annotations"]["runbook"] for group in rules["groups"] for rule in group["rules"]}
     everywhere = "\n".join(page.read_text() for page in [reading.INDEX, *reading.pages()])
     named = set(re.findall(r"\bWeir[A-Z]\w+", everywhere))
