@@ -127,9 +127,9 @@ def _prune(storage: Storage, registry: Registry) -> None:
     """As retention does it, without objects: the rows, then the listings that they leave."""
     beyond = [row.id for row in registry.checkpoints()[:-_RETAINED]]
     unnamed = registry.drop_rows(Generation(1), beyond)
-    strays = registry.strays()
-    if strays:
-        unnamed += registry.drop_listings(Generation(1), strays)
+    orphan_listings = registry.orphan_listings()
+    if orphan_listings:
+        unnamed += registry.drop_listings(Generation(1), orphan_listings)
     storage.delete_files(unnamed)
 
 

@@ -191,8 +191,8 @@ class Ack:
         cache: The `CacheFigures` of a stage that has a state cache.
         entries: Roughly how many entries its state has; None if nobody has looked.
         timers: Whether timers are set; None if nobody has looked.
-        traffic: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
-        handover: What is still to be uploaded. The coordinator counts only acks that have none.
+        request_counts: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
+        pending_upload: What is still to be uploaded. The coordinator counts only acks that have none.
         exchange: How its rows reached it, on Spark.
         newest_by_side: Of a stage with several inputs, the newest event time of each that is a directory of files.
         rows_beside: By output beside the main one, the rows that it has handed out.
@@ -216,8 +216,8 @@ class Ack:
     cache: dict[str, int] | None = None
     entries: int | None = None
     timers: bool | None = None
-    traffic: dict[str, int] | None = None
-    handover: PendingUpload | None = None
+    request_counts: dict[str, int] | None = None
+    pending_upload: PendingUpload | None = None
     exchange: str | None = None
     newest_by_side: tuple[int | None, ...] = ()
     rows_beside: dict[str, int] = field(default_factory=dict)
@@ -230,8 +230,10 @@ class Ack:
     def from_json(cls, text: str) -> Ack:
         raw = json.loads(text)
         files = tuple(StateFile(**file) for file in raw["files"])
-        handover = _handover(raw["handover"]) if raw["handover"] else None
-        return cls(**{**raw, "files": files, "handover": handover, "newest_by_side": tuple(raw["newest_by_side"])})
+        pending_upload = _pending_upload(raw["pending_upload"]) if raw["pending_upload"] else None
+        return cls(
+            **{**raw, "files": files, "pending_upload": pending_upload, "newest_by_side": tuple(raw["newest_by_side"])}
+        )
 
     def rows_of(self, output: str) -> int:
         """How many rows of an output it has handed out, whoever gets them."""
@@ -239,11 +241,11 @@ class Ack:
 
     def staged(self, name: str) -> list[StagedFile | StateFile]:
         """The files of one output's rows, uploaded or still local."""
-        files: tuple[StagedFile | StateFile, ...] = self.handover.staged if self.handover else self.files
+        files: tuple[StagedFile | StateFile, ...] = self.pending_upload.staged if self.pending_upload else self.files
         return [file for file in files if file.kind != STATE and file.name == name]
 
 
-def _handover(raw: dict[str, Any]) -> PendingUpload:
+def _pending_upload(raw: dict[str, Any]) -> PendingUpload:
     local = raw["snapshot"]
     if local is not None:
         local = LocalSnapshot(**{**local, "files": tuple(LocalFile(**file) for file in local["files"])})

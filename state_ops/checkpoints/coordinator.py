@@ -172,8 +172,8 @@ class Coordinator:
         pending = next((pending for pending in self._pending if pending.id == ack.epoch), None)
         if pending is None:
             return Received(AckOutcome.LATE, discard=self._discardable(ack))
-        if ack.error is None and (stray := self._unconfirmed(pending, ack)) is not None:
-            ack = replace(ack, error=misreference(ack, stray))
+        if ack.error is None and (unconfirmed := self._unconfirmed(pending, ack)) is not None:
+            ack = replace(ack, error=misreference(ack, unconfirmed))
         outcome = pending.record(ack)
         if outcome is AckOutcome.ACCEPTED:
             return Received(outcome)

@@ -97,8 +97,8 @@ class PendingCheckpoint:
             self.declines.append(ack)
             return AckOutcome.DECLINED
         accepted = self.acks.get(key)
-        uploaded = accepted is not None and accepted.attempt == ack.attempt and accepted.handover is not None
-        if accepted is not None and (not uploaded or ack.handover is not None):
+        uploaded = accepted is not None and accepted.attempt == ack.attempt and accepted.pending_upload is not None
+        if accepted is not None and (not uploaded or ack.pending_upload is not None):
             return AckOutcome.DUPLICATE
         self.acks[key] = ack
         return AckOutcome.ACCEPTED
@@ -111,7 +111,7 @@ class PendingCheckpoint:
     def complete(self) -> bool:
         """Whether every subtask has acked, and everything that the acks stand for is in storage."""
         acked = not self.declines and all(not self.missing(operator) for operator in self.expected)
-        return acked and all(ack.handover is None for ack in self.acks.values())
+        return acked and all(ack.pending_upload is None for ack in self.acks.values())
 
     def acks_of(self, operator: str) -> list[Ack]:
         return [ack for (name, _), ack in sorted(self.acks.items()) if name == operator]

@@ -336,7 +336,7 @@ class Registry:
         """The pin of that name; None if there is none."""
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
-    def strays(self, *, as_owner: bool = False) -> list[OrphanListing]:
+    def orphan_listings(self, *, as_owner: bool = False) -> list[OrphanListing]:
         """Listings whose checkpoint has no row.
 
         A prune or a commit was cut off, or a running restore still reads them.
@@ -344,11 +344,11 @@ class Registry:
         named = {_listing_path(row) for row in self.checkpoints(as_owner=as_owner)}
 
         def read(files: list[DataFile]) -> list[OrphanListing]:
-            return [self._stray(file) for file in files if file.path not in named]
+            return [self._orphan_listing(file) for file in files if file.path not in named]
 
         return self._files.read(read, as_owner=as_owner)
 
-    def _stray(self, file: DataFile) -> OrphanListing:
+    def _orphan_listing(self, file: DataFile) -> OrphanListing:
         commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
         files = self._listings.get(commit_id)
         if files is None:
@@ -538,14 +538,14 @@ class Registry:
         gone = set(ids)
         return _removed(self._checkpoints, generation, lambda file: _bound(file, "id") in gone) if gone else []
 
-    def drop_listings(self, generation: Generation, strays: Iterable[OrphanListing]) -> list[str]:
+    def drop_listings(self, generation: Generation, orphan_listings: Iterable[OrphanListing]) -> list[str]:
         """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
 
         Returns:
             The files that the tables name no more. The caller deletes them together with the objects that the listings
             named, after it has proved that the generation still owns the registry.
         """
-        gone = {stray.path for stray in strays}
+        gone = {orphan.path for orphan in orphan_listings}
         # Read before `kept`: the next checkpoint may be committed and published meanwhile, and its publications stay.
         published = {file.path for file in self._publications.read(list, as_owner=True)}
         kept = {row.id: row.commit_id for row in self.checkpoints(as_owner=True)}

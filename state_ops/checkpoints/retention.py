@@ -10,9 +10,9 @@ A checkpoint stays for any of these reasons:
 - A rewind left it behind, and can still be taken back.
 - Something needs it: a sink lacks its rows, a restore reads it, an epoch in flight is built on it.
 
-A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next
-take-over remove. The registry alone decides what a checkpoint references. An object of our own or a newer generation is
-never an orphan here, because an ack of a live attempt may still name it.
+A crash in between leaves listings without rows (`Registry.orphan_listings`) and orphans, which the next prune and the
+next take-over remove. The registry alone decides what a checkpoint references. An object of our own or a newer
+generation is never an orphan here, because an ack of a live attempt may still name it.
 """
 
 from __future__ import annotations
@@ -184,13 +184,15 @@ def apply(
     held = HeldCommits(watcher.live(storage))
     rows = registry.checkpoints(as_owner=True)
     newest = max([row.id for row in rows] + list(decided.drop), default=CheckpointId(0))
-    strays = [stray for stray in registry.strays(as_owner=True) if stray.checkpoint_id <= newest]
-    gone = [stray for stray in strays if stray.commit_id not in held]
+    orphan_listings = [orphan for orphan in registry.orphan_listings(as_owner=True) if orphan.checkpoint_id <= newest]
+    gone = [orphan for orphan in orphan_listings if orphan.commit_id not in held]
     if not gone:
         storage.delete_files(unnamed)
         return ()
-    kept = [registry.files(row) for row in rows] + [stray.files for stray in strays if stray.commit_id in held]
-    delete = unreferenced([stray.files for stray in gone], kept)
+    kept = [registry.files(row) for row in rows] + [
+        orphan.files for orphan in orphan_listings if orphan.commit_id in held
+    ]
+    delete = unreferenced([orphan.files for orphan in gone], kept)
     # Check again that we own the registry: else a successor may have dropped those listings, and must deal with them.
     unnamed += registry.drop_listings(generation, gone)
     storage.delete_files([*unnamed, *(file.path for file in delete)])

@@ -48,7 +48,7 @@ class Kind(StrEnum):
     UNREACHABLE_SINK = "unreachable sink"
     UNPUBLISHED_ROWS = "unpublished rows"
     UNRECORDED_PUBLICATION = "unrecorded publication"
-    STRAY_LISTING = "listing without checkpoint"
+    ORPHAN_LISTING = "listing without checkpoint"
     STRAY_PUBLICATION = "publication without checkpoint"
     ORPHAN_OBJECT = "orphan object"
     ORPHAN_ROWS = "orphan rows"
@@ -118,7 +118,7 @@ MEANINGS: dict[Kind, _Meaning] = {
     Kind.UNRECORDED_PUBLICATION: _Meaning(
         Severity.LEFTOVER, "`--repair` records it; so does the next run.", Repair.PUBLISH
     ),
-    Kind.STRAY_LISTING: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DROP),
+    Kind.ORPHAN_LISTING: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DROP),
     Kind.STRAY_PUBLICATION: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DROP),
     Kind.ORPHAN_OBJECT: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DELETE),
     Kind.ORPHAN_ROWS: _Meaning(Severity.LEFTOVER, "`--repair` removes it.", Repair.DELETE),

@@ -91,10 +91,12 @@ def carry_out(storage: Storage, registry: Registry, generation: Generation, plan
     Raises:
         FencedError: A newer coordinator took over. The rest is left as it is.
     """
-    listings = {finding.path for finding in plan.drop if finding.kind is Kind.STRAY_LISTING}
+    listings = {finding.path for finding in plan.drop if finding.kind is Kind.ORPHAN_LISTING}
     if plan.drop:
-        strays = [stray for stray in registry.strays() if f"registry/state_files/{stray.path}" in listings]
-        storage.delete_files(registry.drop_listings(generation, strays))
+        orphan_listings = [
+            orphan for orphan in registry.orphan_listings() if f"registry/state_files/{orphan.path}" in listings
+        ]
+        storage.delete_files(registry.drop_listings(generation, orphan_listings))
     deleted = 0
     for number, finding in enumerate(plan.delete):
         if number % _BATCH == 0 and registry.generation() != generation:

@@ -100,7 +100,7 @@ def survey(storage: Storage, app_id: str, alive: bool, owned: bool = False) -> S
     seen.pins = _read(storage, seen, registry.pins) or []
     seen.findings += chain_problems(seen.checkpoints, generation)
     seen.findings += _pin_problems(seen)
-    _strays(storage, seen, _read(storage, seen, registry.strays) or [])
+    _orphan_listings(storage, seen, _read(storage, seen, registry.orphan_listings) or [])
     return seen
 
 
@@ -318,21 +318,21 @@ def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None
             named.checkpoints.append(row.id)
 
 
-def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None:
+def _orphan_listings(storage: Storage, seen: Survey, orphan_listings: list[OrphanListing]) -> None:
     """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune,
     them."""
     watcher = Watcher()
     holds = _read(storage, seen, lambda: watcher.live(storage)) or {}
     held = HeldCommits(holds)
-    for stray in strays:
-        if stray.commit_id in held or seen.alive:
-            seen.held.update(file.path for file in stray.files)
+    for orphan in orphan_listings:
+        if orphan.commit_id in held or seen.alive:
+            seen.held.update(file.path for file in orphan.files)
         else:
             what = (
-                f"It lists {counted(len(stray.files), 'file')} of checkpoint {stray.checkpoint_id}, which has no row."
+                f"It lists {counted(len(orphan.files), 'file')} of checkpoint {orphan.checkpoint_id}, which has no row."
             )
-            path = f"registry/state_files/{stray.path}"
-            seen.findings.append(Finding.of(Kind.STRAY_LISTING, what, path, (stray.checkpoint_id,)))
+            path = f"registry/state_files/{orphan.path}"
+            seen.findings.append(Finding.of(Kind.ORPHAN_LISTING, what, path, (orphan.checkpoint_id,)))
     if seen.alive:
         return
     kept = {row.id for row in seen.checkpoints} | {hold.checkpoint_id for hold in holds.values()}

@@ -32,7 +32,7 @@ def upload_outputs(storage: Storage, acks: Sequence[Ack], *, deadline: float | N
     Args:
         deadline: On time.monotonic().
     """
-    staged = [ack.handover.staged if ack.handover is not None else () for ack in acks]
+    staged = [ack.pending_upload.staged if ack.pending_upload is not None else () for ack in acks]
     todo = [(ack, file) for ack, files in zip(acks, staged, strict=True) for file in files if file.kind == OUTPUT]
 
     def upload_file(item: tuple[Ack, StagedFile], cancelled: Event) -> StateFile:
@@ -66,10 +66,12 @@ def upload(
     started, there = time.perf_counter(), {file.path for file in sent}
     todo: list[tuple[Ack, LocalFile | StagedFile]] = []
     for ack in acks:
-        if ack.handover is not None:
+        if ack.pending_upload is not None:
             _check_base(ack, bases.get(ack.subtask))
-            todo += [(ack, file) for file in ack.handover.snapshot.files] if ack.handover.snapshot else []
-            todo += [(ack, file) for file in ack.handover.staged if file.kind != CHANNEL and file.path not in there]
+            todo += [(ack, file) for file in ack.pending_upload.snapshot.files] if ack.pending_upload.snapshot else []
+            todo += [
+                (ack, file) for file in ack.pending_upload.staged if file.kind != CHANNEL and file.path not in there
+            ]
             todo += [(ack, file) for file in for_stages(ack) if isinstance(file, StagedFile) and channels(file)]
 
     damaged: list[Ack] = []
@@ -102,10 +104,10 @@ def _sent(storage: Storage, ack: Ack, file: StagedFile, cancelled: Event) -> Sta
 
 
 def _check_base(ack: Ack, base: Snapshot | None) -> None:
-    assert ack.handover is not None
-    if ack.handover.base != (base.attempt if base else None):
+    assert ack.pending_upload is not None
+    if ack.pending_upload.base != (base.attempt if base else None):
         raise DamageError(
-            f"Subtask {ack.subtask} of {ack.operator} has built on the snapshot {ack.handover.base}, but its "
+            f"Subtask {ack.subtask} of {ack.operator} has built on the snapshot {ack.pending_upload.base}, but its "
             "predecessor was "
             f"confirmed with {base.attempt if base else 'none'}.",
             where=f"epoch {ack.epoch}, attempt {ack.attempt}",
@@ -118,9 +120,9 @@ def _healed(acks: Sequence[Ack], error: DamageError) -> TransientError:
     raise.
     """
     for ack in acks:
-        assert ack.handover is not None
-        for attempt in (ack.attempt, ack.handover.base):
-            snapshot.distrust(Path(ack.handover.directory).parent, attempt)
+        assert ack.pending_upload is not None
+        for attempt in (ack.attempt, ack.pending_upload.base):
+            snapshot.distrust(Path(ack.pending_upload.directory).parent, attempt)
     return TransientError(
         f"The local copy of the state is damaged and was removed. {error.what}",
         where=error.where,
@@ -129,35 +131,35 @@ def _healed(acks: Sequence[Ack], error: DamageError) -> TransientError:
 
 
 def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: float) -> Ack:
-    if ack.handover is None:
+    if ack.pending_upload is None:
         return ack
-    if ack.handover.snapshot is not None:
+    if ack.pending_upload.snapshot is not None:
         state_files = tuple(file for file in files if file.snapshot is not None)
-        snapshot.write_manifest(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, state_files))
+        snapshot.write_manifest(Path(ack.pending_upload.directory), Snapshot(ack.subtask, ack.attempt, state_files))
         listed = tuple(files)
     else:
         listed = (*snapshot.unchanged(base), *files)
-    return replace(ack, files=listed, handover=None, ms={**ack.ms, "upload": took})
+    return replace(ack, files=listed, pending_upload=None, ms={**ack.ms, "upload": took})
 
 
 def attempt_of(ack: Ack) -> Attempt:
     """The attempt of an ack, with the local directory of its files."""
-    assert ack.handover is not None
-    home = Path(ack.handover.directory).parent
+    assert ack.pending_upload is not None
+    home = Path(ack.pending_upload.directory).parent
     return Attempt(ack.operator, ack.subtask, ack.generation, ack.epoch, ack.attempt, home)
 
 
 def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
-    """The files that a subtask leaves for stages: its rows for the next ones, and the unapplied rest of its own input.
+    """The files that a subtask leaves for stages: its rows for the next ones, and what it has left of its own input.
 
     They are channel files, which belong to Weir alone. Rows that also go to a table are uploaded to a channel as well.
     """
-    if ack.handover is None:
+    if ack.pending_upload is None:
         return [file for file in ack.files if file.kind == CHANNEL]
     attempt = attempt_of(ack)
     return [
         file if file.kind == CHANNEL else replace(file, kind=CHANNEL, path=channel_path(attempt, file.name), sink=None)
-        for file in ack.handover.staged
+        for file in ack.pending_upload.staged
         if file.kind == CHANNEL or not file.name.endswith(PARTS)
     ]
 
@@ -176,7 +178,7 @@ def read_by_next(ack: Ack, output: str = MAIN) -> list[StagedFile | StateFile]:
 
 def locals_of(ack: Ack) -> Collection[str]:
     """The local paths of the rows that a subtask has handed over."""
-    return [file.local for file in ack.handover.staged] if ack.handover is not None else []
+    return [file.local for file in ack.pending_upload.staged] if ack.pending_upload is not None else []
 
 
 def clear(acks: Sequence[Ack]) -> None:
@@ -184,9 +186,9 @@ def clear(acks: Sequence[Ack]) -> None:
     that wrote no state.
     """
     for ack in acks:
-        if ack.handover is None:
+        if ack.pending_upload is None:
             continue
-        for file in ack.handover.staged:
+        for file in ack.pending_upload.staged:
             Path(file.local).unlink(missing_ok=True)
-        if ack.handover.snapshot is None:
-            shutil.rmtree(ack.handover.directory, ignore_errors=True)
+        if ack.pending_upload.snapshot is None:
+            shutil.rmtree(ack.pending_upload.directory, ignore_errors=True)

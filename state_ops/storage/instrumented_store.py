@@ -55,8 +55,8 @@ class RequestCounts:
 class InstrumentedStore:
     """A store whose requests are counted."""
 
-    def __init__(self, store: Store, traffic: RequestCounts) -> None:
-        self._store, self._traffic = store, traffic
+    def __init__(self, store: Store, request_counts: RequestCounts) -> None:
+        self._store, self._traffic = store, request_counts
         self.remote = store.remote
 
     def write(self, path: str, chunks: Iterator[bytes], size: int) -> None:

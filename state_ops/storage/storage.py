@@ -141,7 +141,7 @@ class Storage:
         uri: A directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
             libraries, untested.
         s3: How S3 is reached; secrets are references, looked up in each process that opens the storage.
-        traffic: What this object has requested; a copy in another process begins at zero.
+        request_counts: What this object has requested; a copy in another process begins at zero.
         mounts: By directory below the root, what is in its place: the URI of a directory elsewhere in the same kind of
             store, as a table that is there already. What lies there is listed with the rest.
     """
@@ -150,20 +150,20 @@ class Storage:
         self,
         uri: str,
         s3: S3Settings | None = None,
-        traffic: RequestCounts | None = None,
+        request_counts: RequestCounts | None = None,
         mounts: Mapping[str, str] | None = None,
     ) -> None:
         self.uri = uri.rstrip("/")
         store = open_store(self.uri, s3)
-        self.traffic = RequestCounts() if traffic is None else traffic
-        self.store = InstrumentedStore(store, self.traffic)
+        self.request_counts = RequestCounts() if request_counts is None else request_counts
+        self.store = InstrumentedStore(store, self.request_counts)
         self.is_local = not store.remote
         self._s3 = None if self.is_local else s3 or default_s3()
         if "://" not in uri and isinstance(store, FileSystemStore):
             self.uri = store.root
         above = parent_uri(self.uri)
-        self._parent = Storage(above, s3, self.traffic) if above is not None else None
-        self._mounts = {path: Storage(there, s3, self.traffic) for path, there in (mounts or {}).items()}
+        self._parent = Storage(above, s3, self.request_counts) if above is not None else None
+        self._mounts = {path: Storage(there, s3, self.request_counts) for path, there in (mounts or {}).items()}
         for mounted in self._mounts.values():
             if mounted.is_local != self.is_local:
                 raise ConfigurationError(

@@ -81,8 +81,8 @@ def exported(tmp_path_factory) -> dict[str, list[dict[str, str]]]:
     (bank.site.root / "work").rename(bank.site.root / "another-host")
     bank.epochs(3)
     bank.land(4)
-    stray = bank.site.storage / "of-somebody-else"
-    stray.write_text("x")
+    orphan = bank.site.storage / "of-somebody-else"
+    orphan.write_text("x")
     fsck.examine_and_note(bank.site.pipeline, bank.site.settings)
     drill.drill(bank.site.pipeline, bank.site.settings, InMemoryExecutor())
     pipeline, configured = a_pipeline(root, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})

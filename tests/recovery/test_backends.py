@@ -25,16 +25,16 @@ from tests.tools.sampling import sampled
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops.snapshots import stage_upload as handover
+from state_ops.snapshots import stage_upload as pending_upload
 from tests.recovery.small import Bank
 
-real = handover.upload
+real = pending_upload.upload
 
 def upload(*args, **options):
     real(*args, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 
-handover.upload = upload
+pending_upload.upload = upload
 bank = Bank.at(Path(sys.argv[1]), WEIR_STATE__BACKEND=sys.argv[2], WEIR_LEASE__HEARTBEAT_SECONDS="0.5")
 bank.epochs(*map(int, sys.argv[3:]))
 """

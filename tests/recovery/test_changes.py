@@ -148,18 +148,18 @@ def test_a_pipeline_that_lacks_what_the_checkpoint_holds_is_refused_until_it_is_
         run.check_fits(again, _head(meters))
     run.check_fits(replace(again, added=("arrivals",)), _head(meters))
 
-    strays = [
+    orphan_listings = [
         meters.storage / "registry" / name
         for name in ("checkpoints/data/00000000000000000009-lost.parquet", ".probe-01/a.parquet")
     ]
-    for stray in strays:
-        stray.parent.mkdir(exist_ok=True)
-        stray.write_bytes(b"left by a crash")
+    for orphan in orphan_listings:
+        orphan.parent.mkdir(exist_ok=True)
+        orphan.write_bytes(b"left by a crash")
     retired = replace(meters, pipeline=Pipeline("meters", (_peaks(source),), retired=("counts",)))
     retired = replace(retired, options={"WEIR_CHECKPOINTS__NUM_RETAINED": "1"})
     assert [report.checkpoint.id for report in retired.run()] == [2]
 
-    assert not any(stray.exists() for stray in strays)
+    assert not any(orphan.exists() for orphan in orphan_listings)
     _assert_exact(retired, 2, closed=1, counts=False)
     assert _rows(meters, "counted", "value") == [(0,), (1,), (2,)], "what it has published stays"
     assert not (meters.storage / "state" / "counts").exists(), "its state goes with the last checkpoint that has it"

@@ -406,7 +406,7 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
     ),
     "a restore that died": (Kind.DEAD_HOLD, plant_dead_hold),
     "killed before the commit's row": (
-        Kind.STRAY_LISTING,
+        Kind.ORPHAN_LISTING,
         killed_in(
             FencedTable, "commit", lambda table, _, *rows: table.path == "registry/checkpoints" and any(rows[:1])
         ),
@@ -417,8 +417,8 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
         killed_in(Registry, "record_publications"),
     ),
     "killed while pruning, rows gone": (
-        Kind.STRAY_LISTING,
-        killed_in(Registry, "drop_listings", lambda _, __, strays, *___: bool(strays)),
+        Kind.ORPHAN_LISTING,
+        killed_in(Registry, "drop_listings", lambda _, __, orphan_listings, *___: bool(orphan_listings)),
     ),
     "killed while pruning, listings gone": (
         Kind.ORPHAN_OBJECT,
@@ -562,7 +562,7 @@ def test_what_a_running_restore_reads_is_kept(bank, weir):
         assert named <= bank.site.objects().keys()
         assert hold is not None
     report = check(bank)
-    assert kinds(report) == {Kind.STRAY_LISTING, Kind.STRAY_PUBLICATION, Kind.ORPHAN_OBJECT}
+    assert kinds(report) == {Kind.ORPHAN_LISTING, Kind.STRAY_PUBLICATION, Kind.ORPHAN_OBJECT}
     assert weir(bank.site, "fsck", "small", "--repair", "--yes").code == 0
     assert check(bank).findings == ()
 

@@ -139,7 +139,7 @@ def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeyp
         return files
 
     def received(coordinator, ack):
-        if ack.epoch == 3 and ack.handover is None:
+        if ack.epoch == 3 and ack.pending_upload is None:
             counted.append(ack.subtask)
         return receive(coordinator, ack)
 

@@ -416,11 +416,11 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
     assert held is not None
     listing = registry.files(held)
     hold = ReaderHold(storage, registry, held, "a restore")
-    strays, drop_rows = Registry.strays, Registry.drop_rows
+    orphan_listings, drop_rows = Registry.orphan_listings, Registry.drop_rows
 
     def asleep(self: Registry):
-        listings = strays(self)
-        monkeypatch.setattr(Registry, "strays", strays)
+        listings = orphan_listings(self)
+        monkeypatch.setattr(Registry, "orphan_listings", orphan_listings)
 
         def after_a_restore_began(self: Registry, generation, ids):
             if held.id in ids and not any(file.path.startswith(HOLDS) for file in storage.list(HOLDS)):
@@ -437,7 +437,7 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
         pytest.raises(FencedError, match="belongs to generation 3"),
         owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as zombie,
     ):
-        monkeypatch.setattr(Registry, "strays", asleep)
+        monkeypatch.setattr(Registry, "orphan_listings", asleep)
         remove_leftovers(zombie.context)
     assert bank.ids() == [4], "the successor dropped the row"
     assert all(storage.size(file.path) == file.bytes for file in listing), "and kept what the restore reads"

@@ -140,11 +140,11 @@ def test_case_6_the_newest_checkpoint_and_all_savepoints_survive(bank, weir):
 
 def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, weir, tmp_path):
     bank.epochs(1, 2)
-    weir(bank.site, "savepoint", "small", "--name", "handover")
+    weir(bank.site, "savepoint", "small", "--name", "pending_upload")
     bank.epochs(3)
     saved = bank.site.objects()
     other = Bank(replace(bank.site, pipeline=small.successor))
-    origin = f"{bank.site.storage}:handover"
+    origin = f"{bank.site.storage}:pending_upload"
     reports = other.epochs(4, start_from=origin)
     assert [report.checkpoint.id for report in reports] == [4, 5], "what the savepoint, 2, had not read; the start is 3"
     other.epochs(5, 6)
@@ -162,8 +162,8 @@ def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, 
 @pytest.mark.long
 def test_a_start_that_was_cut_off_is_not_taken_for_one_that_was_made(bank, weir, monkeypatch):
     bank.epochs(1, 2)
-    weir(bank.site, "savepoint", "small", "--name", "handover")
-    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
+    weir(bank.site, "savepoint", "small", "--name", "pending_upload")
+    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:pending_upload"
     with monkeypatch.context() as broken:
         broken.setattr(start_from, "copied", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -198,8 +198,8 @@ def test_an_earlier_release_s_note_of_a_start_that_nothing_confirms_any_more_is_
     """It may have been cut off before its checkpoint, and the chain's first row is pruned: neither silence nor a
     refusal would be right."""
     bank.epochs(1, 2)
-    weir(bank.site, "savepoint", "small", "--name", "handover")
-    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
+    weir(bank.site, "savepoint", "small", "--name", "pending_upload")
+    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:pending_upload"
     other.epochs(3)
     _note_of_an_earlier_release(other, origin)
     other.epochs(4)
@@ -216,8 +216,8 @@ def test_an_earlier_release_s_start_is_known_by_its_epochs_when_its_first_row_is
     bank, weir, monkeypatch, capsys
 ):
     bank.epochs(1, 2, 3)
-    weir(bank.site, "savepoint", "small", "--name", "handover")
-    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
+    weir(bank.site, "savepoint", "small", "--name", "pending_upload")
+    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:pending_upload"
     begin = Ownership.begin
     with monkeypatch.context() as before:
         before.setattr(Ownership, "begin", lambda self, *_: begin(self))  # it counted from 1

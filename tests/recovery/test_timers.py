@@ -38,16 +38,16 @@ FAIL = "WEIR_TEST_FAIL_IN_TIMER"
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops.snapshots import stage_upload as handover
+from state_ops.snapshots import stage_upload as pending_upload
 from tests.recovery.test_timers import Parking
 
-real = handover.upload
+real = pending_upload.upload
 
 def upload(*args, **options):
     real(*args, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 
-handover.upload = upload
+pending_upload.upload = upload
 Parking(Path(sys.argv[1])).epochs(*map(int, sys.argv[2:]))
 """
 

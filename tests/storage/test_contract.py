@@ -49,10 +49,10 @@ def test_a_file_comes_back_as_it_was_sent(storage: Storage, tmp_path: Path, size
 
 def test_a_part_of_a_file_is_read_alone(storage: Storage):
     storage.put_bytes("exchange/a/1.blocks", bytes(range(100)))
-    before = storage.traffic.counts()["bytes_down"]
+    before = storage.request_counts.counts()["bytes_down"]
     assert storage.read_part("exchange/a/1.blocks", 10, 5) == bytes(range(10, 15))
     assert storage.read_part("exchange/a/1.blocks", 98, 5) == bytes([98, 99])
-    assert storage.traffic.counts()["bytes_down"] - before == 7
+    assert storage.request_counts.counts()["bytes_down"] - before == 7
     with pytest.raises(FileNotFoundError):
         storage.read_part("exchange/a/2.blocks", 0, 1)
 

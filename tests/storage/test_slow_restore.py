@@ -89,7 +89,7 @@ def _written(subtask: Subtask) -> tuple[snapshot.Snapshot, dict[bytes, bytes]]:
 
 
 def _down(storage: Storage) -> int:
-    return storage.traffic.counts()["bytes_down"]
+    return storage.request_counts.counts()["bytes_down"]
 
 
 def test_a_restore_that_breaks_off_goes_on_in_the_middle_of_a_file(subtask: Subtask, proxy: Proxy):

@@ -133,8 +133,8 @@ def test_requests_of_map_tasks_are_counted_once(tmp_path: Path, monkeypatch: pyt
     here, there = Storage(str(tmp_path)), Storage(str(tmp_path))
     answer = staged_blocks.put(there, PLACE, 0, cut(0, 1, 300))
     staged_blocks.collected(here, [answer])
-    assert here.traffic.counts()["requests_put"] == 1 and there.traffic.counts()["requests_put"] == 0
-    assert here.traffic.counts()["bytes_up"] == sum(file.bytes for file in here.list("exchange"))
+    assert here.request_counts.counts()["requests_put"] == 1 and there.request_counts.counts()["requests_put"] == 0
+    assert here.request_counts.counts()["bytes_up"] == sum(file.bytes for file in here.list("exchange"))
 
 
 def state_of(megabytes: int) -> dict[int, Snapshot]:

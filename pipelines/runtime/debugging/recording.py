@@ -240,7 +240,7 @@ def _idle(task: KeyedTask, subtask: int) -> Ack:
     base, attempt = task.bases.get(subtask), new_attempt_id()
     nowhere = str(task.work_dir / task.stage.uid / str(subtask) / attempt)
     pending = PendingUpload(base.attempt if base else None, None, (), nowhere)
-    return Ack(task.stage.uid, subtask, attempt, task.epoch, task.generation, handover=pending)
+    return Ack(task.stage.uid, subtask, attempt, task.epoch, task.generation, pending_upload=pending)
 
 
 def _beside(name: str, columns: Collection[str]) -> str:

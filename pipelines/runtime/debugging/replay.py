@@ -352,8 +352,8 @@ class EpochReplay:
     def after(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
         """The state of a subtask that was played, open; None: it has none."""
         ack = next(ack for ack in self.epoch.acks[stage.uid] if ack.subtask == subtask)
-        if ack.handover is not None and ack.handover.snapshot is not None:
-            with self._opened(Path(ack.handover.directory) / "snapshot") as backend:
+        if ack.pending_upload is not None and ack.pending_upload.snapshot is not None:
+            with self._opened(Path(ack.pending_upload.directory) / "snapshot") as backend:
                 yield backend
             return
         with self.before(stage, subtask) as backend:

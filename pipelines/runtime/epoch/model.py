@@ -163,9 +163,9 @@ class StageProgress:
         """
         bases, settled = dict(self.bases), True
         for ack in acks:
-            if ack.handover is not None:
-                if ack.handover.snapshot is not None:
-                    bases[ack.subtask] = ack.handover.snapshot
+            if ack.pending_upload is not None:
+                if ack.pending_upload.snapshot is not None:
+                    bases[ack.subtask] = ack.pending_upload.snapshot
             elif ack.attempt:  # it has uploaded by itself
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
@@ -333,7 +333,7 @@ class InFlightEpoch:
     def to_upload(self) -> list[PendingUpload]:
         """What is still to be uploaded."""
         acks = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
-        return [ack.handover for ack in acks if ack.handover is not None]
+        return [ack.pending_upload for ack in acks if ack.pending_upload is not None]
 
     def ahead_of(self, stage: Stage) -> list[Rows]:
         """Rows that the stages upstream have handed out, until this one has acked."""
@@ -345,7 +345,7 @@ class InFlightEpoch:
     @property
     def waiting_paths(self) -> set[str]:
         """In storage, of all rows that its stages leave."""
-        return {file.path for queue in self.waiting.values() for unapplied in queue for file in unapplied.files}
+        return {file.path for queue in self.waiting.values() for in_flight in queue for file in in_flight.files}
 
     def local_rows(self) -> set[str]:
         """Where rows lie that its stages read from this disk."""
@@ -495,8 +495,8 @@ class EpochsInFlight:
             AttemptId(name)
             for epoch in self.epochs
             for ack in epoch.handed_over
-            if ack.operator == stage.uid and ack.handover is not None
-            for name in (ack.attempt, ack.handover.base or "")
+            if ack.operator == stage.uid and ack.pending_upload is not None
+            for name in (ack.attempt, ack.pending_upload.base or "")
         }
         needed |= {snapshot.attempt for snapshot in self.bases[stage.uid].values()}
         return frozenset(needed | {ack.attempt for ack in self.kept if ack.operator == stage.uid})

@@ -168,7 +168,7 @@ def gates_have_not_spoken(_: EpochsInFlight, epoch: InFlightEpoch, stage: Stage)
 
 def has_pending_upload(_: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) -> bool:
     """Subtasks that do not share the coordinator's disk upload by themselves."""
-    return any(ack.handover is not None for ack in epoch.acks.get(stage.uid, ()))
+    return any(ack.pending_upload is not None for ack in epoch.acks.get(stage.uid, ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -503,8 +503,8 @@ def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: 
         entries=before.entries if entries is None else entries,  # not all of its subtasks had anything to do
         timers=before.timers if timers is None else timers,
         rows_quarantined=_left_out(epoch, stage),
-        rows_waiting=sum(unapplied.rows for unapplied in epoch.waiting.get(stage.uid, ())),
-        waiting=[unapplied.to_json() for unapplied in epoch.waiting.get(stage.uid, ())],
+        rows_waiting=sum(in_flight.rows for in_flight in epoch.waiting.get(stage.uid, ())),
+        waiting=[in_flight.to_json() for in_flight in epoch.waiting.get(stage.uid, ())],
         ms={phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
         cache=cache,
         cache_totals=_added(before.cache_totals, cache),

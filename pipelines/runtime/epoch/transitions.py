@@ -111,9 +111,9 @@ class Transitions:
         running.note(time.monotonic(), ended.error)
         epoch, acks = running.epoch, ended.result.acks if isinstance(ended.result, StageResult) else ()
         for ack in acks:
-            self._context.storage.traffic.add(ack.traffic or {})
+            self._context.storage.request_counts.add(ack.request_counts or {})
         if epoch in self._epochs.fallen:
-            epoch.handed_over += [ack for ack in acks if ack.handover is not None]
+            epoch.handed_over += [ack for ack in acks if ack.pending_upload is not None]
             if isinstance(ended.error, RunEndedError) and epoch.may_stand:  # says more than why it fell
                 self._epochs.failure = Failure(epoch.pending.id, ended.error, keep=True)
             return
@@ -187,7 +187,7 @@ class Transitions:
         self._begin(epoch, Step.RUN_STAGE, call, partial(self._worked, stage), stage=stage)
 
     def _worked(self, stage: Stage, epoch: InFlightEpoch, result: StageResult) -> None:
-        epoch.handed_over += [ack for ack in result.acks if ack.handover is not None]
+        epoch.handed_over += [ack for ack in result.acks if ack.pending_upload is not None]
         if _runs_again(stage, epoch, result.acks):
             return
         for ack in result.acks:

@@ -107,7 +107,9 @@ def put(storage: Storage, place: str, map_task: int, blocks: Iterable[pa.RecordB
             objects, size, waiting = objects + 1, 0, {}
     if waiting:
         extents += _put_object(storage, f"{home}/{objects}.blocks", waiting)
-    return json.dumps({"extents": [astuple(extent) for extent in extents], "traffic": storage.traffic.take()})
+    return json.dumps(
+        {"extents": [astuple(extent) for extent in extents], "request_counts": storage.request_counts.take()}
+    )
 
 
 def _put_object(storage: Storage, path: str, waiting: Mapping[int, Sequence[tuple[int, pa.Buffer]]]) -> list[Extent]:
@@ -140,7 +142,7 @@ def collected(storage: Storage, staged: Iterable[str | None]) -> dict[int, list[
         if answer is None:
             return None
         fields = json.loads(answer)
-        storage.traffic.add(fields["traffic"])
+        storage.request_counts.add(fields["request_counts"])
         for extent in (Extent(*values) for values in fields["extents"]):
             by_subtask.setdefault(extent.subtask, []).append(extent)
     return by_subtask

@@ -190,7 +190,7 @@ def with_rows(
     tables = list(rows_of(reader, planned, stage, first.epoch))
     if not tables:
         return list(acks)
-    directory = Path(first.handover.directory) if first.handover is not None else work_dir
+    directory = Path(first.pending_upload.directory) if first.pending_upload is not None else work_dir
     directory.mkdir(parents=True, exist_ok=True)
     local = directory / f"{output}-{first.attempt}.parquet"
     with staged_writer(local, tables[0].schema) as writer:
@@ -202,9 +202,9 @@ def with_rows(
 
 
 def _beside(storage: Storage, ack: Ack, local: Path, path: str, output: str, sink: str, rows: int) -> Ack:
-    if ack.handover is not None:
+    if ack.pending_upload is not None:
         staged = StagedFile(OUTPUT, output, str(local), path, local.stat().st_size, sink, rows)
-        return replace(ack, handover=replace(ack.handover, staged=(*ack.handover.staged, staged)))
+        return replace(ack, pending_upload=replace(ack.pending_upload, staged=(*ack.pending_upload.staged, staged)))
     try:
         size, digest = storage.put_file(local, path)
     finally:

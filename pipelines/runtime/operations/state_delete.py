@@ -218,7 +218,7 @@ def delete(
         row, replaced = _committed(owner, uid, states, copies, id, head, reason)
         prune(context)
         _clean_disk(owner, uid, replaced)
-        read = {stray.commit_id for stray in context.registry.strays(as_owner=True)}
+        read = {orphan.commit_id for orphan in context.registry.orphan_listings(as_owner=True)}
         kept = [state.row for state in states if state.row.commit_id in read]
         remains = _remaining(pipeline, context.registry, row, uid, holdings, kept)
         written = {file.path: file.bytes for files in copies.values() for file in files}

@@ -91,5 +91,6 @@ class RunContext:
         A process takes with it what it requested after its last row.
         """
         return {
-            name: self.requested_before.get(name, 0) + count for name, count in self.storage.traffic.counts().items()
+            name: self.requested_before.get(name, 0) + count
+            for name, count in self.storage.request_counts.counts().items()
         }

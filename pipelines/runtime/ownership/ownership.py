@@ -79,7 +79,7 @@ def claimed(
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing
     else."""
     storage, registry = open_storage(pipeline, settings)
-    sources = readers(pipeline, settings, RUNNING, storage.traffic)
+    sources = readers(pipeline, settings, RUNNING, storage.request_counts)
     with storage_errors(pipeline, settings, storage):
         before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):
@@ -128,10 +128,10 @@ def remove_leftovers(context: RunContext) -> int:
     over."""
     there = context.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
     held = HeldCommits(context.watcher.live(context.storage))
-    strays = context.registry.strays()
+    orphan_listings = context.registry.orphan_listings()
     completed = context.registry.checkpoints()
     listings = [context.registry.files(row) for row in completed]
-    listings += [stray.files for stray in strays if stray.commit_id in held]
+    listings += [orphan.files for orphan in orphan_listings if orphan.commit_id in held]
     gone = retention.orphans(context.storage, listings, context.generation)
     unpublishable = _unpublishable(context, completed[-1] if completed else None)
     # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published
@@ -140,7 +140,9 @@ def remove_leftovers(context: RunContext) -> int:
     context.registry.prove(context.generation)
     for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
         context.storage.delete_tree(f"{BRANCHES}/{left}")
-    context.registry.drop_listings(context.generation, [stray for stray in strays if stray.commit_id not in held])
+    context.registry.drop_listings(
+        context.generation, [orphan for orphan in orphan_listings if orphan.commit_id not in held]
+    )
     context.registry.drop_lost_names(context.generation)
     context.registry.remove_unnamed(context.generation)  # with what those listings were in
     archived = {file.path for listing in listings for file in listing if file.kind == INPUT}

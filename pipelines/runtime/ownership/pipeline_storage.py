@@ -40,7 +40,7 @@ def readers(
     pipeline: Pipeline,
     settings: Settings,
     patience: float = LOOKING,
-    traffic: RequestCounts | None = None,
+    request_counts: RequestCounts | None = None,
     archived: Settings | None = None,
 ) -> dict[str, SourceReader]:
     """A reader for each source, its placeholders filled from the configuration.
@@ -50,7 +50,7 @@ def readers(
 
     Args:
         patience: Seconds after which a server that does not answer is away.
-        traffic: Where requests for what is landed are counted.
+        request_counts: Where requests for what is landed are counted.
         archived: Whose storage has what was archived; None: the settings'.
     """
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
@@ -58,7 +58,7 @@ def readers(
     root, s3 = settings.storage_uri(pipeline.directory), settings.storage.s3
 
     def reader(source: Source) -> SourceReader:
-        landed = LandedFiles(root, source.name, s3, settings.work_dir / LANDED, traffic)
+        landed = LandedFiles(root, source.name, s3, settings.work_dir / LANDED, request_counts)
         if isinstance(source, FileSource):
             pattern = settings.resolve(pipeline.name, source.pattern)
             only = partial(_read_by, trunk, source.name) if trunk is not None else None

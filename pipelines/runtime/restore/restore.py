@@ -404,11 +404,11 @@ def _checked(settings: Settings, storage: Storage, part: Part, checking: list[fl
     try:
         low, high = first_key(part.groups.start), first_key(part.groups.stop)
         for start, end in ((b"", low), (high, BEYOND)):
-            stray = next(iter(backend.scan(start, end)), None)
-            if stray is not None:
+            outside = next(iter(backend.scan(start, end)), None)
+            if outside is not None:
                 raise DamageError(
                     f"The state of {part.stage}, subtask {part.taken.subtask}, holds a key of key group "
-                    f"{int.from_bytes(stray[0][:2], 'big')}, but its key groups are {part.groups.start} to "
+                    f"{int.from_bytes(outside[0][:2], 'big')}, but its key groups are {part.groups.start} to "
                     f"{part.groups.stop - 1}.",
                     where=storage.full(part.taken.files[0].path),
                 )

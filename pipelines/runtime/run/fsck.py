@@ -110,8 +110,8 @@ def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry)
 
 
 def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
-    """Look again as the owner, publish what is committed, drop stray rows, delete what nothing names; returns what was
-    done.
+    """Look again as the owner, publish what is committed, drop what belongs to no checkpoint, delete what nothing
+    names; returns what was done.
 
     For the owner between two epochs: nothing of its own may be in flight.
 

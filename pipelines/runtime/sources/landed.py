@@ -63,14 +63,14 @@ class LandedFiles:
         source: The source's name.
         s3: How s3:// is reached.
         scratch: A local directory for files that are being written.
-        traffic: Where requests are counted; elsewhere nowhere.
+        request_counts: Where requests are counted; elsewhere nowhere.
     """
 
     root: str
     source: str
     s3: S3Settings | None
     scratch: Path
-    traffic: RequestCounts | None = field(default=None, repr=False, compare=False)
+    request_counts: RequestCounts | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def directory(self) -> LandingDirectory:
@@ -79,7 +79,7 @@ class LandedFiles:
 
     @cached_property
     def storage(self) -> Storage:
-        return Storage(self.root, self.s3 or S3Settings(), self.traffic)
+        return Storage(self.root, self.s3 or S3Settings(), self.request_counts)
 
     def __reduce__(self) -> tuple[object, ...]:
         return LandedFiles, (self.root, self.source, self.s3, self.scratch)

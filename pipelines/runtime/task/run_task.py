@@ -199,8 +199,8 @@ def _run_stateless(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.Recor
         _apply(task, operator, batches, staged, counters)
     record_ms(counters.ms, "process", clock)
     counters.entries = 0
-    handover = PendingUpload(None, None, staged.files(), str(attempt.directory))
-    ack = _ack(task, attempt, handover, operator, counters, staged.handed_out)
+    pending_upload = PendingUpload(None, None, staged.files(), str(attempt.directory))
+    ack = _ack(task, attempt, pending_upload, operator, counters, staged.handed_out)
     shared = task.here is not None and task.here.exists()
     return ack if shared else _uploaded(task, attempt, None, ack, deadline)
 
@@ -252,8 +252,8 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         prepared = snapshot.prepare(attempt, copy, taken, is_immutable)
     else:
         shutil.rmtree(copy.db, ignore_errors=True)
-    handover = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
-    ack = replace(_ack(task, attempt, handover, operator, counters, staged.handed_out), cache=caching.figures)
+    pending_upload = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
+    ack = replace(_ack(task, attempt, pending_upload, operator, counters, staged.handed_out), cache=caching.figures)
     if not shared:
         ack = _uploaded(task, attempt, base, ack, deadline)
     for kept in (caching, writer):
@@ -393,7 +393,7 @@ def _discarded_on_failure(task: KeyedTask, attempt: Attempt, ack: Ack) -> Iterat
 def _staged_of(ack: Ack) -> list[StagedFile]:
     """Everything that an attempt may have uploaded beside its snapshot."""
     channels = [file for file in stage_upload.for_stages(ack) if isinstance(file, StagedFile)]
-    return [*(ack.handover.staged if ack.handover else ()), *channels]
+    return [*(ack.pending_upload.staged if ack.pending_upload else ()), *channels]
 
 
 def _discard(uploaded: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
@@ -431,7 +431,7 @@ def _ack(
         ms=counters.ms,
         entries=counters.entries,
         timers=operator.has_timers if isinstance(operator, FunctionOperator) else None,
-        handover=handed,
+        pending_upload=handed,
     )
 
 

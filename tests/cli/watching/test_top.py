@@ -145,9 +145,9 @@ def test_a_name_that_is_not_configured_is_refused(bank, weir):
 
 def asked(watched: Watched) -> int:
     """How many requests a look makes."""
-    watched.open().storage.traffic.take()
+    watched.open().storage.request_counts.take()
     watched.look()
-    counts = watched.open().storage.traffic.take()
+    counts = watched.open().storage.request_counts.take()
     return sum(number for name, number in counts.items() if name.startswith("requests_"))
 
 

@@ -145,10 +145,10 @@ def unnamed(stored: Stored) -> list[str]:
     ]
     logs = {file for file in files if file.parent.name == "_delta_log" and _LOG.fullmatch(file.name)}
     files_left = [file.relative_to(stored.root).as_posix() for file in files if file not in logs]
-    strays = [
+    orphan_listings = [
         f"{file['path']} of a checkpoint that is not there" for file in listed if file["commit_id"] not in commits
     ]
-    return [name for name in files_left if name not in named] + strays
+    return [name for name in files_left if name not in named] + orphan_listings
 
 
 def is_true_orphan(name: str) -> bool:

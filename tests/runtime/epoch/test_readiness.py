@@ -69,7 +69,7 @@ def ready(step: Step, stage: Stage | None) -> tuple[EpochsInFlight, InFlightEpoc
     if step is Step.JUDGE:
         epoch.judged.clear()
     if step is Step.UPLOAD and stage is not None:
-        epoch.acks[stage.uid] = [ack(stage, 3, handover=PendingUpload(None, None, (), "/work"))]
+        epoch.acks[stage.uid] = [ack(stage, 3, pending_upload=PendingUpload(None, None, (), "/work"))]
     return epochs, epoch
 
 

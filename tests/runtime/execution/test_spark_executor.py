@@ -130,10 +130,10 @@ def test_an_ack_says_what_its_subtask_has_requested_of_storage(job):
     for keys in ([0, 1, 2], [3, 4, 5]):  # the second time in the same processes
         for ack in job.run(keys):
             new = [file for file in ack.files if file.new]
-            assert new and ack.traffic is not None
-            assert ack.traffic["requests_put"] == len(new)
-            assert ack.traffic["bytes_up"] == sum(file.bytes for file in new)
-    assert job.storage.traffic.counts()["requests_put"] == 0, "it was another process"
+            assert new and ack.request_counts is not None
+            assert ack.request_counts["requests_put"] == len(new)
+            assert ack.request_counts["bytes_up"] == sum(file.bytes for file in new)
+    assert job.storage.request_counts.counts()["requests_put"] == 0, "it was another process"
 
 
 def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):

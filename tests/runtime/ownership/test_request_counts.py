@@ -48,7 +48,7 @@ class Elsewhere(InMemoryExecutor):
 
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         counts = dict.fromkeys(NAMES, 10_000)
-        return [replace(ack, traffic=counts) for ack in super().run(task, rows, columns, deadline)]
+        return [replace(ack, request_counts=counts) for ack in super().run(task, rows, columns, deadline)]
 
 
 def test_what_subtasks_count_elsewhere_comes_in_with_their_acks(tmp_path: Path):

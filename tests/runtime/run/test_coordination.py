@@ -224,8 +224,8 @@ def test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind(site):
         ) -> list[Ack]:
             task = replace(task, here=None)
             twice = [super(Speculating, self).run(task, rows, columns, deadline) for _ in range(2)]
-            stray = run_task.run(task, task.parallelism, iter(()))
-            return [*twice[0], *twice[0], stray, *twice[1]]
+            orphan = run_task.run(task, task.parallelism, iter(()))
+            return [*twice[0], *twice[0], orphan, *twice[1]]
 
     counts = site()
     assert _run(counts, Speculating()) == [1]

@@ -89,7 +89,7 @@ def test_what_a_restore_reads_stays_until_it_is_done(keeper):
             held.check()
     assert {file.name for file in deleted(keeper)} == {"1"}
     assert keeper.objects() == {"2", "3"}
-    assert keeper.registry.strays() == []
+    assert keeper.registry.orphan_listings() == []
 
 
 def test_a_restore_that_comes_right_before_the_row_goes_is_seen(keeper, monkeypatch):
@@ -281,5 +281,5 @@ def test_a_hold_that_cannot_be_read_keeps_everything_until_it_is_silent(keeper, 
     objects = keeper.objects()
     assert keeper.prune().drop == (gone.id,)
     assert keeper.objects() == objects
-    assert [stray.commit_id for stray in keeper.registry.strays()] == [gone.commit_id]
+    assert [orphan.commit_id for orphan in keeper.registry.orphan_listings()] == [gone.commit_id]
     assert watcher.dead(keeper.storage, now=1e9) == [path]

@@ -73,7 +73,7 @@ def put(
 def drop(registry: Registry, ids: list[int], generation: int = 1) -> None:
     """What pruning does to the registry when nothing else holds these checkpoints."""
     unnamed = registry.drop_rows(Generation(generation), [CheckpointId(id) for id in ids])
-    unnamed += registry.drop_listings(Generation(generation), registry.strays())
+    unnamed += registry.drop_listings(Generation(generation), registry.orphan_listings())
     registry._files.storage.delete_files(unnamed)
 
 
@@ -140,7 +140,7 @@ def test_a_listing_without_a_row_does_not_count(storage, registry, monkeypatch):
     retried = replace(lost, commit_id="retried", files=1)
     registry.commit(retried, [a_file("4.sst")])
     assert [file.name for file in Registry(storage, APP).files(retried)] == ["4.sst"]
-    storage.delete_files(registry.drop_listings(Generation(1), registry.strays()))
+    storage.delete_files(registry.drop_listings(Generation(1), registry.orphan_listings()))
     assert len(list(storage.list("registry/state_files/checkpoint_id=2"))) == 1
     assert [file.name for file in Registry(storage, APP).files(retried)] == ["4.sst"]
     assert [file.name for file in Registry(storage, APP).files(first)] == ["1.sst"]
@@ -294,7 +294,7 @@ def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypa
     def prune(id):
         registry.drop_rows(Generation(1), [CheckpointId(id)])
         registry.drop_listings(
-            Generation(1), [stray for stray in registry.strays(as_owner=True) if stray.checkpoint_id == id]
+            Generation(1), [orphan for orphan in registry.orphan_listings(as_owner=True) if orphan.checkpoint_id == id]
         )
 
     def noted(version, *others):
@@ -409,7 +409,7 @@ def test_coordinators_that_race_make_one_chain(storage):
     assert sorted(row.commit_id for row in rows) == sorted(committed)
     assert [row.generation for row in rows] == sorted(row.generation for row in rows)
     assert all(len(reader.files(row)) == 1 for row in rows)
-    reader.drop_listings(reader.take_over(), reader.strays())
+    reader.drop_listings(reader.take_over(), reader.orphan_listings())
     assert all(len(Registry(storage, APP).files(row)) == 1 for row in rows)
 
 
@@ -445,7 +445,7 @@ def test_what_is_published_while_listings_are_dropped_counts(storage, registry, 
     put(registry, 2, 1)
     registry.record_publications(Generation(1), [published(1), published(2)])
     unnamed, real = registry.drop_rows(Generation(1), [CheckpointId(1)]), registry.checkpoints
-    strays = registry.strays()
+    orphan_listings = registry.orphan_listings()
 
     def overtaken(**fields):
         rows = real(**fields)
@@ -455,7 +455,7 @@ def test_what_is_published_while_listings_are_dropped_counts(storage, registry, 
         return rows
 
     monkeypatch.setattr(registry, "checkpoints", overtaken)
-    unnamed += registry.drop_listings(Generation(1), strays)
+    unnamed += registry.drop_listings(Generation(1), orphan_listings)
     storage.delete_files(unnamed)
     assert Registry(storage, APP).publications() == [published(2), published(3)]
 
@@ -502,7 +502,7 @@ def test_only_what_no_table_names_is_removed(storage, monkeypatch):
     (root / "registry/checkpoints/data/somebodys-export.parquet").write_bytes(b"not Weir's to delete")
     before = _contents(root)
 
-    strays = [
+    orphan_listings = [
         "checkpoints/data/00000000000000000002-lost.parquet",
         "state_files/checkpoint_id=2/00000000000000000002-lost.parquet",
         "state_files/checkpoint_id=1/00000000000000000001-lost.parquet",
@@ -510,9 +510,9 @@ def test_only_what_no_table_names_is_removed(storage, monkeypatch):
         ".probe-0123/_delta_log/00000000000000000000.json",
         ".probe-4567/part.parquet",
     ]
-    for stray in strays:
-        (root / "registry" / stray).parent.mkdir(parents=True, exist_ok=True)
-        (root / "registry" / stray).write_bytes(b"half a file")
+    for orphan in orphan_listings:
+        (root / "registry" / orphan).parent.mkdir(parents=True, exist_ok=True)
+        (root / "registry" / orphan).write_bytes(b"half a file")
     successor.remove_unnamed(generation)
 
     assert before.items() <= _contents(root).items()

@@ -52,8 +52,8 @@ def epoch(registry: Registry, id: int, generation: int = 1) -> None:
     registry.record_publications(Generation(generation), [published(id)])
     beyond = [row.id for row in registry.checkpoints()[:-KEPT]]
     unnamed = registry.drop_rows(Generation(generation), beyond)
-    if strays := registry.strays():
-        unnamed += registry.drop_listings(Generation(generation), strays)
+    if orphan_listings := registry.orphan_listings():
+        unnamed += registry.drop_listings(Generation(generation), orphan_listings)
     registry._files.storage.delete_files(unnamed)
     registry.keep_up(Generation(generation))
 
@@ -156,7 +156,7 @@ def test_a_reader_that_stood_still_reads_what_there_is_now(storage, often):
     assert (reader.generation(), reader.pins()) == (1, [])
 
 
-@pytest.mark.parametrize("ask", sampled(["checkpoints", "generation", "publications", "strays"], 2))
+@pytest.mark.parametrize("ask", sampled(["checkpoints", "generation", "publications", "orphan_listings"], 2))
 def test_a_reader_that_is_overtaken_in_the_middle_of_a_read_looks_again(storage, often, monkeypatch, ask):
     registry = taken(storage)
     epochs(registry, 1, 5)
@@ -563,7 +563,7 @@ def test_a_table_without_a_needed_column_is_damage(storage, table, schema, colum
     partition = ["checkpoint_id"] if table == "state_files" else []
     FencedTable(storage, f"registry/{table}", less, APP, partition).ensure()
     with pytest.raises(DamageError, match=f"registry/{table} has no column {column}"):
-        getattr(Registry(storage, APP), {"checkpoints": "head", "state_files": "strays"}[table])()
+        getattr(Registry(storage, APP), {"checkpoints": "head", "state_files": "orphan_listings"}[table])()
     with pytest.raises(DamageError, match=f"has no column {column}"):
         Registry(storage, APP).take_over()
 

@@ -257,7 +257,7 @@ def test_a_full_snapshot_refuses_to_vouch_for_a_local_file_that_rotted(subtask):
     flip(table)
     prepared = snapshot.prepare(attempt, forked, local)
     handed = PendingUpload(base.attempt, prepared, (), str(attempt.directory))
-    ack = Ack("counts", 0, attempt.id, attempt.epoch, attempt.generation, handover=handed)
+    ack = Ack("counts", 0, attempt.id, attempt.epoch, attempt.generation, pending_upload=handed)
     with pytest.raises(TransientError, match="is not what it was when it was new"):
         stage_upload.upload(subtask.storage, [ack], {0: base}, full=True, channels=False, deadline=None)
     assert not subtask.home.joinpath("manifest.json").exists()

@@ -186,7 +186,7 @@ def _context() -> TaskContext:
 def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch], way: str | None) -> pa.RecordBatch:
     unjudged: list[Exception] = []
     ack = run_task.run(task, subtask, _judged(batches, unjudged))
-    ack = replace(ack, traffic=task.storage.traffic.take(), exchange=way)
+    ack = replace(ack, request_counts=task.storage.request_counts.take(), exchange=way)
     _settle()
     context = _context()
     numbers = {"stage": context.stageId(), "subtask": subtask, "task": context.taskAttemptId()}

@@ -28,7 +28,7 @@ def _kind(request: Request) -> str:
 
 
 def _asked(storage: Storage) -> dict[str, int]:
-    counts = storage.traffic.counts()
+    counts = storage.request_counts.counts()
     return {name.removeprefix("requests_"): n for name, n in counts.items() if n and not name.startswith("bytes_")}
 
 
@@ -60,7 +60,7 @@ def test_s3_sees_as_many_requests_of_each_kind_as_are_counted(
 
     assert failed
     assert _asked(storage) == Counter(map(_kind, proxy.requests))
-    counts = storage.traffic.counts()
+    counts = storage.request_counts.counts()
     assert counts["bytes_up"] == (2 * PART + 1) + 2 * 5 + 2 * 3, "what was sent twice counts twice"
     assert counts["bytes_down"] == 2 * PART + 1
 
@@ -68,16 +68,16 @@ def test_s3_sees_as_many_requests_of_each_kind_as_are_counted(
 @pytest.mark.parametrize(("files", "pages", "batches"), [(0, 1, 0), (1000, 1, 1), (1001, 2, 2)])
 def test_pages_and_batches_of_an_object_store(tmp_path: Path, files: int, pages: int, batches: int):
     """On files that are said to be far away: S3's server here takes ten seconds for so many objects."""
-    store, traffic = FileSystemStore(pafs.LocalFileSystem(), str(tmp_path / "root")), RequestCounts()
+    store, request_counts = FileSystemStore(pafs.LocalFileSystem(), str(tmp_path / "root")), RequestCounts()
     store.remote = True
     (tmp_path / "root" / "many").mkdir(parents=True)
     for number in range(files):
         (tmp_path / "root" / "many" / str(number)).touch()
-    counted = InstrumentedStore(store, traffic)
+    counted = InstrumentedStore(store, request_counts)
     listed = list(counted.list("many"))
     assert len(listed) == files
     counted.delete_files([file.path for file in listed])
-    counts = traffic.counts()
+    counts = request_counts.counts()
     assert (counts["requests_list"], counts["requests_delete"]) == (pages, batches)
 
 
@@ -90,28 +90,28 @@ def test_a_disk_is_counted_call_by_call(tmp_path: Path):
     storage.delete_files(["some/a", "some/b"])
     assert storage.delete_tree("some") == 2
     assert _asked(storage) == {"put": 4, "get": 2, "list": 1, "delete": 4}
-    assert storage.traffic.counts()["bytes_up"] == 6 + PART + 1
-    assert storage.traffic.counts()["bytes_down"] == 4
+    assert storage.request_counts.counts()["bytes_up"] == 6 + PART + 1
+    assert storage.request_counts.counts()["bytes_down"] == 4
 
 
 def test_nothing_is_lost_between_threads_and_what_is_taken_is_gone():
-    traffic = RequestCounts()
+    request_counts = RequestCounts()
     taken: list[dict[str, int]] = []
 
     def work() -> None:
         for number in range(2000):
-            traffic.requested("get")
-            traffic.add({"bytes_up": 2, "of a newer release": 1})
+            request_counts.requested("get")
+            request_counts.add({"bytes_up": 2, "of a newer release": 1})
             if number % 500 == 0:
-                taken.append(traffic.take())
+                taken.append(request_counts.take())
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    counts = [*taken, traffic.take()]
+    counts = [*taken, request_counts.take()]
     assert all(tuple(count) == NAMES for count in counts)
     assert sum(count["requests_get"] for count in counts) == 8000
     assert sum(count["bytes_up"] for count in counts) == 16000
-    assert traffic.counts() == dict.fromkeys(NAMES, 0)
+    assert request_counts.counts() == dict.fromkeys(NAMES, 0)
