@@ -138,6 +138,11 @@ def seen(stage: Stage, rows: pa.Table) -> pa.Table:
     return where.projected(stage.columns, rows.schema).of(rows) if stage.columns else rows
 
 
+def seen_columns(stage: Stage, rows: Landed | Channel) -> pa.Schema:
+    """The columns of rows as the stage's function sees them, of rows that `can_read`."""
+    return rows.schema if rows.as_seen else seen(stage, rows.schema.empty_table()).schema
+
+
 def as_seen(stage: Stage, rows: Landed | Channel, tables: Iterable[pa.Table]) -> Iterable[pa.Table]:
     """Return what the stage's function sees of these tables, which are read from `rows`; raises as `seen`."""
     return tables if rows.as_seen else (seen(stage, table) for table in tables)

@@ -63,7 +63,8 @@ def chosen(
     if by_python and direct_read.can_read(stage, rows):
         if direct_read.is_small(rows, parallelism, direct_bytes):
             return DIRECT
-        if setting == BLOCKS or (setting == AUTO and is_narrow(stage, rows, rows.schema, FILES)):
+        columns = direct_read.seen_columns(stage, rows)
+        if setting == BLOCKS or (setting == AUTO and is_narrow(stage, rows, columns, FILES)):
             return FILES
     return ROWS if setting == ROWS else CUT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import polars as pl
@@ -23,6 +24,7 @@ from pipelines.api import (
 )
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.definition.stage import keeps_changes
+from pipelines.runtime.execution import exchange
 from pipelines.runtime.execution.direct_read import narrowed
 from pipelines.runtime.execution.executor import Landed
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -161,6 +163,34 @@ def test_what_only_spark_evaluates_is_made_by_spark(tmp_path):
     expected = given.filter(pl.col("key") > 1).group_by("key").agg(pl.col("price").sum()).sort("key").rows()
     assert sorted(table(site, "here").drop("epoch").rows()) == expected
     assert sorted(table(site, "there").drop("epoch").rows()) == expected
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        (exchange.FILES, {"DIRECT_READ_MB": "0", "EXCHANGE": "blocks"}),
+        (exchange.CUT, {"EXCHANGE": "blocks", "CONF": json.dumps({"spark.sql.files.openCostInBytes": "4194304"})}),
+        (exchange.ROWS, {"DIRECT_READ_MB": "0", "EXCHANGE": "rows"}),
+    ],
+)
+def test_rows_have_their_columns_whichever_way_they_reach_their_subtasks(tmp_path, monkeypatch, way, options):
+    chosen = select("chosen", SHOP, "*")
+    alone, behind = (of("window", uid, source, select=SQL, where=WHERE) for uid, source in (("w", SHOP), ("b", chosen)))
+    made = {"select": [*SQL, "'made' AS made"], "where": WHERE}
+    unique = deduplicate("u", SHOP, key="key", order_by=["at", "price"], sink=delta.append("u"), **made)
+    settings = {f"WEIR_SPARK__{name}": value for name, value in options.items()}
+    site = site_of(tmp_path, Pipeline("columns", (chosen, alone, behind, unique)), **settings)
+    given = rows(11, 120)
+    land(site, "shop", slices(given, random.Random(11), 3))
+    chose, ways = exchange.chosen, []
+    monkeypatch.setattr(exchange, "chosen", lambda *args, **more: ways.append(chose(*args, **more)) or ways[-1])
+    site.run(drain=True)
+    assert way in ways
+    ran = testing.run_pipeline(Pipeline("columns", (alone, unique)), [given], schema=COLUMNS, drain=True)
+    for name, table_of in (("w", "w"), ("b", "w"), ("u", "u")):
+        expected = ran.tables[table_of]
+        assert table(site, name).select(expected.columns).sort(expected.columns).equals(expected.sort(expected.columns))
 
 
 def test_no_more_is_read_than_the_columns_are_made_of():

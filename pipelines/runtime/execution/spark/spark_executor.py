@@ -166,7 +166,8 @@ class SparkExecutor:
         if way == exchange.DIRECT:
             return self._collected(task, self._reading(task, rows))
         if way == exchange.FILES:
-            return self._with_blocks(task, [self._cut_files(stage, rows, layout)], (rows.schema,), None, way, staged)
+            cuts, columns = [self._cut_files(stage, rows, layout)], direct_read.seen_columns(stage, rows)
+            return self._with_blocks(task, cuts, (columns,), None, way, staged)
         frame, columns = self._seen(stage, rows)
         if way == exchange.ROWS or (asked == exchange.AUTO and not exchange.is_narrow(stage, rows, columns)):
             return self._collected(task, self._with_rows(task, frame))
@@ -186,7 +187,7 @@ class SparkExecutor:
         for (side, part), way in zip(rows.parts, ways, strict=True):
             lane, layout = lanes[side], (task.parallelism, task.max_parallelism, side)
             if asked != exchange.ROWS and way in (exchange.DIRECT, exchange.FILES):
-                columns[side] = part.schema
+                columns[side] = direct_read.seen_columns(lane, part)
                 cuts.append(self._cut_files(lane, part, layout))
                 continue
             frame, columns[side] = self._seen(lane, part)
