@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Gate, Input, Source, Stage, TopN, reading
+from pipelines.runtime.definition import Gate, Input, Source, Stage, TopN, keeps, reading
 from state_ops.errors import PipelineError
 
 
@@ -95,7 +95,7 @@ def top_n(  # as long as what is said of its arguments
     if until is None:
         _check_current(uid, columns, sink, rank if ties else None, late, lateness)
     else:
-        _check_final(uid, source, until, ttl, transform is None and _keeps(columns_of(uid, select), until))
+        _check_final(uid, source, until, ttl, transform is None and keeps(columns_of(uid, select), until))
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
@@ -128,11 +128,6 @@ def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tup
             next='Say e.g. by=[desc("price"), "seq"].',
         )
     return tuple((column, False) if isinstance(column, str) else (column.column, True) for column in given)
-
-
-def _keeps(select: tuple[str, ...], column: str) -> bool:
-    """Whether a column is still what it was in the input."""
-    return not select or any(sql.strip().strip("`") in ("*", column) for sql in select)
 
 
 def _check_final(uid: str, source: Input, until: str, ttl: object, is_of_source: bool) -> None:

@@ -34,6 +34,7 @@ from pipelines.runtime.definition.stage import (
     input_name,
     is_clocked,
     is_timed,
+    keeps,
     reading,
     sources_of,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "input_name",
     "is_clocked",
     "is_timed",
+    "keeps",
     "reading",
     "sources_of",
 ]

@@ -360,7 +360,7 @@ def note_progress(
         if stage.sides:
             watermark, inputs = watermark_of_sides(epoch, stage, known, acks)
         if left is None:
-            after = watermarks.after_job(stage, watermark, acks, epoch.plan.drain)
+            after = watermarks.after_job(stage, watermark, done.first.arriving, acks, epoch.plan.drain)
             handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
         epoch.applied[stage.uid] = Applied(
             done.first.epoch, done.first.now, left is None, handed_on, done.first.lookups

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.runtime.definition import FileSource, Source, Stage, sources_of
+from pipelines.runtime.definition import FileSource, Source, Stage, keeps, sources_of
 from state_ops.checkpoints.checkpoint import Ack
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment after it, before which state is read
@@ -45,11 +45,15 @@ def holds_back(stage: Stage) -> bool:
     return stage.closes or stage.on_timer is not None or stage.join is not None
 
 
-def after_job(stage: Stage, watermark: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
+def after_job(
+    stage: Stage, watermark: int | None, arriving: int | None, acks: Sequence[Ack], drain: bool
+) -> int | None:
     """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
     seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
     if isinstance(stage.input, FileSource) and not stage.sides and not stage.by_clock and seen:
-        watermark = before_job(stage, watermark, max(seen))
+        # SQL may have made another column of the event time: better is then what the files have told of it.
+        is_its_own = keeps(stage.columns, str(stage.input.event_time))
+        watermark = before_job(stage, watermark, max(seen)) if is_its_own or arriving is None else watermark
     if drain:
         # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
         closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]

@@ -125,8 +125,10 @@ def test_a_window_behind_a_union_closes_by_the_slower_input():
     assert ran.tables["counted"]["n"].sum() == 4
 
 
-@pytest.mark.parametrize("made", ["date_format(at, 'yyyy-MM-dd')", "unix_micros(at) * 2"])
-def test_a_text_or_a_number_in_place_of_the_event_time_moves_no_watermark(made):
+@pytest.mark.parametrize(
+    "made", ["date_format(at, 'yyyy-MM-dd')", "unix_micros(at) * 2", "timestamp_micros(unix_micros(at) * 2)"]
+)
+def test_what_sql_makes_in_place_of_the_event_time_moves_no_watermark(made):
     anew = select("anew", SHOP, "key", "at AS since", f"{made} AS at")
     counts = window("counts", anew, key="key", on="since", every="1m", n=agg.count(), sink=delta.append("counts"))
     run = testing.run_pipeline(Pipeline("p", (anew, counts)), schema=COLUMNS)
