@@ -10,7 +10,8 @@ from typing import Any
 from pipelines.api.arguments import check_event_time, columns_of, gates_of, names_of, not_negative, positive
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Gate, Input, Source, Stage, TopN, keeps, reading
+from pipelines.runtime.definition import Gate, Input, Source, Stage, TopN, reading
+from pipelines.runtime.definition.made_columns import before
 from state_ops.errors import PipelineError
 
 
@@ -95,7 +96,7 @@ def top_n(  # as long as what is said of its arguments
     if until is None:
         _check_current(uid, columns, sink, rank if ties else None, late, lateness)
     else:
-        _check_final(uid, source, until, ttl, transform is None and keeps(columns_of(uid, select), until))
+        _check_final(uid, source, until, ttl, None if transform else before(columns_of(uid, select), until))
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
@@ -130,14 +131,16 @@ def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tup
     return tuple((column, False) if isinstance(column, str) else (column.column, True) for column in given)
 
 
-def _check_final(uid: str, source: Input, until: str, ttl: object, is_of_source: bool) -> None:
+def _check_final(uid: str, source: Input, until: str, ttl: object, column: str | None) -> None:
+    """Whether keys are forgotten by one rule, when no row can come any more. column: what `until` is in the input; None
+    where the stage makes it."""
     place = f"top_n {uid}"
     if ttl is not None:
         raise PipelineError(
             f"{uid} says until=, by which keys are forgotten, and ttl=.", where=place, next="Say one of the two."
         )
     check_event_time(source, f"No ranks of {uid} would ever be final")
-    if isinstance(source, Source) and until == source.event_time and is_of_source:
+    if isinstance(source, Source) and column == source.event_time:
         raise PipelineError(
             f"{uid} would lose rows: until={until!r} is the time of its events, and when the watermark has reached"
             " it, other events of that very time may still come.",

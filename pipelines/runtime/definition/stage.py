@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -395,11 +395,6 @@ def is_clocked(input: Input) -> bool:
         return False
     stage = input.stage if isinstance(input, Output) else input
     return stage.by_clock or any(map(is_clocked, stage.inputs))
-
-
-def keeps(columns: Sequence[str], name: str) -> bool:
-    """Whether a column of the input is the same in what a stage makes of it by SQL, if it is there."""
-    return not columns or any(sql.strip().startswith("*") or sql.strip().strip("`") == name for sql in columns)
 
 
 def keeps_changes(stage: Stage) -> bool:

@@ -16,13 +16,14 @@ from pipelines.api import (
     aggregate,
     deduplicate,
     delta,
+    desc,
     expect,
     select,
     stage,
     top_n,
     window,
 )
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import Stage, made_columns
 from pipelines.runtime.definition.stage import keeps_changes
 from pipelines.runtime.execution import exchange
 from pipelines.runtime.execution.direct_read import narrowed
@@ -242,3 +243,44 @@ def test_ranks_are_not_final_at_the_time_of_their_events_unless_another_is_made_
         with pytest.raises(PipelineError, match="would lose rows"):
             top_n("it", SHOP, select=plain, **options)
     assert top_n("it", SHOP, select=["key", "price", "timestamp_micros(unix_micros(at) + 3600000000) AS at"], **options)
+
+
+@pytest.mark.parametrize("column", ["at", "closes"])
+def test_the_watermark_goes_by_the_sources_event_time_whatever_a_made_column_is_called(column):
+    """The end of the hour of a row is later than all rows of the hour, of which the next epoch has more."""
+    end = f"timestamp_micros(unix_micros(at) DIV 3600000000 * 3600000000 + 3600000000) AS {column}"
+    columns = ["key % 2 AS key", "price", end]
+    best = top_n(
+        "best", SHOP, select=columns, key="key", by=desc("price"), n=1, until=column, ties=False,
+        sink=delta.append("best"), late=delta.append("late"),
+    )  # fmt: skip
+    given = rows(5, 60).drop_nulls("price").unique("price", keep="first", maintain_order=True)
+    ran = testing.run_pipeline(
+        Pipeline("columns", (best,)), slices(given, random.Random(5), 4), schema=COLUMNS, drain=True
+    )
+    highest = given.group_by(pl.col("key") % 2).agg(pl.col("price").max()).sort("key")
+    assert ran.tables["best"].select("key", "price").sort("key").rows() == highest.rows()
+    assert not ran.tables["late"].height
+    renamed = ["key % 2 AS key", "price", "at AS closes"]
+    for until, select_ in (("closes", renamed), ("closes", ["*", "at closes"]), ("at", ["* EXCEPT (text)"])):
+        with pytest.raises(PipelineError, match="would lose rows"):
+            top_n("it", SHOP, select=select_, key="key", by="price", n=1, until=until)
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "before", "seen_as"),
+    [
+        ((), "a", "a", "a"),
+        (("a", "b"), "a", "a", "a"),
+        ((" `a` AS b", "c as a"), "a", "c", "b"),
+        (("a + 1 AS a", "b"), "a", None, None),
+        (("*", "a AS b"), "a", "a", "a"),
+        (("* EXCEPT (a)", "a + 1 AS a"), "a", None, None),
+        (("* EXCEPT (a)", "lower(a) a", "a c"), "a", None, "c"),
+        (("`b c` AS `a b`",), "a b", "b c", None),
+        (("b",), "a", None, None),
+    ],
+)
+def test_which_made_columns_are_those_of_the_input(columns, name, before, seen_as):
+    assert made_columns.before(columns, name) == before
+    assert made_columns.seen_as(columns, name) == seen_as

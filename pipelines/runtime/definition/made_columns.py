@@ -1,0 +1,45 @@
+"""Which columns that a stage's SQL makes are columns of its input as they are, under their own or another name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_PLAIN = re.compile(r"\s*(\w+|`[^`]+`)(?:\s+(?:as\s+)?(\w+|`[^`]+`))?\s*", re.IGNORECASE)
+_LAST = re.compile(r"(\w+|`[^`]+`)\s*\Z")
+
+
+def before(columns: Sequence[str], name: str) -> str | None:
+    """What a column that a stage sees is called in its input; None where SQL computes it.
+
+    Args:
+        columns: As in `Stage.columns`; none: all as they are.
+    """
+    computed = False
+    for sql in columns:
+        if plain := _PLAIN.fullmatch(sql):
+            if _bare(plain[2] or plain[1]) == name:
+                return _bare(plain[1])
+        elif last := _LAST.search(sql):
+            computed |= _bare(last[1]) == name
+    return name if not columns or (_has_all(columns) and not computed) else None
+
+
+def keeps(columns: Sequence[str], name: str) -> bool:
+    """Whether a column of the input is the same in what a stage sees, if it is there."""
+    return before(columns, name) == name
+
+
+def seen_as(columns: Sequence[str], name: str) -> str | None:
+    """What a column of a stage's input is called where the stage sees it as it is; None where it does not."""
+    plain = [match for sql in columns if (match := _PLAIN.fullmatch(sql))]
+    names = [name, *(_bare(match[2] or match[1]) for match in plain if _bare(match[1]) == name)]
+    return next((seen for seen in names if before(columns, seen) == name), None)
+
+
+def _has_all(columns: Sequence[str]) -> bool:
+    return any(sql.lstrip().startswith("*") for sql in columns)
+
+
+def _bare(name: str) -> str:
+    return name.strip("`")
