@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, CHANGES, EPOCH, UpsertSink
 from pipelines.runtime.definition import (
     ROW,
     Aggregation,
@@ -67,6 +67,7 @@ from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import StateSchema
 
 _OWN_NAMES = "__weir_"
+_RENAME = "Rename it in a select before, or in transform=."
 
 __all__ = [
     "EPOCH",
@@ -101,6 +102,10 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     for output, sink in stage.sinks_by_output:
         if output in fixed.outputs:  # else it has columns of its own
             refuse_same_names(fixed.outputs[output], f"stage {stage.uid}, sink {sink.name}")
+        if isinstance(sink, UpsertSink):
+            refuse_patterns((*sink.key, *sink.order_by), f"stage {stage.uid}, sink {sink.name}")
+    for columns in fixed.outputs.values():
+        _refuse_own_names(columns.names, f"What {stage.uid} hands out", f"stage {stage.uid}", "Give it another name.")
     if not (stage.quarantines and ROW in rows.names):
         return fixed
     main = fixed.outputs[MAIN]
@@ -157,14 +162,19 @@ def _check_names(stage: Stage, rows: pa.Schema) -> None:
         names.remove(sides.SIDE)
         for side in range(len(stage.sides)) if stage.key else ():
             names += sides.values_of(stage, side, rows).names
-    if own := next((name for name in names if name.startswith(_OWN_NAMES)), None):
-        raise PipelineError(
-            f"The input of {stage.uid} has a column {own!r}, and names that begin with {_OWN_NAMES} are Weir's own.",
-            where=f"stage {stage.uid}",
-            next="Rename it in a select before, or in transform=.",
-        )
+    _refuse_own_names(names, f"The input of {stage.uid}", f"stage {stage.uid}", _RENAME)
     if stage.lookup is None:
         refuse_patterns(stage.key if stage.top_n is None else rows.names, f"stage {stage.uid}")
+
+
+def _refuse_own_names(names: Iterable[str], of: str, where: str, remedy: str) -> None:
+    own = next((name for name in names if name.startswith(_OWN_NAMES)), None)
+    if own is not None:
+        raise PipelineError(
+            f"{of} has a column {own!r}, and names that begin with {_OWN_NAMES} are Weir's own.",
+            where=where,
+            next=remedy,
+        )
 
 
 _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {

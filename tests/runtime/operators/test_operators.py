@@ -650,6 +650,22 @@ def test_columns_of_weirs_own_names_are_refused_instead_of_taken_for_its_own(nam
             testing.run_pipeline(Pipeline("p", (it,)), [{"l": columns.empty_table()}], schema=columns)
 
 
+def test_what_is_handed_out_has_no_names_of_weirs_own_and_no_patterns_as_keys_of_a_table():
+    def renaming(name: str, sink=None) -> Stage:
+        @stage("it", source=EVENTS, key=None, sink=sink)
+        def it(rows: pl.DataFrame, epoch: Epoch) -> pl.DataFrame:
+            return rows.with_columns(pl.col("v").alias(name))
+
+        return it
+
+    columns = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", pa.int64())])
+    with pytest.raises(PipelineError, match="What it hands out has a column '__weir_group', and names"):
+        shapes(renaming("__weir_group", delta.upsert("t", key="__weir_group", order_by="at")), columns)
+    with pytest.raises(PipelineError, match=r"A column is called '\*', .*\n  where: stage it, sink t"):
+        shapes(renaming("*", delta.upsert("t", key="*", order_by="at")), columns)
+    assert shapes(renaming("*", delta.append("t")), columns).outputs["main"].names == ["k", "at", "v", "*"]
+
+
 @pytest.mark.parametrize("name", ["*", "", "^v.*$"])
 def test_columns_whose_names_polars_takes_for_patterns_are_refused_where_it_works_with_them(name):
     columns = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("v", pa.int64()), (name, pa.int64())])
