@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,11 +15,11 @@ from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, st
 from pipelines.runtime.debugging.recording import came_from
 from pipelines.runtime.debugging.replay import Playing
 from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition.made_columns import before, seen_as
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.state_reader import Change
 from state_ops.errors import WeirError
 
-_PLAIN_COLUMN = re.compile(r"(?P<name>\w+|`[^`]+`)(?:\s+as\s+(?P<as>\w+|`[^`]+`))?", re.IGNORECASE)
 _KEYS = 5
 """Of how many keys of a stage before it the rows are traced."""
 
@@ -189,19 +188,21 @@ def _before(
             if (rows := came_from(contribution.rows, upstream.uid)).height
         }
         if given and not upstream.key and stage.key:
-            keys_of_lanes = dict.fromkeys(
-                lane.key for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid
-            )
-            traces += [
-                _through(playing, upstream, dict(zip(key, values, strict=True)), list(given)) for key in keys_of_lanes
-            ]
+            lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
+            for key, columns in dict.fromkeys((lane.key, lane.columns) for lane in lanes):
+                earlier = _earlier(columns, dict(zip(key, values, strict=True)))
+                if len(earlier) < len(key):
+                    untraced.append(_computed(stage, upstream, key))
+                else:
+                    traces.append(_through(playing, upstream, earlier, list(given)))
             continue
+        seen = [name for column in upstream.key if (name := seen_as(stage.columns, column)) is not None]
         newest: dict[tuple[Any, ...], int] = {}
         for epoch, rows in given.items():
-            if not upstream.key or not set(upstream.key) <= set(rows.columns):
+            if not upstream.key or len(seen) < len(upstream.key) or not set(seen) <= set(rows.columns):
                 untraced.append(f"rows of {upstream.uid} in epoch {epoch} do not have its key's columns")
                 continue
-            newest |= dict.fromkeys(rows.select(upstream.key).unique(maintain_order=True).rows(), epoch)
+            newest |= dict.fromkeys(rows.select(seen).unique(maintain_order=True).rows(), epoch)
         keys = list(newest)[:_KEYS]
         traces += [trace(playing, upstream, key, newest[key]) for key in keys]
         if len(newest) > len(keys):
@@ -235,9 +236,9 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            earlier = _before_select(stage, values)
+            earlier = _earlier(stage.columns, values)
             if len(earlier) < len(values):
-                untraced.append(f"rows of {upstream.uid}: {stage.uid} makes {', '.join(values)} of other columns")
+                untraced.append(_computed(stage, upstream, values))
             else:
                 traces.append(_through(playing, upstream, earlier, of_stage))
         elif of_stage:
@@ -245,12 +246,10 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
     return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))
 
 
-def _before_select(stage: Stage, values: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier(columns: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values by the columns of a stage's input that they stand in, without those that its SQL computes."""
-    if not stage.columns:
-        return dict(values)
-    columns = [match for sql in stage.columns if (match := _PLAIN_COLUMN.fullmatch(sql.strip())) is not None]
-    taken = {(match["as"] or match["name"]).strip("`"): match["name"].strip("`") for match in columns}
-    if any(sql.strip() == "*" for sql in stage.columns):
-        taken = {name: name for name in values} | taken
-    return {taken[name]: value for name, value in values.items() if name in taken}
+    return {earlier: value for name, value in values.items() if (earlier := before(columns, name)) is not None}
+
+
+def _computed(stage: Stage, upstream: Stage, names: Iterable[str]) -> str:
+    return f"rows of {upstream.uid}: {stage.uid} makes {', '.join(names)} of other columns"

@@ -177,6 +177,29 @@ def test_a_row_is_traced_by_the_columns_that_a_select_has_renamed(tmp_path, colu
         assert set(rows.select("_file", "_row").rows()) == in_files(bank.site.landing, condition)
 
 
+@pytest.mark.parametrize(
+    ("columns", "key", "is_traced"),
+    [
+        (["id AS who", "total"], "who", True),
+        (["*", "total + 0L AS who"], "id", True),
+        (["regexp_extract(id, '^(.*)', 1) AS id", "total"], "id", False),
+    ],
+)
+@pytest.mark.parametrize("before", ["with a key", "without a key"])
+def test_a_row_is_traced_through_the_columns_that_a_stage_makes_first(tmp_path, before, columns, key, is_traced):
+    first = select("first", small.accounts.input, "id", "amount AS total")
+    if before == "with a key":
+        first = aggregate("first", small.accounts.input, key="id", total=agg.sum("amount"))
+    last = aggregate("last", first, select=columns, key=key, n=agg.count(), sink=delta.append("last"))
+    bank = bank_of(tmp_path, Pipeline("small", (first, last), max_parallelism=8), 1, 2)
+    seen = explain(bank, "last", f"{key} = 'k3' AND n = 2")
+    assert [contribution.rows.height for contribution in seen.trace.contributions] == [1, 1]
+    traced = [contribution.rows for trace in seen.trace.before for contribution in trace.contributions]
+    places = [rows.select("_file", "_row").rows() for rows in traced]
+    assert places == ([[("00001.parquet", 3)], [("00002.parquet", 3)]] if is_traced else [])
+    assert bool(seen.trace.unknown) != is_traced
+
+
 def test_what_is_known_of_a_row_is_said_although_its_key_cannot_be_followed(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise WeirError("The storage takes no hold.", where="here", next="Ask for the right to write it.")
