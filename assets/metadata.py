@@ -50,6 +50,8 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     wheres = [lane.where for lane in stage.lanes if lane.where]
     if wheres:
         shown["where"] = dg.MetadataValue.text("; ".join(wheres))
+    if stage.columns:
+        shown["columns"] = dg.MetadataValue.text(", ".join(stage.columns))
     if stage.state is not None:
         fields = StateSchema.of(stage.state).fields
         shown["state per key"] = dg.MetadataValue.table_schema(
@@ -432,10 +434,11 @@ def _made(stage: Stage, input: Sequence[str]) -> dict[str, list[str]]:
     origins: dict[str, list[str]] = {}
     for sql in stage.columns:
         _, named, name = sql.rpartition(" AS ") if " AS " in sql else sql.rpartition(" as ")
-        words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'", "", sql.removesuffix(name) if named else sql)))
+        code = re.sub(r"'(?:[^'\\]|\\.)*'", "", sql.removesuffix(name) if named else sql)
+        words = {word.strip("`") for word in re.findall(r"`[^`]+`|\w+", code)}
         read = [column for column in input if column in words]
-        if sql.strip() == "*":
-            origins |= {column: [column] for column in input}
+        if sql.lstrip().startswith("*"):
+            origins |= {column: [column] for column in input if column not in words}  # "* EXCEPT (...)" names others
         elif read:
             origins[name.strip("` ") if named else read[0]] = read
     return origins

@@ -387,7 +387,7 @@ class SparkSettings(Section):
         ge=0,
         description=(
             "Slices of up to so many MiB of files are read by every subtask itself, each for its own keys, instead of"
-            " through Spark's shuffle: where there are at most 8 subtasks, no transform=, no where= that Spark alone"
+            " through Spark's shuffle: where there are at most 8 subtasks, no transform=, no SQL that Spark alone"
             " can evaluate, columns of plain types, and files on disks or S3. 0: none."
         ),
         json_schema_extra=_advice("Left at 32; `exchange` says what becomes of larger ones."),

@@ -41,6 +41,7 @@ from pipelines.api import (
 from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from pipelines.runtime.gates.evaluation import Verdict
 from state_ops.errors import PipelineError
+from state_ops.storage.storage import Storage
 
 PROBE = """
 import json, sys
@@ -267,8 +268,8 @@ def test_the_workspace_names_the_definitions():
     assert origin.loadable_target_origin.module_name == "assets.definitions"
 
 
-def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_name():
-    from assets.metadata import lineage
+def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_name(tmp_path):
+    from assets.metadata import lineage, of_definition
 
     hourly = flights.airport_hourly
     columns = ["origin", "window_start", "window_end", "departures", "mean_dep_delay", "inherited"]
@@ -322,6 +323,13 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "origin": [(0, "origin")],
         "most": [(0, "departures")],
     }
+    others = select("others", hourly, "* EXCEPT (gap)", "concat(`gap in h`, 'gap') AS `gap in words`")
+    assert lineage(others, ["origin", "gap in words", "gap"], [["origin", "gap", "gap in h"]]) == {
+        "origin": [(0, "origin")],
+        "gap in words": [(0, "gap in h")],
+    }
+    storage = Storage(str(tmp_path))
+    assert of_definition(told, storage)["columns"].text == "origin, departures * 2 AS twice, gap"
     assert lineage(union("all", chosen, hourly), ["origin"], [["origin"], ["origin"]]) == {
         "origin": [(0, "origin"), (1, "origin")]
     }

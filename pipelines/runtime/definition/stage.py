@@ -425,8 +425,8 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         f"{stage.uid} cannot read {input.name if isinstance(input, Source) else input.uid}, whose rows are changes: "
         f"{CHANGE_TYPE} says which of them take others back, and {why}.",
         where=f"stage {stage.uid}",
-        next=f"{remedy} {CHANGE_TYPE} out in transform=, with the rows that are no more. The reference of operators"
-        " lists what takes changes.",
+        next=f"{remedy} {CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform=. The"
+        " reference of operators lists what takes changes.",
     )
 
 

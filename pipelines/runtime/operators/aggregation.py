@@ -214,5 +214,5 @@ def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, 
     output = pa.schema([*keys, *results, pa.field(EPOCH, pa.int64())])
     if aggregation.changes:
         output = output.append(pa.field(CHANGE_TYPE, pa.string()))
-    check_storable(output, where, "Cast the column that it is made from in transform=")
+    check_storable(output, where, "Cast the column that it is made from in select= or transform=")
     return Shapes(keys, state, {MAIN: output}, values)

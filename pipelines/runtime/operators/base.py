@@ -233,7 +233,8 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
     try:
         return StateSchema.build(fields)
     except PipelineError as error:
-        raise PipelineError(error.what, where=where, next="Leave it out, or cast its column in transform=.") from error
+        advice = "Leave it out, or cast its column in select= or transform=."
+        raise PipelineError(error.what, where=where, next=advice) from error
 
 
 def values_of(

@@ -154,5 +154,5 @@ def deduplication_shapes(stage: Stage, rule: Deduplication, rows: pa.Schema, key
     refuse_clash(stage, {SEEN, EXPIRES}, "a field of its state")
     if rule.on is not None:
         check_event_time(rows, rule.on, where)
-    check_storable(rows, where, "Cast or drop it in transform=")
+    check_storable(rows, where, "Cast or drop it in select= or transform=")
     return Shapes(keys, _STATE, {MAIN: rows, LATE: rows})

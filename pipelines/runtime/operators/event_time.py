@@ -107,9 +107,9 @@ def window_shapes(
     where = f"window {stage.uid}"
     inferred = frames.arrow(_results(stage, window, opened)).schema
     output = pa.schema([(field.name, _BOUND if field.name in (START, END) else field.type) for field in inferred])
-    check_storable(output, where, "Cast the column that it is made from in transform=")
+    check_storable(output, where, "Cast the column that it is made from in select= or transform=")
     if window.late is not None:
-        check_storable(rows, f"{where}, late={window.late.name}", "Cast or drop it in transform=")
+        check_storable(rows, f"{where}, late={window.late.name}", "Cast or drop it in select= or transform=")
     return Shapes(keys, state, {MAIN: output, LATE: rows})
 
 

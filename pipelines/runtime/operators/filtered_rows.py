@@ -20,7 +20,7 @@ from state_ops.rows.aggregates import Agg
 
 _REMEDY = (
     "The condition of an aggregate is evaluated without Spark; the page where of the reference lists what it may have. "
-    "Make a column of it in the stage's transform=, and ask for that."
+    "Make a column of it in the stage's select= or transform=, and ask for that."
 )
 
 

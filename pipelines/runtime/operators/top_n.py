@@ -430,7 +430,7 @@ def top_n_shapes(stage: Stage, rule: TopN, rows: pa.Schema, keys: pa.Schema) -> 
     """The output: the input's columns, the rank, and without `until` what kind of a change each row is."""
     where = f"top_n {stage.uid}"
     _check_columns(stage, rule, rows, where)
-    check_storable(rows, where, "Cast or drop it in transform=")
+    check_storable(rows, where, "Cast or drop it in select= or transform=")
     kept = [field.with_nullable(True) for field in rows if field.name not in (*stage.key, rule.until)]
     fields = [(ROWS, pa.list_(pa.field("item", pa.struct(kept), nullable=False)), False, None)]
     if rule.until is None:
@@ -438,7 +438,8 @@ def top_n_shapes(stage: Stage, rule: TopN, rows: pa.Schema, keys: pa.Schema) -> 
     try:
         state = StateSchema.build(fields)
     except PipelineError as error:
-        raise PipelineError(error.what, where=where, next="Leave it out, or cast its column, in transform=.") from error
+        advice = "Leave it out, or cast its column, in select= or transform=."
+        raise PipelineError(error.what, where=where, next=advice) from error
     added = [] if rule.rank is None else [pa.field(rule.rank, pa.int64())]
     added += [pa.field(CHANGE_TYPE, pa.string())] if rule.until is None else []
     return Shapes(keys, state, {MAIN: pa.schema([*rows, *added]), LATE: rows})
@@ -457,7 +458,7 @@ def _check_columns(stage: Stage, rule: TopN, rows: pa.Schema, where: str) -> Non
             raise PipelineError(
                 f"{name} is {rows.field(name).type}, which has no order.",
                 where=where,
-                next="Rank by numbers, texts, times or booleans; make a column of it in transform=.",
+                next="Rank by numbers, texts, times or booleans; make a column of it in select= or transform=.",
             )
     if rule.until is not None:
         check_event_time(rows, rule.until, where)
