@@ -35,7 +35,7 @@ from pipelines.runtime.operators.base import (
 from pipelines.runtime.operators.event_time import EventTimeOperator
 from pipelines.runtime.operators.joins import sides
 from state_ops.arrow import frames
-from state_ops.backends.base import Backend
+from state_ops.backends.base import Backend, SortedRun
 from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import PipelineError
 from state_ops.keyed.key_batch import Batch
@@ -253,7 +253,8 @@ class JoinOperator(EventTimeOperator):
     def _write(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
         values = _encoded(side, rows)
         names = self._names(batch, side, codes, numbers)
-        self._backend.write(list(zip(names, values, strict=True)))
+        order = sorted(range(len(names)), key=names.__getitem__)
+        self._backend.write(SortedRun([names[row] for row in order], [values[row] for row in order]))
 
     def _remove(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray, rows: pa.Table) -> None:
         names = self._names(batch, side, codes, numbers)
