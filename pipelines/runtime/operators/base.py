@@ -270,7 +270,7 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
         raise InputError(
             f"{counted(rows.column(on).null_count, 'row', 'has', 'have')} no event time in {on!r}.",
             where=where,
-            next=f'Leave them out and count them: where="{on} IS NOT NULL".',
+            next="Leave them out by the stage's where=, which counts them.",
         )
     times: np.ndarray = (
         rows.column(on).cast(pa.timestamp("us", rows.schema.field(on).type.tz)).cast(pa.int64()).to_numpy()

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from polars.exceptions import PanicException
 
 from pipelines.runtime.definition import POSITIONS, Epoch, FileSource, Stage
+from pipelines.runtime.definition.made_columns import before
 from pipelines.runtime.operators import (
     FunctionOperator,
     Operator,
@@ -501,11 +502,13 @@ def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> 
         if not missing:
             continue
         if task.stage.null_keys == "fail":
+            given = before(task.stage.columns, name)  # a where is about the columns before
+            condition = "" if given is None else f'where="{given} IS NOT NULL", or '
             raise InputError(
                 f"{counted(missing, 'row')} of a batch {agrees(missing, 'has', 'have')} no {name!r}, "
                 f"which is a key of {task.stage.uid}.",
                 where=f"stage {task.stage.uid}, epoch {task.epoch}",
-                next=f'Leave them out and count them: where="{name} IS NOT NULL", or null_keys="drop" on the stage.',
+                next=f'Leave them out and count them: {condition}null_keys="drop" on the stage.',
             )
         counters.rows_null_key += missing
         rows = rows.filter(pc.is_valid(rows.column(name)))

@@ -31,7 +31,7 @@ from pipelines.runtime.execution.executor import Landed
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import PipelineError
+from state_ops.errors import InputError, PipelineError
 from tests.runtime.operators.test_changes import CHANGES
 from tests.runtime.operators.test_stateless import COLUMNS, SHOP, land, rows, site_of, slices, table
 
@@ -284,3 +284,14 @@ def test_the_watermark_goes_by_the_sources_event_time_whatever_a_made_column_is_
 def test_which_made_columns_are_those_of_the_input(columns, name, before, seen_as):
     assert made_columns.before(columns, name) == before
     assert made_columns.seen_as(columns, name) == seen_as
+
+
+@pytest.mark.parametrize(
+    ("sql", "advice"),
+    [("price AS key", 'where="price IS NOT NULL", or null_keys'), ("price + 1 AS key", ": null_keys")],
+)
+def test_what_is_advised_for_a_null_key_is_about_the_columns_that_a_where_sees(sql, advice):
+    made = aggregate("made", SHOP, select=[sql], key="key", n=agg.count())
+    with pytest.raises(InputError, match="has no 'key'") as refused:
+        testing.run(made, schema=COLUMNS).epoch([{"key": 1, "at": None, "text": "", "price": None}])
+    assert advice in refused.value.next
