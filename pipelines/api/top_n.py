@@ -93,10 +93,11 @@ def top_n(  # as long as what is said of its arguments
         raise PipelineError(
             f"{rank!r} is a column of {uid} already.", where=place, next='Say rank="another name", or rank=None.'
         )
+    made = columns_of(uid, select)
     if until is None:
         _check_current(uid, columns, sink, rank if ties else None, late, lateness)
     else:
-        _check_final(uid, source, until, ttl, None if transform else before(columns_of(uid, select), until))
+        _check_final(uid, source, until, ttl, None if transform else before(made, until))
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
@@ -105,7 +106,7 @@ def top_n(  # as long as what is said of its arguments
         key=columns,
         top_n=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
         where=where,
-        columns=columns_of(uid, select),
+        columns=made,
         transform=transform,
         null_keys=null_keys,
         sink=sink,

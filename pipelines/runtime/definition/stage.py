@@ -420,13 +420,17 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         why = None
     if why is None:
         return
-    remedy = "accepts_changes=True says that it does. Or leave" if stage.function is not None else "Leave"
+    remedy = f"Leave {CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform="
+    if not keeps_changes(stage):
+        meant = f"\"{CHANGE_TYPE} IN ('insert', 'update_postimage')\""
+        remedy = f"Keep {CHANGE_TYPE} among them, or say by where= which rows are meant, as {meant} does"
+    elif stage.function is not None:
+        remedy = f"accepts_changes=True says that it does. Or l{remedy[1:]}"
     raise PipelineError(
         f"{stage.uid} cannot read {input.name if isinstance(input, Source) else input.uid}, whose rows are changes: "
         f"{CHANGE_TYPE} says which of them take others back, and {why}.",
         where=f"stage {stage.uid}",
-        next=f"{remedy} {CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform=. The"
-        " reference of operators lists what takes changes.",
+        next=f"{remedy}. The reference of operators lists what takes changes.",
     )
 
 

@@ -200,12 +200,19 @@ def test_no_more_is_read_than_the_columns_are_made_of():
     assert narrowed(made, landed).schema.names == ["key", "text", "price"]
 
 
+def looks(rows: pl.DataFrame, epoch) -> pl.DataFrame:
+    return rows
+
+
 def test_changes_are_taken_back_only_where_the_columns_say_them():
     source = select("named", CHANGES)
     taking = aggregate("it", source, select=["k", "v * 2 AS v", "_change_type"], key="k", n=agg.count(), v=agg.sum("v"))
     assert keeps_changes(taking)
     with pytest.raises(PipelineError, match="its columns leave that one out"):
         aggregate("it", source, select=["k", "v"], key="k", n=agg.count())
+    with pytest.raises(PipelineError, match="its columns leave that one out") as refused:
+        stage("it", source=source, key=None, select="k", accepts_changes=True)(looks)
+    assert "accepts_changes" not in refused.value.next and "Keep _change_type among them" in refused.value.next
     with pytest.raises(PipelineError, match="whose rows are changes"):
         aggregate("it", source, select="*", key="k", highest=agg.max("v"))
     newest = "_change_type IN ('insert', 'update_postimage')"
