@@ -407,27 +407,27 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
         return {name: [(0, name) if name in inputs[0] else (1, name.removesuffix(suffix))] for name in columns}
     if stage.sides:
         return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
-    made = _made(stage, inputs[0])
-    origins: dict[str, list[str]] = {name: [name] for name in columns if name in made}
+    behind = _columns_behind(stage, inputs[0])
+    origins: dict[str, list[str]] = {name: [name] for name in columns if name in behind}
     operator = stage.window or stage.aggregation
     if operator is not None:
         origins = {name: [name] for name in stage.key}
         if stage.window is not None and stage.window.on is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
-            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in made if read in agg.names)]))
+            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in behind if read in agg.names)]))
     if stage.top_n is not None and stage.top_n.rank is not None:
         origins[stage.top_n.rank] = [name for name, _ in stage.top_n.by]
     of_input = {
         name: list(
-            dict.fromkeys((0, column) for seen in read for column in made.get(seen, () if stage.columns else (seen,)))
+            dict.fromkeys((0, column) for seen in read for column in behind.get(seen, () if stage.columns else (seen,)))
         )
         for name, read in origins.items()
     }
     return {name: read for name, read in of_input.items() if name in columns and read}
 
 
-def _made(stage: Stage, input: Sequence[str]) -> dict[str, list[str]]:
+def _columns_behind(stage: Stage, input: Sequence[str]) -> dict[str, list[str]]:
     """By column that a stage's operator sees, the columns of its input whose names stand in the SQL that makes it."""
     if not stage.columns:
         return {column: [column] for column in input}

@@ -93,11 +93,11 @@ def top_n(  # as long as what is said of its arguments
         raise PipelineError(
             f"{rank!r} is a column of {uid} already.", where=place, next='Say rank="another name", or rank=None.'
         )
-    made = columns_of(uid, select)
+    selected = columns_of(uid, select)
     if until is None:
         _check_current(uid, columns, sink, rank if ties else None, late, lateness)
     else:
-        _check_final(uid, source, until, ttl, None if transform else before(made, until))
+        _check_final(uid, source, until, ttl, None if transform else before(selected, until))
     kept = None if ttl is None else positive(ttl, place, "ttl")
     what = f"The first {n} by {', '.join(f'{name} descending' if down else name for name, down in order)}"
     return Stage(
@@ -106,7 +106,7 @@ def top_n(  # as long as what is said of its arguments
         key=columns,
         top_n=TopN(order, n, ties, rank, until, kept, not_negative(lateness, place, "lateness"), late),
         where=where,
-        columns=made,
+        columns=selected,
         transform=transform,
         null_keys=null_keys,
         sink=sink,

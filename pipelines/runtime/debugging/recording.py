@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import LATE, ROW, Stage, input_name
+from pipelines.runtime.definition.made_columns import has_all
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several
 from pipelines.runtime.execution.in_process import InMemoryExecutor, filtered, routed
@@ -230,9 +231,10 @@ def _with(table: pa.Table, place: int, at: pa.Array) -> pa.Table:
 
 def _filtered(lane: Stage, table: pa.Table) -> pa.Table:
     """What the stage's where and columns leave, and where each row of it is from."""
-    has_all = not lane.columns or any(sql.lstrip().startswith("*") for sql in lane.columns)
-    made = filtered(lane if has_all else replace(lane, columns=(*lane.columns, _FROM, _AT)), table)
-    return made.select([*(name for name in made.column_names if name not in (_FROM, _AT)), _FROM, _AT])
+    if lane.columns and not has_all(lane.columns):
+        lane = replace(lane, columns=(*lane.columns, _FROM, _AT))
+    rows = filtered(lane, table)
+    return rows.select([*(name for name in rows.column_names if name not in (_FROM, _AT)), _FROM, _AT])
 
 
 def _idle(task: KeyedTask, subtask: int) -> Ack:

@@ -6,7 +6,6 @@ Imports connectors, and nothing else of the runtime.
 from pipelines.runtime.connectors.source import Source
 from pipelines.runtime.definition.files import FileSource
 from pipelines.runtime.definition.gates import FIGURES, ROWS, STATE, Expected, Gate
-from pipelines.runtime.definition.made_columns import keeps
 from pipelines.runtime.definition.names import HOLD, LATE, MAX_PARALLELISM, POSITIONS, QUARANTINE, ROW
 from pipelines.runtime.definition.operators import (
     ANTI,
@@ -35,6 +34,7 @@ from pipelines.runtime.definition.stage import (
     input_name,
     is_clocked,
     is_timed,
+    keeps_event_time,
     reading,
     sources_of,
 )
@@ -82,7 +82,7 @@ __all__ = [
     "input_name",
     "is_clocked",
     "is_timed",
-    "keeps",
+    "keeps_event_time",
     "reading",
     "sources_of",
 ]

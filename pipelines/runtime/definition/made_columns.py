@@ -22,7 +22,7 @@ def before(columns: Sequence[str], name: str) -> str | None:
                 return _bare(plain[1])
         elif last := _LAST.search(sql):
             computed |= _bare(last[1]) == name
-    return name if not columns or (_has_all(columns) and not computed) else None
+    return name if not columns or (has_all(columns) and not computed) else None
 
 
 def keeps(columns: Sequence[str], name: str) -> bool:
@@ -37,7 +37,8 @@ def seen_as(columns: Sequence[str], name: str) -> str | None:
     return next((seen for seen in names if before(columns, seen) == name), None)
 
 
-def _has_all(columns: Sequence[str]) -> bool:
+def has_all(columns: Sequence[str]) -> bool:
+    """Whether SQL asks for all columns of the input, perhaps but for some."""
     return any(sql.lstrip().startswith("*") for sql in columns)
 
 

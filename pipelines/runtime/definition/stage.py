@@ -14,6 +14,7 @@ from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import STATE, Gate
+from pipelines.runtime.definition.made_columns import keeps
 from pipelines.runtime.definition.names import LATE, QUARANTINE, TAKEN, check_name
 from pipelines.runtime.definition.operators import Aggregation, Deduplication, Join, Lookup, SessionWindow, TopN, Window
 from state_ops.errors import PipelineError
@@ -370,6 +371,11 @@ def input_name(stage: Stage) -> str:
     return stage.input.uid if isinstance(stage.input, Stage) else stage.input.name
 
 
+def keeps_event_time(stage: Stage) -> bool:
+    """Whether the event time of its source, if it reads one, is the same in the rows that the stage sees."""
+    return not isinstance(stage.input, Source) or keeps(stage.columns, str(stage.input.event_time))
+
+
 def sources_of(input: Input) -> tuple[Source, ...]:
     """The sources at the far end of an input, each once."""
     if isinstance(input, Source):
@@ -409,7 +415,8 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         input: Where they come from.
     """
     why: str | None = "what it made of a row cannot be taken back"
-    if not keeps_changes(stage):
+    are_kept = keeps_changes(stage)
+    if not are_kept:
         is_seen = CHANGE_TYPE in " ".join([*stage.columns, stage.where or ""])
         why = None if is_seen else "its columns leave that one out"
     elif stage.function is not None:
@@ -420,12 +427,14 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         why = None
     if why is None:
         return
-    remedy = f"Leave {CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform="
-    if not keeps_changes(stage):
+    out = f"{CHANGE_TYPE} out, with the rows that are no more: by where= and select=, or in transform="
+    if not are_kept:
         meant = f"\"{CHANGE_TYPE} IN ('insert', 'update_postimage')\""
         remedy = f"Keep {CHANGE_TYPE} among them, or say by where= which rows are meant, as {meant} does"
     elif stage.function is not None:
-        remedy = f"accepts_changes=True says that it does. Or l{remedy[1:]}"
+        remedy = f"accepts_changes=True says that it does. Or leave {out}"
+    else:
+        remedy = f"Leave {out}"
     raise PipelineError(
         f"{stage.uid} cannot read {input.name if isinstance(input, Source) else input.uid}, whose rows are changes: "
         f"{CHANGE_TYPE} says which of them take others back, and {why}.",

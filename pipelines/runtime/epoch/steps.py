@@ -26,7 +26,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import FileSource, Source, Stage, keeps
+from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
 from pipelines.runtime.epoch.stage_shapes import sinks_of
 from pipelines.runtime.execution.spark import spark_errors
@@ -408,7 +408,7 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
                 if isinstance(input, Source) and input.name == name
             ]
             acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage, _ in readers}
-            kept = [(stage, side) for stage, side in readers if _keeps_time(stage)]
+            kept = [(stage, side) for stage, side in readers if keeps_event_time(stage)]
             newest += [_newest(ack, side) for stage, side in kept for ack in acks[stage.uid]]
             untold |= not any(_sees_all(epoch, stage, acks[stage.uid]) for stage, _ in readers)
         positions[name] = told_times(position, newest, untold=untold)
@@ -420,14 +420,9 @@ def _newest(ack: Ack, side: int) -> int | None:
     return ack.newest_by_side[side] if ack.newest_by_side else ack.max_event_time
 
 
-def _keeps_time(stage: Stage) -> bool:
-    """Whether the event time that its subtasks see is that of its source."""
-    return not isinstance(stage.input, Source) or keeps(stage.columns, str(stage.input.event_time))
-
-
 def _sees_all(epoch: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
     """Whether a stage that reads a source has taken every row as it stands in the files."""
-    if any(lane.transform is not None for lane in stage.lanes) or not _keeps_time(stage):
+    if any(lane.transform is not None for lane in stage.lanes) or not keeps_event_time(stage):
         return False
     return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 

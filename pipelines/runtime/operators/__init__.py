@@ -28,6 +28,7 @@ from pipelines.runtime.operators.aggregation import AggregationOperator, aggrega
 from pipelines.runtime.operators.base import (
     LATE,
     MAIN,
+    RENAME,
     Operator,
     Progress,
     Shapes,
@@ -67,7 +68,6 @@ from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import StateSchema
 
 _OWN_NAMES = "__weir_"
-_RENAME = "Rename it in a select before, or in transform=."
 
 __all__ = [
     "EPOCH",
@@ -162,16 +162,16 @@ def _check_names(stage: Stage, rows: pa.Schema) -> None:
         names.remove(sides.SIDE)
         for side in range(len(stage.sides)) if stage.key else ():
             names += sides.values_of(stage, side, rows).names
-    _refuse_own_names(names, f"The input of {stage.uid}", f"stage {stage.uid}", _RENAME)
+    _refuse_own_names(names, f"The input of {stage.uid}", f"stage {stage.uid}", RENAME)
     if stage.lookup is None:
         refuse_patterns(stage.key if stage.top_n is None else rows.names, f"stage {stage.uid}")
 
 
 def _refuse_own_names(names: Iterable[str], of: str, where: str, remedy: str) -> None:
-    own = next((name for name in names if name.startswith(_OWN_NAMES)), None)
-    if own is not None:
+    reserved = next((name for name in names if name.startswith(_OWN_NAMES)), None)
+    if reserved is not None:
         raise PipelineError(
-            f"{of} has a column {own!r}, and names that begin with {_OWN_NAMES} are Weir's own.",
+            f"{of} has a column {reserved!r}, and names that begin with {_OWN_NAMES} are Weir's own.",
             where=where,
             next=remedy,
         )

@@ -31,6 +31,8 @@ from state_ops.snapshots.stage_upload import MAIN as MAIN
 
 _FARTHEST = 1 << 62  # microseconds
 _PATTERN = re.compile(r"|\*|\^.*\$", re.DOTALL)
+RENAME = "Rename it in a select before, or in transform=."
+"""What to do about a column of the input whose name cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def refuse_patterns(names: Iterable[str], where: str) -> None:
         raise PipelineError(
             f"A column is called {strange!r}, which Polars, with which Weir works, takes for a pattern of names.",
             where=where,
-            next="Rename it in a select before, or in transform=.",
+            next=RENAME,
         )
 
 

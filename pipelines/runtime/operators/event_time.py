@@ -59,11 +59,11 @@ class EventTimeOperator:
         if not self._stage.by_clock:
             return
         assert self._progress.now is not None, "processing time is known before an epoch begins"
-        known = ends()
-        if known is None:
+        open_until = ends()
+        if open_until is None:
             self.due = time_index.earliest(self._backend, self._groups, sort, self._progress.now)
         else:
-            self.due = known.filter(known > self._progress.now).min()  # type: ignore[assignment]
+            self.due = open_until.filter(open_until > self._progress.now).min()  # type: ignore[assignment]
 
     def _late(self, rows: pa.Table, late: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
         """Count the rows that are late, and hand them out if they are whole (`Stage.reads`). late: bool[n]."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.runtime.definition import FileSource, Source, Stage, keeps, sources_of
+from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time, sources_of
 from state_ops.checkpoints.checkpoint import Ack
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment after it, before which state is read
@@ -50,10 +50,10 @@ def after_job(
 ) -> int | None:
     """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
     seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
-    if isinstance(stage.input, FileSource) and not stage.sides and not stage.by_clock and seen:
-        # SQL may have made another column of the event time: better is then what the files have told of it.
-        is_its_own = keeps(stage.columns, str(stage.input.event_time))
-        watermark = before_job(stage, watermark, max(seen)) if is_its_own or arriving is None else watermark
+    reads_files = isinstance(stage.input, FileSource) and not stage.sides and not stage.by_clock
+    # SQL may have made another column of the event time: better is then what the files have told of it.
+    if reads_files and seen and (keeps_event_time(stage) or arriving is None):
+        watermark = before_job(stage, watermark, max(seen))
     if drain:
         # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
         closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]

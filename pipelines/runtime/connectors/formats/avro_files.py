@@ -100,7 +100,7 @@ class AvroReader:
         read = [name for name, column in wanted.items() if column.read_as is not None] or self._written[:1]
         try:
             frame = pl.read_avro(io.BytesIO(self._header + block.data), columns=read)
-            table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+            table = frames.exported(frame)
             restored = {
                 name: _restored(_whole(table.column(name)), column)
                 if column.read_as is not None

@@ -94,7 +94,12 @@ class Failed:
             return self.error
         if self.cause == "gates":
             return "More rows than a gate may set aside; what it has seen of them is left out, like all values."
-        return self.error.partition("\n")[0]
+        return first_line_of(self.error)
+
+
+def first_line_of(text: str) -> str:
+    """The first line of an error, which says what happened."""
+    return text.splitlines()[0] if text else text
 
 
 @dataclass(frozen=True, slots=True)

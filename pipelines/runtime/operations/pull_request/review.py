@@ -39,6 +39,7 @@ from pipelines.runtime.operations.pull_request.replaying import (
     Failed,
     Replayed,
     branch_of,
+    first_line_of,
     new_sources,
     replay,
     settings_for,
@@ -439,11 +440,6 @@ def _retried(call: Callable[[], Done]) -> Done:
             if look == _LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")
-
-
-def first_line_of(text: str) -> str:
-    """The first line of an error, which says what happened."""
-    return text.splitlines()[0] if text else text
 
 
 def _about_code(pipeline: Pipeline, taken: Taken) -> Iterator[str]:

@@ -514,10 +514,8 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
 def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema:
     """The columns of late rows: the key, which side a row is of and its time, the left side's columns, then the right
     side's."""
-    where, added = (
-        f"{_kind(join)} {stage.uid}, late",
-        [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))],
-    )
+    where = f"{_kind(join)} {stage.uid}, late"
+    added = [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))]
     columns = [*keys, *(pa.field(name, kind) for name, kind in added), *left]
     taken = {field.name for field in [*keys, *left]}
     columns += [field.with_name(field.name + join.suffix) if field.name in taken else field for field in right]
