@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,12 +61,13 @@ def read(backend: Backend, shapes: Shapes, groups: range, cls: Any, expiry: Expi
     """
     states: dict[Any, State] = {}
     for table in scan_values(backend, shapes.state, shapes.keys, groups, expiry):
-        for key, row in _by_key(table, shapes.keys.names):
+        names = shapes.keys.names
+        for key, row in zip(_keys(table.select(names)), table.drop_columns(names).to_pylist(), strict=True):
             states[key] = cls(**row)
     for declared in shapes.collections:
         scan = scan_list if declared.kind == LIST else scan_map
-        for table in scan(backend, declared, shapes.keys, groups, expiry):
-            for key, row in _by_key(table, shapes.keys.names):
+        for owners, entries in scan(backend, declared, shapes.keys, groups, expiry):
+            for key, row in zip(_keys(owners), entries.to_pylist(), strict=True):
                 elements = getattr(states.setdefault(key, cls()), declared.name)
                 if declared.kind == LIST:
                     elements.append(_element(declared, row))
@@ -76,10 +77,10 @@ def read(backend: Backend, shapes: Shapes, groups: range, cls: Any, expiry: Expi
     return states
 
 
-def _by_key(table: pa.Table, names: Sequence[str]) -> list[tuple[Any, dict[str, Any]]]:
-    rows = table.to_pylist()
-    keys = [tuple(row.pop(name) for name in names) for row in rows]
-    return [(key if len(key) > 1 else key[0], row) for key, row in zip(keys, rows, strict=True)]
+def _keys(columns: pa.Table) -> list[Any]:
+    """The keys of rows, each a tuple where it has several columns."""
+    keys = [tuple(row.values()) for row in columns.to_pylist()]
+    return [key if len(key) > 1 else key[0] for key in keys]
 
 
 def _element(declared: Collection, row: dict[str, Any]) -> Any:

@@ -219,8 +219,9 @@ def _constant(name: str, value: Any, type: Any, number: int) -> pl.Series:
 
 def scan_list(
     backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
-) -> Iterator[pa.Table]:
-    """The lists in some key groups, in key order: key columns, then an element's fields; one table a key group."""
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The lists in some key groups, in key order: key columns, and the elements' fields beside them, which may have the
+    same names; two tables a key group."""
     schema, of_ends = declared.schema, ends_schema(declared.schema)
     types = [pa.int32(), *keys.types]
     for group in groups:
@@ -238,5 +239,5 @@ def scan_list(
         stored = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=[*keys.names, _CODE])))
         bounded = stored.join(owners, on=keys.names, how="left", maintain_order="left")
         within = bounded.select((pl.col(_CODE) >= pl.col(_FIRST)) & (pl.col(_CODE) < pl.col(_NEXT))).to_series()
-        table = pa.table([*columns[1:-1], *rows.columns], names=[*keys.names, *rows.column_names])
-        yield table.filter(pa.array(alive & within.fill_null(False).to_numpy()))
+        kept = pa.array(alive & within.fill_null(False).to_numpy())
+        yield pa.table(columns[1:-1], names=keys.names).filter(kept), rows.filter(kept)

@@ -245,14 +245,15 @@ class MapState(CollectionState):
 
 def scan_map(
     backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
-) -> Iterator[pa.Table]:
-    """The maps in some key groups: key columns, `<name>_key`, then a value's fields, in key order; one table a key
-    group."""
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The maps in some key groups, in key order: key columns, and `<name>_key` and the values' fields beside them,
+    which may have the same names; two tables a key group."""
     assert declared.key is not None
     for group in groups:
         entries = of_tag(backend, group, MAP_STATE, declared.tag)
         if entries:
             _, columns = decode_keys([key for key, _ in entries], [pa.int32(), *keys.types, declared.key])
             rows, alive = ttl.decoded_table(declared.schema, [value for _, value in entries], expiry)
-            names = [*keys.names, declared.key_column, *rows.column_names]
-            yield pa.table([*columns[1:], *rows.columns], names=names).filter(pa.array(alive))
+            values = pa.table([columns[-1], *rows.columns], names=[declared.key_column, *rows.column_names])
+            kept = pa.array(alive)
+            yield pa.table(columns[1:-1], names=keys.names).filter(kept), values.filter(kept)

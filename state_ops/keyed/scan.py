@@ -40,18 +40,17 @@ def scan_state(
         whole = frames.from_arrow(pa.concat_tables(rows) if rows else empty)
         for declared in collections:
             scan = scan_list if declared.kind == LIST else scan_map
-            for table in scan(backend, declared, keys, only, expiry):
-                whole = whole.join(
-                    _gathered(declared, keys.names, frames.from_arrow(table)), on=keys.names, how="full", coalesce=True
-                )
+            for owners, elements in scan(backend, declared, keys, only, expiry):
+                gathered = _gathered(declared, frames.from_arrow(owners), frames.from_arrow(elements))
+                whole = whole.join(gathered, on=keys.names, how="full", coalesce=True)
             if declared.name not in whole.columns:
                 whole = whole.with_columns(pl.lit(None).alias(declared.name))
         if len(whole):
             yield frames.arrow(whole.sort(keys.names))
 
 
-def _gathered(declared: Collection, keys: list[str], elements: pl.DataFrame) -> pl.DataFrame:
-    """A row a key, with its elements as a list."""
+def _gathered(declared: Collection, owners: pl.DataFrame, elements: pl.DataFrame) -> pl.DataFrame:
+    """A row a key, with its elements as a list. owners: the key of each element."""
     plain = declared.kind == LIST and declared.row is None and declared.columns == (declared.name,)
-    element = pl.col(declared.name) if plain else pl.struct(list(declared.columns)).alias(declared.name)
-    return elements.select(*keys, element).group_by(keys, maintain_order=True).agg(declared.name)
+    element = elements[declared.name] if plain else elements.select(declared.columns).to_struct(declared.name)
+    return owners.with_columns(element).group_by(owners.columns, maintain_order=True).agg(declared.name)

@@ -95,8 +95,10 @@ class Kept:
             contents["value"] |= {row["k"]: row["rides"] for row in table.to_pylist()}
         for collection in self.collections:
             scan = scan_list if collection.name == "recent" else scan_map
-            for table in scan(self.backend, collection, KEYS, every, self.expiry):
-                for row in table.to_pylist():
+            for owners, elements in scan(self.backend, collection, KEYS, every, self.expiry):
+                for row in (
+                    owner | entry for owner, entry in zip(owners.to_pylist(), elements.to_pylist(), strict=True)
+                ):
                     if collection.name == "recent":
                         contents["recent"].setdefault(row["k"], []).append((row["city"], row["fare"]))
                     else:

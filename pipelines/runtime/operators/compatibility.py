@@ -356,7 +356,7 @@ def _join_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iter
     suffix = stage.join.suffix
     before_suffix = suffix if recorded.suffix is None else recorded.suffix
     was, now = [
-        {of.name: row_columns(of) for of in collections}
+        dict(zip(("left", "right"), map(row_columns, collections), strict=False))
         for collections in ((Collection.from_json(*item) for item in recorded.collections.items()), fixed.collections)
     ]
     for name in was.get("right", ()):

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import testing
-from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, expect, files, join, side, window
+from pipelines.api import Pipeline, agg, aggregate, as_of, deduplicate, delta, expect, files, join, side, window
 from pipelines.runtime.definition import JOINS
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.testing.rows import GivenRows
@@ -435,6 +436,26 @@ def ran(site: Site) -> list:
 
 def table(site: Site, name: str) -> pl.DataFrame:
     return pl.read_delta(str(site.storage / "tables" / name))
+
+
+@pytest.mark.parametrize("made", ["within", "ttl", "as_of"])
+@pytest.mark.parametrize("key", sampled(["left", "right_rows", "left_key", "row", "matched", "until"], 3))
+def test_a_key_may_be_called_like_what_state_has_of_either_side(key, made, tmp_path):
+    options = {"within": {"within": ("0s", "1h")}, "ttl": {"ttl": "1d"}, "as_of": {}}[made]
+    make = as_of if made == "as_of" else join
+    joined = make("paid", ORDERS_HERE, PAYMENTS_HERE, on={key: "order"}, sink=delta.append("paid"), **options)
+    site = site_of(tmp_path, Pipeline("shop", (joined,), max_parallelism=4))
+    land(site, "payments", 1, [payment(1, 0), payment(2, 5)])
+    orders = pa.Table.from_pylist([order(1, 0), order(2, 5)], ORDERS).rename_columns({"id": key})
+    pq.write_table(orders, site.landing / "orders" / "1.parquet")
+    ran(site)
+    handed_out = table(site, "paid").select(key, "paid_at").sort(key).rows()
+    assert handed_out == [(1, at(0)), (2, at(5))][: 1 if made == "as_of" else 2], "the second fact waits"
+    (row,) = state_reader.get(site.pipeline, site.settings, "paid", ["2"])
+    (kept,) = row["left_" if key in ("left", "right_rows") else "left"]
+    assert row[key] == 2 and kept["row"]["at"] == at(5)
+    tried = testing.run_pipeline(site.pipeline, [{"orders": orders}], schema={"payments": PAYMENTS})
+    assert sorted(tried.states["paid"]) == [1, 2]
 
 
 def test_rows_that_a_join_hands_out_later_are_not_late_behind_it_where_its_job_alone_tells_event_times(monkeypatch):

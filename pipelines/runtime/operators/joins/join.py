@@ -14,7 +14,7 @@ A number that has gone leaves a hole; numbers are found by one multi-get for all
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ from pipelines.runtime.operators.base import (
     check_event_time,
     check_storable,
     event_times,
-    refuse_clash,
 )
 from pipelines.runtime.operators.event_time import EventTimeOperator
 from pipelines.runtime.operators.joins import sides
@@ -49,9 +48,14 @@ from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
 
 _NAMES = ("left", "right")
-_STATE = StateSchema.build(
-    [(f"{name}_{field}", pa.int64(), False, 0) for name in _NAMES for field in ("first", "next", "rows")]
-)
+
+
+def _count_names(names: tuple[str, str]) -> tuple[str, ...]:
+    """What state calls the numbers of the rows of two sides."""
+    return tuple(f"{name}_{count}" for name in names for count in ("first", "next", "rows"))
+
+
+_COUNTS = _count_names(_NAMES)
 _ROW, _FLAGS = "row", {"__weir_matched": "matched", "__weir_until": "until"}  # the fields of an entry
 _MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
 _FOR_EVER = 0  # as the moment until which a row is kept
@@ -100,20 +104,19 @@ class JoinOperator(EventTimeOperator):
     ) -> None:
         super().__init__(_kind(join), stage, shapes, backend, progress, groups)
         self._join, self._now = join, to_micros(epoch.now)
-        self._counts = Rows(backend, _STATE, shapes.keys, VALUE_STATE, residence)
+        self._counts = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
         outer = {LEFT: (0,), RIGHT: (1,), FULL: (0, 1), ANTI: (0,)}.get(join.how, ())
         shifts = (None, None) if join.lower is None or join.upper is None else (join.upper, -join.lower)
-        by_name = {declared.name: declared for declared in shapes.collections}
         self._sides = tuple(
             KeptSide(
                 number,
-                by_name[name],
-                tuple(sides.column(number, column) for column in row_columns(by_name[name])),
+                declared,
+                tuple(sides.column(number, column) for column in row_columns(declared)),
                 shifts[number],
                 number in outer,
                 number == 0 and join.how in (SEMI, ANTI),
             )
-            for number, name in enumerate(_NAMES)
+            for number, declared in enumerate(shapes.collections)
         )
         self._begun = False
 
@@ -188,13 +191,15 @@ class JoinOperator(EventTimeOperator):
         self._count(batch, counts)
 
     def _counted(self, batch: Batch) -> dict[str, np.ndarray]:
-        """By field of state, the numbers of a batch's keys, to be changed and put back by `_count`."""
+        """By `_COUNTS`, the numbers of a batch's keys, to be changed and put back by `_count`."""
         stored, _ = self._counts.get(batch.grouped)
-        return {name: stored[name].to_numpy().copy() for name in stored.columns}
+        fields = zip(_COUNTS, self._shapes.state.arrow.names, strict=True)
+        return {count: stored[field].to_numpy().copy() for count, field in fields}
 
     def _count(self, batch: Batch, counts: dict[str, np.ndarray]) -> None:
         present = counts["left_rows"] + counts["right_rows"] > 0
-        self._counts.put(batch.grouped, pl.DataFrame(counts), present)
+        rows = pl.DataFrame([counts[name] for name in _COUNTS], self._shapes.state.arrow.names)
+        self._counts.put(batch.grouped, rows, present)
 
     def _stored(
         self, batch: Batch, side: KeptSide, counts: dict[str, np.ndarray]
@@ -476,7 +481,6 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
                 next=f"Say which has its event time: side(..., time=...). Its columns are: {', '.join(own.names)}.",
             )
         check_event_time(own, name, where)
-    refuse_clash(stage, {*_STATE.arrow.names, *_NAMES}, "a field of its state")
     left, right = columns
     taken = {*keys.names, *left.names}
     named = [
@@ -497,8 +501,8 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
         outputs[LATE] = _late_shape(stage, join, keys, left, right)
     if join.how in (SEMI, ANTI):  # of what is only looked for, no more than when it was
         right = pa.schema([right.field(join.times[1])] if join.times is not None else [])
-    kept = []
-    for name, own in zip(_NAMES, (left, right), strict=True):
+    names, kept = _names_in_state(keys.names), []
+    for name, own in zip(names, (left, right), strict=True):
         fields: list[tuple[str, pa.DataType, bool, Any]] = [(_FLAGS[_MATCHED], pa.bool_(), False, False)]
         fields += [(_FLAGS[_UNTIL], pa.int64(), False, _FOR_EVER)] if join.times is None else []
         fields += [(_ROW, pa.struct(list(own)), True, None)] if len(own) else []
@@ -508,7 +512,17 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
         except PipelineError as error:
             advice = "Leave it out, or cast its column, in the transform of its side."
             raise PipelineError(error.what, where=where, next=advice) from error
-    return replace(Shapes(keys, _STATE, outputs), collections=tuple(kept))
+    counts = StateSchema.build([(name, pa.int64(), False, 0) for name in _count_names(names)])
+    return Shapes(keys, counts, outputs, tuple(kept))
+
+
+def _names_in_state(keys: Sequence[str]) -> tuple[str, str]:
+    """What state calls the sides: left and right, with as many underscores behind as it takes to tell them, and the
+    numbers of their rows, from key columns."""
+    names = _NAMES
+    while {*names, *_count_names(names)} & {*keys}:
+        names = f"{names[0]}_", f"{names[1]}_"
+    return names
 
 
 def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema:
