@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 _PLAIN = re.compile(r"\s*(\w+|`[^`]+`)(?:\s+(?:as\s+)?(\w+|`[^`]+`))?\s*", re.IGNORECASE)
 _LAST = re.compile(r"(\w+|`[^`]+`)\s*\Z")
+_ALL = re.compile(r"\s*\*(.*)", re.DOTALL)
+_NAME = re.compile(r"\w+|`[^`]+`")
 
 
 def before(columns: Sequence[str], name: str) -> str | None:
@@ -39,7 +41,25 @@ def seen_as(columns: Sequence[str], name: str) -> str | None:
 
 def has_all(columns: Sequence[str]) -> bool:
     """Whether SQL asks for all columns of the input, perhaps but for some."""
-    return any(sql.lstrip().startswith("*") for sql in columns)
+    return any(_left_out(sql) is not None for sql in columns)
+
+
+def has(columns: Sequence[str], name: str) -> bool:
+    """Whether what a stage sees has a column of a name, if its input has one."""
+    return not columns or any(_has(sql, name) for sql in columns)
+
+
+def _has(sql: str, name: str) -> bool:
+    left_out, last = _left_out(sql), _LAST.search(sql)
+    if left_out is not None:
+        return name.lower() not in left_out
+    return last is not None and _bare(last[1]).lower() == name.lower()
+
+
+def _left_out(sql: str) -> list[str] | None:
+    """In small letters, the columns of the input that `*` leaves out; None of other SQL."""
+    every = _ALL.fullmatch(sql)
+    return None if every is None else [_bare(name).lower() for name in _NAME.findall(every[1])[1:]]
 
 
 def _bare(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -14,7 +13,7 @@ from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import STATE, Gate
-from pipelines.runtime.definition.made_columns import keeps
+from pipelines.runtime.definition.made_columns import has, keeps
 from pipelines.runtime.definition.names import LATE, QUARANTINE, TAKEN, check_name
 from pipelines.runtime.definition.operators import Aggregation, Deduplication, Join, Lookup, SessionWindow, TopN, Window
 from state_ops.errors import PipelineError
@@ -23,9 +22,6 @@ from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
 from state_ops.snapshots.stage_upload import MAIN as MAIN
 from state_ops.snapshots.stage_upload import PARTS
-
-_WITH_CHANGES = re.compile(rf"\s*(\*(?!.*{CHANGE_TYPE}).*|(.*\s)?`?{CHANGE_TYPE}`?\s*)", re.IGNORECASE | re.DOTALL)
-"""Which of a select's columns keep what became of a row: "*", "* EXCEPT (...)", the column, or one of its name."""
 
 
 @dataclass(frozen=True)
@@ -405,7 +401,7 @@ def is_clocked(input: Input) -> bool:
 
 def keeps_changes(stage: Stage) -> bool:
     """Whether the columns that a stage makes say what became of a row, if those of its input do."""
-    return not stage.columns or any(map(_WITH_CHANGES.fullmatch, stage.columns))
+    return has(stage.columns, CHANGE_TYPE)
 
 
 def check_changes(stage: Stage, input: Source | Stage) -> None:

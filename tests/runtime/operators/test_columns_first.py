@@ -294,6 +294,23 @@ def test_which_made_columns_are_those_of_the_input(columns, name, before, seen_a
 
 
 @pytest.mark.parametrize(
+    ("columns", "kept"),
+    [
+        ((), True),
+        (("a", "* "), True),
+        (("*EXCEPT (a, b)",), True),
+        (("* except (a, `_Change_Type`)",), False),
+        (("* EXCEPT (_change_type)", "lower(a) AS _change_type"), True),
+        (("* EXCEPT (my_change_type)",), True),
+        (("a AS `_change_type`",), True),
+        (("_change_type AS what", "my_change_type"), False),
+    ],
+)
+def test_which_made_columns_say_what_became_of_a_row(columns, kept):
+    assert made_columns.has(columns, "_change_type") == kept
+
+
+@pytest.mark.parametrize(
     ("sql", "advice"),
     [("price AS key", 'where="price IS NOT NULL", or null_keys'), ("price + 1 AS key", ": null_keys")],
 )
