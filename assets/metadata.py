@@ -400,6 +400,28 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
     Args:
         inputs: The columns of each input.
     """
+    lanes = stage.lanes
+    behind = [_columns_behind(lane, of) for lane, of in zip(lanes, inputs, strict=False)]  # a table has no lane
+    seen = [*map(list, behind), *inputs[len(behind) :]]
+    of_input: dict[str, list[tuple[int, str]]] = {}
+    for name, read in _lineage_of_seen(stage, columns, seen).items():
+        pairs = [
+            (number, origin)
+            for number, column in read
+            for origin in (
+                behind[number].get(column, () if lanes[number].columns else (column,))
+                if number < len(behind)
+                else (column,)
+            )
+        ]
+        of_input[name] = list(dict.fromkeys(pairs))
+    return {name: read for name, read in of_input.items() if name in columns and read}
+
+
+def _lineage_of_seen(
+    stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]]
+) -> dict[str, list[tuple[int, str]]]:
+    """The same from the columns that the stage's operator sees of each input."""
     if stage.join is not None:
         return _lineage_of_join(stage, stage.join, columns, inputs)
     if stage.lookup is not None:
@@ -407,32 +429,25 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
         return {name: [(0, name) if name in inputs[0] else (1, name.removesuffix(suffix))] for name in columns}
     if stage.sides:
         return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
-    behind = _columns_behind(stage, inputs[0])
-    origins: dict[str, list[str]] = {name: [name] for name in columns if name in behind}
+    origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs[0]}
     operator = stage.window or stage.aggregation
     if operator is not None:
         origins = {name: [name] for name in stage.key}
         if stage.window is not None and stage.window.on is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
-            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in behind if read in agg.names)]))
+            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))
     if stage.top_n is not None and stage.top_n.rank is not None:
         origins[stage.top_n.rank] = [name for name, _ in stage.top_n.by]
-    of_input = {
-        name: list(
-            dict.fromkeys((0, column) for seen in read for column in behind.get(seen, () if stage.columns else (seen,)))
-        )
-        for name, read in origins.items()
-    }
-    return {name: read for name, read in of_input.items() if name in columns and read}
+    return {name: [(0, seen) for seen in read] for name, read in origins.items()}
 
 
-def _columns_behind(stage: Stage, input: Sequence[str]) -> dict[str, list[str]]:
-    """By column that a stage's operator sees, the columns of its input whose names stand in the SQL that makes it."""
-    if not stage.columns:
+def _columns_behind(lane: Stage, input: Sequence[str]) -> dict[str, list[str]]:
+    """By column that an operator sees of one input, the input's columns whose names stand in the SQL that makes it."""
+    if not lane.columns:
         return {column: [column] for column in input}
     origins: dict[str, list[str]] = {}
-    for sql in stage.columns:
+    for sql in lane.columns:
         _, named, name = sql.rpartition(" AS ") if " AS " in sql else sql.rpartition(" as ")
         code = re.sub(r"'(?:[^'\\]|\\.)*'", "", sql.removesuffix(name) if named else sql)
         words = {word.strip("`") for word in re.findall(r"`[^`]+`|\w+", code)}

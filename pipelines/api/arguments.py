@@ -14,9 +14,10 @@ from state_ops.errors import PipelineError
 
 @dataclass(frozen=True)
 class Side:
-    """One of a join's inputs; `side` makes it."""
+    """One of an operator's inputs; `side` makes it."""
 
     source: Input
+    select: str | Sequence[str]
     where: str | None
     transform: Callable[[Any], Any] | None
     time: str | None
@@ -25,18 +26,20 @@ class Side:
 def side(
     source: Input,
     *,
+    select: str | Sequence[str] = (),
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     time: str | None = None,
 ) -> Side:
-    """One of a join's inputs, with what is done to its rows before.
+    """One of several inputs of an operator, with what is done to its rows before.
 
     Args:
+        select: As in `stage`, of this input's rows. What it leaves out is neither exchanged nor kept in state.
         where: As in `stage`, of this input's rows.
         transform: As in `stage`, of this input's rows.
         time: The timestamp column that `within` goes by; the source's event_time, if none is said.
     """
-    return Side(source, where, transform, time)
+    return Side(source, select, where, transform, time)
 
 
 def time_of(given: Side, place: str) -> str:
@@ -135,6 +138,7 @@ def lanes_of(
             uid=uid,
             **reading(given.source),
             key=key,
+            columns=columns_of(uid, given.select),
             where=given.where,
             transform=given.transform,
             null_keys=null_keys,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipelines.api.arguments import gates_of, names_of, pairs_of
+from pipelines.api.arguments import columns_of, gates_of, names_of, pairs_of
 from pipelines.runtime.connectors.lookups.lookup_table import FAIL, NEWEST
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import INNER, LEFT, Gate, Input, Lookup, Stage, reading
@@ -23,6 +23,7 @@ def lookup(  # as long as what is said of its arguments
     suffix: str = "_table",
     on_lost: str = FAIL,
     broadcast: bool = True,
+    select: str | Sequence[str] = (),
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     sink: Sink | None = None,
@@ -78,6 +79,7 @@ def lookup(  # as long as what is said of its arguments
         uid=uid,
         **reading(facts),
         key=() if broadcast else keys,
+        columns=columns_of(uid, select),
         lookup=Lookup(table, pairs, how, None if columns is None else names_of(columns), suffix, on_lost),
         where=where,
         transform=transform,

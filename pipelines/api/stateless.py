@@ -52,8 +52,8 @@ def union(
 ) -> Stage:
     """The rows of several inputs, columns by name; nothing is remembered.
 
-    All have the same columns and types; `side(...)` with a where or a transform makes them so. Its watermark is that of
-    the slowest input.
+    All have the same columns and types; `side(...)` with a select or a transform makes them so. Its watermark is that
+    of the slowest input.
 
     Args:
         *inputs: Sources, stages, or `side(...)` of one.

@@ -34,6 +34,7 @@ from pipelines.api import (
     join,
     lookup,
     select,
+    side,
     stage,
     top_n,
     union,
@@ -308,6 +309,18 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "gap": [(0, "gap")],
         "gap_right": [(1, "gap")],
     }
+    sides = (
+        side(hourly, select=["upper(origin) AS place", "departures + gap AS most"]),
+        side(flights.aircraft_rotation, select=["tailnum AS place", "gap AS most", "1 AS one"]),
+    )
+    met = join("met", *sides, on="place", ttl=None)
+    assert lineage(met, ["place", "most", "most_right", "one"], both) == {
+        "place": [(0, "origin"), (1, "tailnum")],
+        "most": [(0, "departures"), (0, "gap")],
+        "most_right": [(1, "gap")],
+    }
+    renamed = lookup("renamed", hourly, select=["origin AS code"], table="airports", on="code", columns=["city"])
+    assert lineage(renamed, ["code", "city"], [["origin"]]) == {"code": [(0, "origin")], "city": [(1, "city")]}
     named = lookup("named", hourly, table="{warehouse}/airports", on={"origin": "code"}, columns=["city"])
     assert lineage(named, ["origin", "city"], [["origin"]]) == {"origin": [(0, "origin")], "city": [(1, "city")]}
     chosen = select("chosen", hourly, "origin", "departures * 2 AS twice", "concat(origin, 'gap') AS told")

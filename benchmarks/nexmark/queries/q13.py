@@ -1,11 +1,17 @@
 """Bids with a value of the side input."""
 
-from pipelines.api import Pipeline, delta, files, lookup, select
+from pipelines.api import Pipeline, delta, files, lookup
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 
-keyed = select("keyed", bids, "auction", "bidder", "price", "date_time", "auction % 10000 AS key")
+valued = lookup(
+    "valued",
+    bids,
+    select=["auction", "bidder", "price", "date_time", "auction % 10000 AS key"],
+    table="{input}/side_input.parquet",
+    on="key",
+    how="inner",
+    sink=delta.append("q13"),
+)
 
-valued = lookup("valued", keyed, table="{input}/side_input.parquet", on="key", how="inner", sink=delta.append("q13"))
-
-pipeline = Pipeline("q13", (keyed, valued))
+pipeline = Pipeline("q13", (valued,))

@@ -7,6 +7,7 @@ bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 highest = top_n(
     "highest",
     bids,
+    select=["auction", "bidder", "price", "date_time", "seq"],
     key="auction",
     by=[desc("price"), "seq"],
     n=10,

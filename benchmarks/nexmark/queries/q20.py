@@ -7,12 +7,11 @@ auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_t
 
 bids_of_category = join(
     "bids_of_category",
-    bids,
-    side(auctions, where="category = 10"),
+    side(bids, select=["auction", "bidder", "price", "seq AS bid_seq"]),
+    side(auctions, select=["id", "item_name", "seller", "category"], where="category = 10"),
     on={"auction": "id"},
     ttl=None,
     sink=delta.append("q20"),
 )
 
 pipeline = Pipeline("q20", (bids_of_category,))
-columns = {"bid_seq": "seq"}

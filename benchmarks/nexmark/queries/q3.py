@@ -7,8 +7,8 @@ persons = files("{input}/person/*.parquet", name="person", event_time="date_time
 
 local_auctions = join(
     "local_auctions",
-    side(auctions, where="category = 10"),
-    side(persons, where="lower(state) IN ('or', 'id', 'ca')"),
+    side(auctions, select=["id", "seller"], where="category = 10"),
+    side(persons, select=["id", "name", "city", "state"], where="lower(state) IN ('or', 'id', 'ca')"),
     on={"seller": "id"},
     ttl=None,
     sink=delta.append("q3"),

@@ -1,19 +1,25 @@
 """The mean winning price of each category."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, desc, files, join, top_n
+from pipelines.api import Pipeline, agg, aggregate, delta, desc, files, join, side, top_n
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 
 # No auction is open for longer than an hour.
 bids_on_auctions = join(
-    "bids_on_auctions", auctions, bids, on={"id": "auction"}, within=("0s", "1h"), lateness="1m", suffix="_of_bid"
+    "bids_on_auctions",
+    side(auctions, select=["id", "category", "date_time", "expires"]),
+    side(bids, select=["auction", "price", "date_time", "seq"]),
+    on={"id": "auction"},
+    within=("0s", "1h"),
+    lateness="1m",
+    suffix="_of_bid",
 )
 winning_bids = top_n(
     "winning_bids",
     bids_on_auctions,
     key="id",
-    by=[desc("price"), "date_time_of_bid", "seq_of_bid"],
+    by=[desc("price"), "date_time_of_bid", "seq"],
     n=1,
     rank=None,
     until="expires",

@@ -1,20 +1,22 @@
 """For each won auction the mean of its winning price and of the ten that its seller got before it."""
 
-from pipelines.api import Epoch, KeyState, Pipeline, State, delta, desc, files, join, select, stage, top_n
+from pipelines.api import Epoch, KeyState, Pipeline, State, delta, desc, files, join, select, side, stage, top_n
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
-WON = ["date_time_of_bid", "seq_of_bid"]
+WON = ["date_time_of_bid", "seq"]
 
 # No auction is open for longer than an hour, so what follows on an auction's end is later than the bids of an hour ago.
 bids_on_auctions = join(
-    "bids_on_auctions", auctions, bids, on={"id": "auction"}, within=("0s", "1h"), lateness="1m", suffix="_of_bid"
-)
+    "bids_on_auctions", side(auctions, select=["id", "seller", "date_time", "expires"]),
+    side(bids, select=["auction", "price", "date_time", "seq"]), on={"id": "auction"}, within=("0s", "1h"),
+    lateness="1m", suffix="_of_bid",
+)  # fmt: skip
 best, still_open = [desc("price"), *WON], "date_time_of_bid <= expires"
 won = top_n("won", bids_on_auctions, key="id", by=best, n=1, rank=None, until="expires", where=still_open)
 hour_later = "timestamp_micros(unix_micros(date_time_of_bid) + 3600000000) AS settled"
 settling = select("settling", won, "id", "seller", "price", *WON, hour_later)
-in_order = top_n("in_order", settling, key="id", by="seq_of_bid", n=1, rank=None, until="settled")
+in_order = top_n("in_order", settling, key="id", by="seq", n=1, rank=None, until="settled")
 
 
 class Seller(State):

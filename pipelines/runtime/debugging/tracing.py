@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -187,8 +188,8 @@ def _before(
             for contribution in contributions
             if (rows := came_from(contribution.rows, upstream.uid)).height
         }
+        lanes = _lanes_reading(stage, upstream)
         if given and not upstream.key and stage.key:
-            lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
             for key, columns in dict.fromkeys((lane.key, lane.columns) for lane in lanes):
                 earlier = _earlier(columns, dict(zip(key, values, strict=True)))
                 if len(earlier) < len(key):
@@ -196,9 +197,9 @@ def _before(
                 else:
                     traces.append(_through(playing, upstream, earlier, list(given)))
             continue
-        seen = [name for column in upstream.key if (name := seen_as(stage.columns, column)) is not None]
         newest: dict[tuple[Any, ...], int] = {}
-        for epoch, rows in given.items():
+        for columns, (epoch, rows) in product(dict.fromkeys(lane.columns for lane in lanes), given.items()):
+            seen = [name for column in upstream.key if (name := seen_as(columns, column)) is not None]
             if not upstream.key or len(seen) < len(upstream.key) or not set(seen) <= set(rows.columns):
                 untraced.append(f"rows of {upstream.uid} in epoch {epoch} do not have its key's columns")
                 continue
@@ -236,14 +237,20 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            earlier = _earlier(stage.columns, values)
-            if len(earlier) < len(values):
-                untraced.append(_computed(stage, upstream, values))
-            else:
-                traces.append(_through(playing, upstream, earlier, of_stage))
+            for columns in dict.fromkeys(lane.columns for lane in _lanes_reading(stage, upstream)):
+                earlier = _earlier(columns, values)
+                if len(earlier) < len(values):
+                    untraced.append(_computed(stage, upstream, values))
+                else:
+                    traces.append(_through(playing, upstream, earlier, of_stage))
         elif of_stage:
             untraced.append(f"rows of {upstream.uid}: weir explain asks its table")
     return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))
+
+
+def _lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
+    """The inputs of a stage that are rows of one before it."""
+    return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
 
 
 def _earlier(columns: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Stage:
         columns: The columns that its rows have, made of its input's in Spark's SQL; none: all as they are.
         input: What it reads; of a stage with several inputs, the first of them.
         sides: Of a stage with several inputs: each of them as a stage that reads it alone, with the stage's uid, the
-            input's own key columns, where and transform. None for a stage with one.
+            input's own key columns, where, columns and transform. None for a stage with one.
         on_timer: Called when a timer of a function's state fires.
         ttl: When a function's state is forgotten.
         per_key: Both functions are called once per key.
@@ -172,7 +172,7 @@ class Stage:
         if self.top_n is not None:
             return self.top_n.until is None
         if self.function is None and not self.key:
-            return keeps_changes(self) and any(lane.reads_changes for lane in self.lanes)
+            return any(lane.reads_changes and keeps_changes(lane) for lane in self.lanes)
         return self._declares_changes(MAIN)
 
     @property

@@ -117,7 +117,11 @@ class SparkExecutor:
     ) -> list[Ack]:
         if task.stage.gates:  # also where they look at something else, later
             gx_loading.load_meanwhile()
-        if isinstance(rows, Landed | Channel):
+        if isinstance(rows, Several):
+            lanes = task.stage.sides
+            parts = tuple((side, direct_read.narrowed(lanes[side], part)) for side, part in rows.parts)
+            rows = replace(rows, parts=parts)
+        elif rows is not None:
             rows = direct_read.narrowed(task.stage, rows)
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()

@@ -492,10 +492,10 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
         raise PipelineError(
             f"{stage.uid} would hand out {(twice or [field.name for field in named])[0]!r} twice.",
             where=where,
-            next="Say another suffix=, or rename the column in the transform of its side.",
+            next="Say another suffix=, or rename the column in the select of its side.",
         )
     output = pa.schema([*keys, *left, *named])
-    check_storable(output, where, "Cast or drop it in the transform of its side")
+    check_storable(output, where, "Cast or drop it in the select of its side")
     outputs = {MAIN: output}
     if join.late is not None:
         outputs[LATE] = _late_shape(stage, join, keys, left, right)
@@ -510,7 +510,7 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
             schema = StateSchema.build(fields)
             kept.append(collection(name, MAP, pa.int64(), schema, None))
         except PipelineError as error:
-            advice = "Leave it out, or cast its column, in the transform of its side."
+            advice = "Leave it out, or cast its column, in the select of its side."
             raise PipelineError(error.what, where=where, next=advice) from error
     counts = StateSchema.build([(name, pa.int64(), False, 0) for name in _count_names(names)])
     return Shapes(keys, counts, outputs, tuple(kept))
@@ -539,9 +539,9 @@ def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, righ
         raise PipelineError(
             f"The table of late rows of {stage.uid} would have two columns {twice[0]!r}.",
             where=where,
-            next=f"Rename the column in the transform of its side: {LATE_SIDE!r} says which side a row is of, and"
+            next=f"Rename the column in the select of its side: {LATE_SIDE!r} says which side a row is of, and"
             f" {LATE_TIME!r} its time.",
         )
     late = pa.schema(columns)
-    check_storable(late, where, "Cast or drop it in the transform of its side")
+    check_storable(late, where, "Cast or drop it in the select of its side")
     return late

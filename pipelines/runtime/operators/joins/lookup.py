@@ -128,7 +128,7 @@ def lookup_shapes(stage: Stage, lookup: Lookup, rows: pa.Schema, keys: pa.Schema
             raise PipelineError(
                 f"The key {name!r} of {stage.uid} is {kind}, and {theirs!r} of the table is {other}.",
                 where=where,
-                next="Cast the column in transform=, to the table's type or to a wider one.",
+                next="Cast the column in select=, to the table's type or to a wider one.",
             )
     values = _values(lookup, rows.names)
     twice = [name for name in values if name in rows.names]
@@ -139,5 +139,5 @@ def lookup_shapes(stage: Stage, lookup: Lookup, rows: pa.Schema, keys: pa.Schema
             next="Say another suffix=, or name the columns that are wanted: columns=[...].",
         )
     output = pa.schema([*rows, *(field.with_name(name) for name, field in values.items())])
-    check_storable(output, where, "Leave it out (columns=[...]), or cast it in transform=")
+    check_storable(output, where, "Leave it out (columns=[...]), or cast it in select=")
     return Shapes(keys, StateSchema.build([]), {MAIN: output})

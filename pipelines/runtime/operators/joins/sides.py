@@ -34,7 +34,7 @@ def inputs_of(stage: Stage) -> list[str]:
 
 
 def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns of the table. columns: by side, those that its where and transform leave.
+    """The columns of the table. columns: by side, those that its where, select and transform leave.
 
     Raises PipelineError where a side has no such key column, or one of another type than the first side's; and of a
     union where columns differ.
@@ -57,7 +57,7 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
                     f"The key {keys[number].name!r} of {stage.uid} is {keys[number].type} in {name_of(stage, 0)}, and"
                     f" {name!r} is {seen.field(name).type} in {name_of(stage, side)}.",
                     where=f"stage {stage.uid}",
-                    next="Cast one of the two in the transform of its side.",
+                    next="Cast one of the two in the select of its side.",
                 )
     values = [
         pa.field(column(side, field.name), field.type)
@@ -71,7 +71,7 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
         raise PipelineError(
             f"The key of {stage.uid} cannot be called {taken!r}: so is a column of an input on its way.",
             where=f"stage {stage.uid}",
-            next="Rename the key column in the transform of its side.",
+            next="Rename the key column in the select of its side.",
         )
     return whole
 
@@ -95,7 +95,7 @@ def _common(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
                 f"The rows of {stage.uid} would have no common columns: beside {name_of(stage, 0)},"
                 f" {name_of(stage, side)} {', '.join(problems)}.",
                 where=f"stage {stage.uid}",
-                next="Give the inputs the same columns: side(..., transform=...), or a select(...) of each.",
+                next="Give the inputs the same columns: side(..., select=[...]), or a select(...) of each.",
             )
     return first
 
