@@ -40,7 +40,7 @@ from pipelines.runtime.sources.slices import EpochPlan
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, Schema, canonical, table_of
-from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
+from state_ops.checkpoints.checkpoint import Ack, Snapshot, snapshots_of, to_micros
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId, Generation
@@ -169,8 +169,11 @@ class Epochs:
 
     def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:
         """Let one stage apply its part of the epoch; returns what its next epoch builds on."""
+        before = self.progress[stage.uid].bases
         after = applied_alone(self.context, in_flight, stage, self.progress[stage.uid])
-        return after.confirmed(snapshots_of(in_flight.pending.files(), stage.uid))
+        no_job = {ack.subtask for ack in in_flight.acks[stage.uid] if ack.pending_upload is not None}
+        same = {subtask: base for subtask, base in before.items() if subtask in no_job and isinstance(base, Snapshot)}
+        return after.confirmed({**same, **snapshots_of(in_flight.pending.files(), stage.uid)})
 
 
 class _NoSystems(Sinks):

@@ -128,7 +128,8 @@ def run_job(
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
-    if epoch.work[stage.uid].first is None and not full and not progress.rescaled:
+    no_work = epoch.work[stage.uid].first is None or (rows is None and watermarks.acts_on_rows_alone(stage))
+    if no_work and not full and not progress.rescaled:
         return StageResult(_idle(context, epoch, stage, progress), shapes=fixed)
     check_columns(context, epoch, stage)
     task = replace(
@@ -377,7 +378,7 @@ def note_progress(
 
 
 def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:
-    """The acks of a stage that nothing has been handed on to in full: its state is what it was."""
+    """The acks of a stage without anything to do, of which no job is run: its state is what it was."""
     acks = []
     for subtask in range(context.settings.spark.parallelism):
         base, attempt = progress.bases.get(subtask), AttemptId(new_attempt_id())

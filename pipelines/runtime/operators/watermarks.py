@@ -45,6 +45,13 @@ def holds_back(stage: Stage) -> bool:
     return stage.closes or stage.on_timer is not None or stage.join is not None
 
 
+def acts_on_rows_alone(stage: Stage) -> bool:
+    """Whether it has nothing to do in an epoch without rows for it: no time that passes changes its state, or lets it
+    hand out rows."""
+    by_time = stage.on_timer is not None or stage.ttl is not None
+    return not stage.has_state or stage.aggregation is not None or (stage.function is not None and not by_time)
+
+
 def after_job(
     stage: Stage, watermark: int | None, arriving: int | None, acks: Sequence[Ack], drain: bool
 ) -> int | None:
