@@ -174,6 +174,15 @@ class Clipping(Protocol):
 
 
 @runtime_checkable
+class Backwards(Protocol):
+    """What a backend may offer besides: without it, the last entries of a range are found by reading all of it."""
+
+    def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """As `Backend.scan`, the highest key first."""
+        ...
+
+
+@runtime_checkable
 class Tracing(Protocol):
     """What a backend may offer besides: without it, any file of its snapshots may have traces of any key."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping, Tracing
+from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Backwards, Clipping, Tracing
 from state_ops.backends.key_ranges import by_range
 from state_ops.errors import DamageError
 
@@ -125,6 +125,11 @@ class Joined:
         for part in self._parts[first:last]:
             yield from part.scan(start, end)
 
+    def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        first, last = bisect_right(self._starts[1:], start), bisect_left(self._starts[1:], end) + 1
+        for part in reversed(self._parts[first:last]):
+            yield from scan_back(part, start, end)
+
     def approximate_entries(self) -> int:
         return sum(part.approximate_entries() for part in self._parts)
 
@@ -181,6 +186,13 @@ class Joined:
 def has_traces(backend: Backend, start: bytes, end: bytes) -> bool:
     """Whether files of the state may have bytes of keys with start <= key < end. A backend that cannot tell may."""
     return not isinstance(backend, Tracing) or backend.has_traces(start, end)
+
+
+def scan_back(backend: Backend, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Entries with start <= key < end, the highest key first."""
+    if isinstance(backend, Backwards):
+        return backend.scan_back(start, end)
+    return reversed(list(backend.scan(start, end)))
 
 
 def clip(backend: Backend, start: bytes, end: bytes) -> None:

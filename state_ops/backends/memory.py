@@ -81,6 +81,10 @@ class MemoryBackend:
         keys = self._order.between(start, end, self._entries)
         return zip(keys, map(self._entries.__getitem__, keys), strict=True)
 
+    def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        keys = self._order.between(start, end, self._entries)[::-1]
+        return zip(keys, map(self._entries.__getitem__, keys), strict=True)
+
     def approximate_entries(self) -> int:
         return len(self._entries)
 

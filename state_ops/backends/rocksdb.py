@@ -25,6 +25,7 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
     WriteOptions,
@@ -196,6 +197,12 @@ class RocksDBBackend:
         for shard in self._shards[first:last]:
             yield from _scan(self.path, shard, start, end)
 
+    def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._release()
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
+        for shard in reversed(self._shards[first:last]):
+            yield from _scan_back(self.path, shard, start, end)
+
     def approximate_entries(self) -> int:
         # Counts a key once for each sorted run that has it, the held one too; at most about twice as many as there are.
         held = (0 if self._held is None else len(self._held[0])) + (0 if self._run is None else self._run.entries)
@@ -356,6 +363,28 @@ def _scan(path: Path, shard: Rdict, start: bytes, end: bytes | None) -> Iterator
     entries.seek(last)  # entries also end before a block that cannot be read, and only this one tells
     if entries.valid():
         entries.next()
+    _check_read(path, entries)
+
+
+def _scan_back(path: Path, shard: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """As `_scan`, from the end."""
+    last = end
+    entries_of_shard: Iterator[tuple[bytes, bytes]] = shard.items(True, end)  # type: ignore[assignment]  # raw mode
+    for entry in entries_of_shard:
+        if entry[0] < start:
+            return
+        last = entry[0]
+        if last < end:
+            yield entry
+    entries = shard.iter(ReadOptions())
+    entries.seek_for_prev(last)
+    if entries.valid():
+        entries.prev()
+    _check_read(path, entries)
+
+
+def _check_read(path: Path, entries: RdictIter) -> None:
+    """Raises DamageError where an iterator has met what it cannot read."""
     try:
         entries.status()
     except Exception as error:

@@ -27,7 +27,7 @@ from state_ops.rows.aggregates import Agg
 from state_ops.rows.entry_buffer import of_tag
 from state_ops.rows.row_store import rows_of
 from state_ops.schema.descriptors import MAP_STATE, Collection
-from state_ops.schema.key_codec import decode_keys
+from state_ops.schema.key_codec import decode_floats, decode_keys, stored_key
 from state_ops.schema.state_schema import TOUCHED
 
 _CODE = "__weir_code"
@@ -252,7 +252,10 @@ def scan_map(
     for group in groups:
         entries = of_tag(backend, group, MAP_STATE, declared.tag)
         if entries:
-            _, columns = decode_keys([key for key, _ in entries], [pa.int32(), *keys.types, declared.key])
+            types = [pa.int32(), *keys.types, stored_key(declared.key)]
+            _, columns = decode_keys([key for key, _ in entries], types)
+            if types[-1] != declared.key:
+                columns[-1] = pa.array(decode_floats(columns[-1].to_numpy()))
             rows, alive = ttl.decoded_table(declared.schema, [value for _, value in entries], expiry)
             values = pa.table([columns[-1], *rows.columns], names=[declared.key_column, *rows.column_names])
             kept = pa.array(alive)

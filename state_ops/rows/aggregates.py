@@ -107,7 +107,7 @@ class Agg:
 
     def irrevocable(self, name: str) -> str | None:
         """Why a row cannot be taken back from it; None: it can, as far as its kind tells."""
-        if self.kind in ("count", "sum", "mean"):
+        if self.kind in ("count", "sum", "mean", "count_distinct", "min", "max"):
             return None
         if self.kind in _SKETCHES:
             return f"{name} = {self} keeps a sketch, out of which no value can be taken"

@@ -1,9 +1,9 @@
 """Partials of one epoch that do not fit into memory: on the local disk until the barrier, split by ranges of key
 groups.
 
-    <directory>/spill/<range>-<number>.arrow           in the order in which they came; gone after the barrier, or with
+    <directory>/<name>/<range>-<number>.arrow          in the order in which they came; gone after the barrier, or with
                                                        the attempt's directory
-    <directory>/spill/<range>-<number>-<part>.arrow    of a range that does not fit into memory either
+    <directory>/<name>/<range>-<number>-<part>.arrow   of a range that does not fit into memory either
 
 All partials of a key lie in one range, so ranges go to state one after the other, and each key is read from state and
 written to it once an epoch, however many rows it has (external hash aggregation: Graefe, Query Evaluation Techniques
@@ -31,10 +31,11 @@ class Spill:
     Args:
         groups: The key groups of the subtask.
         keys: Columns by which a range that is too large is split; without any, ranges stay whole.
+        name: Of its own directory.
     """
 
-    def __init__(self, directory: Path, groups: range, keys: Sequence[str] = ()) -> None:
-        self._directory, self._groups, self._keys = directory / "spill", groups, list(keys)
+    def __init__(self, directory: Path, groups: range, keys: Sequence[str] = (), name: str = "spill") -> None:
+        self._directory, self._groups, self._keys = directory / name, groups, list(keys)
         self._ranges: dict[int, list[Path]] = {}
         self._number = 0
 

@@ -10,7 +10,8 @@ one state of a group, or all entries below one key are each one RocksDB range.
                string, binary: each 0x00 as 0x00 0xFF, and 0x00 0x00 at the end, so that "a" sorts before "a\\0" and
                "ab", and a composite by its first column first
 
-Nulls are no keys. Floats are none either: -0.0 and NaN have several encodings, and a key must have one.
+Nulls are no keys. Floats are none either: -0.0 and NaN have several encodings, and a key must have one. Where Weir
+itself keeps floats by value, they are int64 in the same order (`encode_floats`).
 """
 
 from __future__ import annotations
@@ -78,6 +79,28 @@ def encode_int64(value: int) -> bytes:
 def decode_int64(encoded: bytes) -> int:
     """The int64 that the first 8 bytes stand for."""
     return int.from_bytes(encoded[:8], "big") - (1 << 63)
+
+
+def stored_key(type: pa.DataType) -> pa.DataType:
+    """The type as which a map's keys are stored."""
+    return pa.int64() if pa.types.is_float64(type) else type
+
+
+def encode_floats(values: np.ndarray) -> np.ndarray:
+    """int64[n] in the order of float64[n]: -0.0 is 0.0, and all NaN are one above all else."""
+    values = np.where(np.isnan(values), np.nan, values + 0.0)  # -0.0 + 0.0 is 0.0
+    return _turned(values.view(np.int64))
+
+
+def decode_floats(encoded: np.ndarray) -> np.ndarray:
+    """float64[n] that `encode_floats` has encoded."""
+    return _turned(encoded.astype(np.int64)).view(np.float64)
+
+
+def _turned(bits: np.ndarray) -> np.ndarray:
+    """All bits but the sign turned over in what is negative, whose order is the other way round."""
+    turned: np.ndarray = bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))
+    return turned
 
 
 def last_int64(key: bytes) -> int:

@@ -44,9 +44,10 @@ class Driven:
         drain: bool = False,
         batch_rows: int = 1 << 30,
         pause: bool = False,
+        directory: Path = Path("nowhere"),
     ) -> pl.DataFrame:
         """One epoch. now, watermark: microseconds; the watermark is the one known before the job. pause: others of its
-        rows come with the next one."""
+        rows come with the next one. directory: for what does not fit into memory."""
         self.id += 1
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, self.schema)
         parts = routed(self.stage, table, self.parallelism, MAX_PARALLELISM, batch_rows)
@@ -63,7 +64,7 @@ class Driven:
                 MAX_PARALLELISM,
                 self.swept[subtask],
                 no_cache,
-                Residence(None, Path("nowhere"), 0, self.groups(subtask)),
+                Residence(None, directory, 0, self.groups(subtask)),
                 epoch.id,
             )
             for batch in batches:

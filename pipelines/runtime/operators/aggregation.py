@@ -1,13 +1,13 @@
 """Running aggregates: at each barrier, one row with the current values for every key that the epoch touched, or what
 became of that row.
 
-Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. What
-does not fit into memory until then waits on the local disk (`state_ops.rows.spill`).
+Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier
+(`state_ops.rows.epoch_fold`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -31,10 +31,14 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
-from state_ops.rows import key_aggregation, retractions
+from state_ops.rows import distinct_values, key_aggregation
+from state_ops.rows.aggregates import Agg
+from state_ops.rows.changes import retractions, value_counts
+from state_ops.rows.changes.retractions import Retractions
+from state_ops.rows.changes.value_counts import ValueCounts, value_sets
 from state_ops.rows.distinct_values import DistinctValues
+from state_ops.rows.epoch_fold import EpochFold, everything
 from state_ops.rows.resident_table import Residence
-from state_ops.rows.retractions import Retractions
 from state_ops.rows.row_store import PRESENT, Rows
 from state_ops.rows.spill import Spill
 
@@ -45,7 +49,8 @@ _KINDS = ("", *CHANGES)  # of a row that is not handed out, and of those that ar
 
 
 class AggregationOperator:
-    """State: one value row per key, the fields of the aggregates; of `count_distinct`, the values as a map."""
+    """State: one value row per key, the fields of the aggregates; of `count_distinct`, and of what goes by values over
+    changes, the values as a map."""
 
     def __init__(
         self,
@@ -57,43 +62,54 @@ class AggregationOperator:
         residence: Residence,
     ) -> None:
         self._aggregation, self._shapes = aggregation, shapes
-        self._rows = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
         self._epoch, self._where = epoch, f"aggregate {stage.uid}"
         self._by = [GROUP, *stage.key]
         retracts = retractions.ROWS in shapes.state.arrow.names
         grouped = [*self._by, CHANGE_TYPE] if retracts else self._by
         self._filtered = FilteredRows(aggregation.aggregates, grouped, self._where)
-        self._aggregates = self._filtered.aggregates
-        self._retractions = Retractions(self._aggregates, shapes.state) if retracts else None
-        if self._retractions is not None:
-            self._aggregates = self._retractions.aggregates
-        self._distinct = DistinctValues(self._aggregates, shapes.collections, backend, shapes.keys)
-        self._partials = key_aggregation.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
-        self._spill = Spill(residence.target, residence.groups, stage.key)
+        self._aggregates = partials = self._filtered.aggregates
+        self._retractions: Retractions | None = None
+        if retracts:
+            counts = self._value_counts(backend, residence)
+            self._retractions = Retractions(self._aggregates, shapes.state, self._by, counts)
+            self._aggregates, partials = self._retractions.aggregates, self._retractions.partials
+        self._distinct = DistinctValues(self._aggregates, () if retracts else shapes.collections, backend, shapes.keys)
+        self._rows = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
+        spill = Spill(residence.target, residence.groups, stage.key)
+        self._fold = EpochFold(partials, self._by, self._rows, spill, self._where, _PARTIAL_ROWS, _OUT_ROWS)
         self._paused = False
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
+
+    def _value_counts(self, backend: Backend, residence: Residence) -> list[ValueCounts]:
+        """Of each set of values that aggregates over changes go by."""
+        counts: list[ValueCounts] = []
+        for values, kept in zip(value_sets(self._aggregation.aggregates), self._shapes.collections, strict=True):
+
+            def new_fold(
+                sums: Sequence[tuple[str, Agg]], by: Sequence[str], rows: Rows, fixed: Sequence[pl.Expr]
+            ) -> EpochFold:
+                spill = Spill(residence.target, residence.groups, by[1:], f"spill-{len(counts)}")
+                return EpochFold(sums, by, rows, spill, self._where, _PARTIAL_ROWS, _OUT_ROWS, fixed)
+
+            counts.append(ValueCounts(values, kept, backend, self._shapes.keys, new_fold, self._where))
+        return counts
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         if self._retractions is not None:
             check_changes(rows, self._where)
         frame = self._filtered.frame(rows)
         if self._retractions is not None:
-            frame = self._retractions.frame(frame, self._by, pl.col(CHANGE_TYPE).is_in(TAKEN_BACK))
-        self._partials.add(frame)
-        if self._partials.full:
-            self._spill.add(self._partials.take())
+            frame = self._retractions.frame(frame, pl.col(CHANGE_TYPE).is_in(TAKEN_BACK))
+        self._fold.add(frame)
         return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        if len(self._partials):
-            rest = self._partials.take()
-            if not len(self._spill):
-                yield from self._handed_out([rest])
-            else:
-                self._spill.add(rest)
-        for gathered in self._spill.take():
-            yield from self._handed_out(gathered)
+        if self._retractions is not None:
+            for turned in self._retractions.turned(judge=not self._paused):
+                self._fold.add(turned)
+        for before, rows in self._fold.folded(self._merged, self._stay, keep=self._aggregation.changes):
+            yield from self._out(before, rows)
         self._distinct.barrier()
         self._rows.barrier()
 
@@ -101,50 +117,23 @@ class AggregationOperator:
         self._paused = True
         return self.barrier()  # the current values of what this checkpoint has seen
 
-    def _handed_out(self, gathered: list[pl.DataFrame]) -> Iterator[tuple[str, pa.Table]]:
-        """All partials of some keys merged into state, and the rows of these keys. Too many for memory go there one
-        after the other; their keys are read once more, to be handed out once."""
-        if len(gathered) == 1 or not key_aggregation.have_gathered(gathered, _PARTIAL_ROWS, 1):
-            whole = key_aggregation.combined(self._aggregates, gathered, self._by, self._where)
-            for before, rows in self._fold(whole, self._stay):
-                yield from self._out(before, rows)
-            return
-        folded = [before for some in gathered for before, _ in self._fold(some, _all)]
-        for before in pl.concat(folded).unique(self._by, keep="first", maintain_order=True).iter_slices(_OUT_ROWS):
-            keys = before.select(self._by)
-            rows, _ = self._rows.get(keys)
-            if not (stay := self._stay(keys, rows)).all():
-                self._rows.put(keys, rows, stay)
-            yield from self._out(before, rows)
-
-    def _fold(self, gathered: pl.DataFrame, stay: _Stay) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Merge partials into state, part by part: the keys, with the state that they had if that is needed, and their
-        new state.
-
-        Args:
-            stay: Which keys are kept with such state.
-        """
-        for fresh in key_aggregation.parts(gathered, self._by):
-            keys = fresh.select(self._by)
-            old, existed = self._rows.get(keys)
-            fresh = self._distinct.counted(fresh)
-            new = key_aggregation.merged(self._aggregates, old, fresh, self._where)
-            self._rows.put(keys, new, stay(keys, new), ascending=True)
-            if self._aggregation.changes:
-                keys = pl.concat([keys, old.with_columns(pl.Series(PRESENT, existed))], how="horizontal")
-            yield keys, new
+    def _merged(self, keys: pl.DataFrame, old: pl.DataFrame, fresh: pl.DataFrame) -> pl.DataFrame:
+        """The new state of keys, whose partials are merged into the old one."""
+        fresh = self._distinct.counted(fresh)
+        new = key_aggregation.merged(self._aggregates, old, fresh, self._where)
+        return new if self._retractions is None else self._retractions.settled(keys, fresh, new)
 
     def _stay(self, keys: pl.DataFrame, rows: pl.DataFrame) -> np.ndarray:
         """bool[n], the keys that are kept: those that have a row. Without changes, none goes."""
         if self._retractions is None:
-            return _all(keys, rows)
+            return everything(keys, rows)
         if self._paused:
-            return retractions.unbalanced(rows)
-        return retractions.left(keys.drop(GROUP), rows, self._where)
+            return self._retractions.unbalanced(rows)
+        return self._retractions.left(keys, rows, self._where)
 
     def _has_row(self, rows: pl.DataFrame) -> np.ndarray:
         """bool[n], the keys whose state, if there is some, is that of a row."""
-        return _all(rows, rows) if self._retractions is None else retractions.has_rows(rows)
+        return everything(rows, rows) if self._retractions is None else retractions.has_rows(rows)
 
     def _out(self, before: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
         """Hand out what became of keys: their values, or the changes of these.
@@ -165,13 +154,6 @@ class AggregationOperator:
     def _values(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The aggregates of keys, by their state."""
         return rows.select(agg.result(name) for name, agg in self._filtered.aggregates)
-
-
-_Stay = Callable[[pl.DataFrame, pl.DataFrame], np.ndarray]
-
-
-def _all(keys: pl.DataFrame, _: pl.DataFrame) -> np.ndarray:
-    return np.ones(len(keys), bool)
 
 
 def _changes(
@@ -208,7 +190,8 @@ def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, 
         refuse_clash(stage, {CHANGE_TYPE}, "the column that says what became of a row")
     if CHANGE_TYPE in rows.names:
         state = retractions.state_of(aggregation.aggregates, rows, where)
-    values = values_of(stage, aggregation.aggregates, rows, state)
+    maps = value_counts.collections if CHANGE_TYPE in rows.names else distinct_values.collections
+    values = values_of(stage, aggregation.aggregates, rows, state, maps)
     fields = frames.from_arrow(state.arrow.empty_table())
     results = frames.arrow(fields.select([agg.result(name) for name, agg in aggregation.aggregates])).schema
     output = pa.schema([*keys, *results, pa.field(EPOCH, pa.int64())])

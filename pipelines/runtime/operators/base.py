@@ -7,7 +7,7 @@ executor, and with nothing changed in `pipelines.testing`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -240,16 +240,21 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
 
 
 def values_of(
-    stage: Stage, aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, state: StateSchema
+    stage: Stage,
+    aggregates: Sequence[tuple[str, Agg]],
+    rows: pa.Schema,
+    state: StateSchema,
+    made: Callable[..., tuple[Collection, ...]] = collections,
 ) -> tuple[Collection, ...]:
     """The maps with the values that aggregates of a stage count.
 
     Args:
         rows: The columns of the input.
         state: The fields of `state_of`, which may not be named like key columns either.
+        made: Makes the maps of the aggregates, the columns and the names of these fields.
     """
     fields = [field.name for field in state.fields]
-    maps = collections(aggregates, rows, fields)
+    maps = made(aggregates, rows, fields)
     refuse_clash(stage, {*fields, *(column for kept in maps for column in kept.columns)}, "a field of its state")
     return maps
 

@@ -40,7 +40,7 @@ from state_ops.counts import agrees, counted
 from state_ops.durations import shown
 from state_ops.keyed import ttl
 from state_ops.rows.aggregates import Agg
-from state_ops.rows.retractions import ROWS
+from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import Collection, collections_of
 from state_ops.schema.state_schema import TOUCHED, StateSchema

@@ -248,7 +248,7 @@ def test_what_does_not_fit_into_memory_leaves_nothing_on_the_disk(monkeypatch, t
     barrier = aggregation.AggregationOperator.barrier
 
     def looked(self):
-        directory = self._spill._directory
+        directory = self._fold._spill._directory
         left.append(list(directory.iterdir()))
         yield from barrier(self)
         assert not directory.exists()

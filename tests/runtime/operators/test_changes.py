@@ -72,17 +72,13 @@ def function(source, **arguments) -> Stage:
 
 REFUSED: dict[str, tuple[Callable[..., Stage], str]] = {
     "function": (function, "its function may not look at that column"),
-    "min": (
-        lambda source, **more: aggregate("it", source, key="k", n=agg.count(), least=agg.min("v"), **more),
-        "least = min('v') does not keep what would be left without a row",
-    ),
     "last": (
         lambda source, **more: aggregate("it", source, key="k", order_by="at", of=agg.last("v", where="v > 1"), **more),
         "of = last('v', where='v > 1') does not keep what would be left without a row",
     ),
-    "count_distinct": (
-        lambda source, **more: aggregate("it", source, key="k", n=agg.count_distinct("v"), **more),
-        "n = count_distinct('v') does not keep what would be left without a row",
+    "first": (
+        lambda source, **more: aggregate("it", source, key="k", order_by="at", of=agg.first("v"), **more),
+        "of = first('v') does not keep what would be left without a row",
     ),
     "sketch": (
         lambda source, **more: aggregate("it", source, key="k", n=agg.approx_quantile("v", 0.5), **more),

@@ -214,7 +214,7 @@ def test_changes_are_taken_back_only_where_the_columns_say_them():
         stage("it", source=source, key=None, select="k", accepts_changes=True)(looks)
     assert "accepts_changes" not in refused.value.next and "Keep _change_type among them" in refused.value.next
     with pytest.raises(PipelineError, match="whose rows are changes"):
-        aggregate("it", source, select="*", key="k", highest=agg.max("v"))
+        aggregate("it", source, select="*", key="k", order_by="v", highest=agg.last("v"))
     newest = "_change_type IN ('insert', 'update_postimage')"
     assert aggregate("it", source, select=["k", "v"], where=newest, key="k", highest=agg.max("v"))
 

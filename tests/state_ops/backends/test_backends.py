@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from state_ops.backends import arrow_file
 from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Freezing, Frozen
+from state_ops.backends.composite import scan_back
 from state_ops.backends.loader import misfit, named
 from state_ops.backends.memory import FILE, FILESYSTEM, MEMORY, MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
@@ -89,8 +90,10 @@ class Lineage:
                 backend.write(puts, deletes)
             return take()
 
-    def read(self, base: Snapshot | None) -> Entries:
+    def read(self, base: Snapshot | None, back: bool = False) -> Entries:
         with self.opened(base) as (backend, _):
+            if back:
+                return dict(scan_back(backend, *EVERYTHING))
             entries = list(backend.scan(*EVERYTHING))
             keys = [key for key, _ in entries]
             assert keys == sorted(set(keys))
@@ -177,6 +180,7 @@ def test_a_scan_is_in_bytewise_order_and_half_open(lineage):
             for end in [*keys, b"\xff" * 9]:
                 expected = [(key, key[::-1]) for key in sorted(keys) if start <= key < end]
                 assert list(backend.scan(start, end)) == expected, (start, end)
+                assert list(scan_back(backend, start, end)) == expected[::-1], (start, end)
 
 
 def test_scans_between_writes_see_every_write(lineage):
@@ -203,6 +207,9 @@ def test_a_scan_that_is_dropped_half_way_does_no_harm(lineage):
         del scan
         backend.write([], [b"key00002"])
         assert next(backend.scan(b"key00002", b"z")) == some(3)[0]
+        assert next(scan_back(backend, b"a", b"key00003")) == some(1)[0]
+        backend.write([], [b"key00001"])
+        assert next(scan_back(backend, b"a", b"key00003")) == some(0)[0]
 
 
 def test_empty_and_large_values_are_values(lineage):
@@ -348,6 +355,7 @@ def test_it_is_a_sorted_map_through_any_writes_and_snapshots(lineage, epochs, bo
                 model |= dict(puts)
                 inside = sorted(entry for entry in model.items() if start <= entry[0] < end)
                 assert list(backend.scan(start, end)) == inside
+                assert list(scan_back(backend, start, end)) == inside[::-1]
             assert backend.written == any(puts or deletes for puts, deletes in batches)
             if backend.written:
                 base = take()
@@ -376,7 +384,8 @@ def test_damage_in_storage_is_found_before_the_state_is_opened(lineage, harm):
     assert lineage.read(base) == dict(some(*range(200)))
 
 
-def test_damage_to_local_files_never_becomes_another_value(lineage):
+@pytest.mark.parametrize("back", [False, True])
+def test_damage_to_local_files_never_becomes_another_value(lineage, back):
     state = dict(some(*range(300)))
     base = lineage.write(None, (list(state.items()), []))
     held = 0
@@ -386,7 +395,7 @@ def test_damage_to_local_files_never_becomes_another_value(lineage):
             spoil(local, harm, int(share * local.stat().st_size))
             for _ in range(2):  # a first read may be answered by blocks that the process still has in memory
                 try:
-                    assert lineage.read(base) == state
+                    assert lineage.read(base, back) == state
                 except TransientError as error:  # the local copy was dropped, and the replay fetches it again
                     assert isinstance(error.__cause__, DamageError)
                     assert lineage.read(base) == state

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_ops.errors import DamageError, PipelineError
-from state_ops.schema.key_codec import check_key_type, decode_keys, encode_int64, encode_keys, group_prefix
+from state_ops.schema.key_codec import (
+    check_key_type,
+    decode_floats,
+    decode_keys,
+    encode_floats,
+    encode_int64,
+    encode_keys,
+    group_prefix,
+)
 from tests.state_ops.schema.test_row_codec import VALUES
 
 # Few letters, so that prefixes, zeros and 0xFF meet often.
@@ -169,3 +177,15 @@ def test_utc_and_local_timestamps_have_the_same_bytes():
     at = datetime(2020, 1, 1)
     local, utc = pa.array([at], pa.timestamp("us")), pa.array([at.replace(tzinfo=UTC)], pa.timestamp("us", tz="UTC"))
     assert encode_keys([local], np.zeros(1, np.uint16), 0) == encode_keys([utc], np.zeros(1, np.uint16), 0)
+
+
+@given(st.lists(st.floats(), min_size=1))
+def test_floats_by_value_are_whole_numbers_in_their_order(values):
+    encoded = encode_floats(np.array(values))
+    again = decode_floats(encoded).tolist()
+    assert [repr(value) for value in again] == [
+        repr(0.0 if value == 0 else abs(value) if value != value else value) for value in values
+    ]
+    ordered = sorted(again, key=lambda value: (value != value, value))
+    assert [repr(value) for value in decode_floats(np.sort(encoded)).tolist()] == [repr(value) for value in ordered]
+    assert len(set(encoded.tolist())) == len({repr(value) for value in again})

@@ -153,6 +153,7 @@ def test_a_state_that_grows_is_cut_while_it_is_written_and_keeps_to_its_memory(t
                 state.pop(key, None)
         state |= {key: key * 100 for key, _ in entries[:8000]}
         assert list(backend.scan(*EVERYTHING)) == sorted(state.items())
+        assert list(backend.scan_back(*EVERYTHING)) == sorted(state.items(), reverse=True)
     finally:
         backend.close()
 

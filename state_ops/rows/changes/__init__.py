@@ -1,0 +1,1 @@
+"""Aggregates over rows of which some take others back."""
