@@ -100,8 +100,9 @@ class EpochFold:
             old, existed = self._rows.get(keys)
             new = merge(keys, old, fresh)
             self._rows.put(keys, new, stay(keys, new), ascending=True)
-            before = pl.concat([keys, old.with_columns(pl.Series(PRESENT, existed))], how="horizontal")
-            yield before if keep else keys, new
+            if keep:
+                keys = pl.concat([keys, old.with_columns(pl.Series(PRESENT, existed))], how="horizontal")
+            yield keys, new
 
     def _keys(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.select(*self._by, *self._fixed)

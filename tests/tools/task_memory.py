@@ -3,8 +3,8 @@
 A child process runs what a Spark worker runs, `run_task.run`, epoch after epoch: it loads a state, changes some of
 it and a quarter of it, and reports after each epoch the highest resident size that the kernel has seen. Rows come in
 batches that are made as they are asked for. There is a case for each kind of state that has a memory of its own: a
-function's rows, an aggregate's (sorted runs that follow each other), windows and keys of a deduplication (resident
-tables); and for skew: one key that has half of all rows, and one key group that has nine of ten.
+function's rows, an aggregate's (sorted runs that follow each other), the values of a few keys over changes, windows
+and keys of a deduplication (resident tables); and for skew: one key that has half of all rows, and one key group that has nine of ten.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _ENTRY_BYTES = TEXT_BYTES + 40
 _SCHEMA = pa.schema([("k", pa.int64()), ("note", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 _NOW = datetime(2024, 5, 1, tzinfo=UTC)
 _GROUPS = 16
+_KEYS_WITH_VALUES = 8
 
 
 class Kept(State):
@@ -65,15 +66,20 @@ def kept(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 _SOURCE = files("x/*.parquet", event_time="at")
 _totals = aggregate("totals", _SOURCE, key="k", sink=delta.append("totals"), rows=agg.count(), note=agg.max("note"))
+_values = aggregate(
+    "values", _SOURCE, key="k", sink=delta.append("values"), notes=agg.count_distinct("note"), most=agg.max("note")
+)
 _hours = window(
     "hours", _SOURCE, key="k", on="at", every="1h", sink=delta.append("hours"), rows=agg.count(), note=agg.max("note")
 )
 _firsts = deduplicate("firsts", _SOURCE, key=["k", "note"], sink=delta.append("firsts"))
 
 FUNCTION, HALF, GROUP = "a function", "one key has half of all rows", "one key group has nine of ten keys"
+VALUES = "values of changes"
 CASES: dict[str, Stage] = {
     FUNCTION: kept,
     "an aggregate": _totals,
+    VALUES: _values,
     "windows": _hours,
     "a deduplication": _firsts,
     HALF: _totals,
@@ -96,6 +102,7 @@ class Sizes:
         """The sum of what docs/reference/backends.md names, in MiB above the size after imports."""
         batch = self.batch_rows * _ENTRY_BYTES / (1 << 20)
         gathered = 0 if case == FUNCTION else 4 * (2 * self.pending_mb + 16)
+        gathered *= 2 if case == VALUES else 1
         buffers = 6 * self.pending_mb + 3 * self.resident_mb + 10 * batch
         return self.memory_mb + slack_mb + _FREED_MB + buffers + gathered
 
@@ -134,7 +141,8 @@ class _Task:
         key_aggregation._PART_BYTES = sizes.pending_mb << 20
         self._sizes, self._scratch = sizes, scratch
         self._case, self._stage = case, CASES[case]
-        self._storage, self._shapes = Storage(str(scratch / "storage")), shapes(self._stage, _SCHEMA)
+        self._schema = _SCHEMA.append(pa.field("_change_type", pa.string())) if case == VALUES else _SCHEMA
+        self._storage, self._shapes = Storage(str(scratch / "storage")), shapes(self._stage, self._schema)
         self._keys = (state_mb << 20) // _ENTRY_BYTES
         self._key_of = _mostly_of_one_group(self._keys) if case == GROUP else None
         self._draw = np.random.default_rng(1)
@@ -196,7 +204,11 @@ class _Task:
             if self._case == HALF:
                 some = np.where(np.arange(len(some)) % 2, some, 0)
             keys = some if self._key_of is None else self._key_of[some]
-            table = pa.table([pa.array(keys), notes, pa.array([_NOW] * len(some), _SCHEMA.field("at").type)], _SCHEMA)
+            columns = [notes, pa.array([_NOW] * len(some), _SCHEMA.field("at").type)]
+            if self._case == VALUES:
+                keys = some % _KEYS_WITH_VALUES
+                columns.append(pa.array(["insert"] * len(some)))
+            table = pa.table([pa.array(keys), *columns], schema=self._schema)
             yield from with_owners(self._stage, table, 1, _GROUPS)[0].combine_chunks().to_batches()
 
 
