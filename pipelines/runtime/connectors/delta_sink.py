@@ -82,6 +82,7 @@ INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_pos
 CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
 TAKEN_BACK = (UPDATE_BEFORE, DELETE)  # what rows say that are no more
 VERSION, EPOCH = "_commit_version", "epoch"  # columns that all rows of one change have alike: of tables, of aggregates
+COMMIT_TIME = "_commit_timestamp"  # another one of tables
 
 
 def check_changes(rows: pa.Table, where: str, of: str = "") -> None:

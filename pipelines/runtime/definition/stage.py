@@ -8,12 +8,20 @@ from typing import Any, TypedDict
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, DeltaSink, UpsertSink, refuse_replaced
+from pipelines.runtime.connectors.delta_sink import (
+    CHANGE_TYPE,
+    COMMIT_TIME,
+    EPOCH,
+    VERSION,
+    DeltaSink,
+    UpsertSink,
+    refuse_replaced,
+)
 from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import STATE, Gate
-from pipelines.runtime.definition.made_columns import has, keeps
+from pipelines.runtime.definition.made_columns import before, has, keeps
 from pipelines.runtime.definition.names import LATE, QUARANTINE, TAKEN, check_name
 from pipelines.runtime.definition.operators import Aggregation, Deduplication, Join, Lookup, SessionWindow, TopN, Window
 from state_ops.errors import PipelineError
@@ -418,7 +426,8 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
     elif stage.function is not None:
         why = None if stage.accepts_changes else "its function may not look at that column"
     elif stage.aggregation is not None:
-        why = next((why for name, agg in stage.aggregation.aggregates if (why := agg.irrevocable(name))), None)
+        whys = (agg.irrevocable(name) for name, agg in stage.aggregation.aggregates)
+        why = next(filter(None, whys), None) or _by_time(stage, stage.aggregation, input)
     elif not stage.key and stage.lookup is None:  # it hands them on
         why = None
     if why is None:
@@ -437,6 +446,29 @@ def check_changes(stage: Stage, input: Source | Stage) -> None:
         where=f"stage {stage.uid}",
         next=f"{remedy}. The reference of operators lists what takes changes.",
     )
+
+
+def _by_time(stage: Stage, aggregation: Aggregation, input: Source | Stage) -> str | None:
+    """Why an aggregate cannot take a row back that has another value than what takes it back; None where none has."""
+    read = [("its key", column) for column in stage.key]
+    read += [(f"{name} = {agg}", column) for name, agg in aggregation.aggregates for column in agg.columns]
+    for what, column in read if stage.transform is None else ():
+        given = before(stage.columns, column)
+        if given is not None and _says_when(input, given):
+            return f"{what} goes by {column}, which says when a change was: what takes a row back has another one"
+    return None
+
+
+def _says_when(input: Source | Stage, column: str) -> bool:
+    """Whether a column of changes is the time of the change, and not a part of the row."""
+    if isinstance(input, Source):
+        return input.hands_out_changes and column in (VERSION, COMMIT_TIME)
+    if input.aggregation is not None:
+        return input.aggregation.changes and column == EPOCH
+    if input.function is not None or input.key:
+        return False
+    given = [(lane.input, before(lane.columns, column)) for lane in input.lanes if lane.transform is None]
+    return any(name is not None and _says_when(of, name) for of, name in given)
 
 
 def _check_outputs(stage: Stage) -> None:

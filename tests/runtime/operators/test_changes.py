@@ -306,6 +306,42 @@ def test_sums_and_means_of_large_numbers_lose_nothing():
         )
 
 
+def over_times_of_changes() -> dict[str, Callable[[], Stage]]:
+    counts = aggregate("counts", OTHERS, key="k", n=agg.count(), changes=True)
+    named, computed = (
+        select(uid, counts, "n", sql, "_change_type") for uid, sql in (("a", "epoch AS e"), ("b", "-epoch AS e"))
+    )
+    to_it = partial(aggregate, "it", key="n")
+    return {
+        "total = sum('epoch') goes by epoch": lambda: to_it(counts, total=agg.sum("epoch")),
+        "newest = max('epoch', where='n > 1') goes by epoch": lambda: to_it(counts, newest=agg.max("epoch", where="n > 1")),
+        "its key goes by epoch": lambda: aggregate("it", counts, key="epoch", n=agg.count()),
+        "mean = mean('e') goes by e": lambda: to_it(named, mean=agg.mean("e")),
+        "epochs = count_distinct('e') goes by e": lambda: to_it(union("u", computed, named), epochs=agg.count_distinct("e")),
+        "last = max('x') goes by x": lambda: to_it(counts, select=["n", "epoch x", "_change_type"], last=agg.max("x")),
+        "v = sum('_commit_version') goes by _commit_version": lambda: to_it(CHANGES, v=agg.sum("_commit_version")),
+        "at = min('_commit_timestamp') goes by": lambda: to_it(CHANGES, at=agg.min("_commit_timestamp")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("why", over_times_of_changes())
+def test_when_a_change_was_is_not_taken_back_with_the_row(why):
+    """The old image of a row, and the row that is deleted, have the time of that change, and not the one of the row."""
+    with pytest.raises(PipelineError, match="whose rows are changes") as refused:
+        over_times_of_changes()[why]()
+    assert why in refused.value.what and "says when a change was" in refused.value.what
+
+
+def test_when_a_row_came_may_be_counted_and_left_out():
+    counts = aggregate("counts", OTHERS, key="k", n=agg.count(), changes=True)
+    plain = aggregate("plain", OTHERS, key="k", n=agg.count())
+    aggregate("it", plain, key="n", newest=agg.max("epoch"))
+    aggregate("it", counts, key="n", keys=agg.count())
+    newest = "_change_type IN ('insert', 'update_postimage')"
+    aggregate("it", counts, key="n", select=["n", "epoch"], where=newest, newest=agg.max("epoch"))
+    aggregate("it", select("a", counts, "n", "n AS epoch", "_change_type"), key="epoch", total=agg.sum("epoch"))
+
+
 def test_a_row_that_never_came_is_not_taken_back():
     run = testing.run(aggregate("it", OTHERS, key="k", n=agg.count()))
     run.epoch(changes_of([("a", 1, "insert")]))

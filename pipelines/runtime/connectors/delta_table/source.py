@@ -30,7 +30,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.runtime.connectors.delta_sink import TAKEN_BACK
+from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
 from pipelines.runtime.connectors.delta_table.data_file import tables
 from pipelines.runtime.connectors.delta_table.table_log import AFTER_LOSS, Commit, DataFile, Metadata, TableLog
 from pipelines.runtime.connectors.source import (
@@ -54,7 +54,7 @@ from state_ops.storage.storage import check_path
 from state_ops.storage.transfers import together
 
 _PARTITION = "table"
-_TYPE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
+_TYPE, _VERSION, _TIME = CHANGE_TYPE, VERSION, COMMIT_TIME
 _CHANGES = pa.schema([(_TYPE, pa.string()), (_VERSION, pa.int64()), (_TIME, pa.timestamp("us", "UTC"))])
 _GONE, _NEW = "gone", "new"
 _COUNTED = 1_000  # files that wait are counted up to here
