@@ -18,6 +18,7 @@ class OperatorStats(Recorded):
         keys: By key column, its name and type.
         backend: What wrote the state.
         collections: By name, the kind, key and schemas of each list and map.
+        sketched: By aggregate that is a sketch, the type of the values that it counts.
         swept: By subtask, the key in hex where the sweep of expired state goes on.
         clock: Of a stage whose time is processing time, where that stood, in microseconds; else None.
         due: By subtask, the processing time in microseconds at which windows or timers are due next, rows or none.
@@ -26,9 +27,12 @@ class OperatorStats(Recorded):
         forgotten: What a TTL has let expire, as `Forgotten` has it; None: the operator never had a TTL.
         on_timer: Whether the stage has a function for timers.
         lateness: Of a window, in microseconds.
-        forgets: After how many microseconds a deduplication forgets a key; None: never.
-        inputs, suffix: Of a join, its left and right input in words, and what follows the names of right columns that
-            are taken; None: it is none, or of an earlier release.
+        forgets: After how many microseconds a deduplication, or ranks, forget a key, or a join its rows; None: never.
+        inputs: What the stage read, in words, a join's left input first; None: an earlier release, which recorded those
+            of joins alone.
+        sql: By input, the stage's `where`, and the columns of its `select`; None: an earlier release.
+        suffix: Of a join, what follows the names of right columns that are taken; None: it is none, or of an earlier
+            release.
         entries: Of its state, roughly; None: nobody has looked.
         timers: Whether some are set; None: nobody has looked.
         waiting: The rows that it has not applied, as `InFlightData` has them, in their order.
@@ -53,6 +57,7 @@ class OperatorStats(Recorded):
     keys: list[list[str]] = field(default_factory=list)
     backend: str = "rocksdb"  # the only one that there was when none was recorded
     collections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sketched: dict[str, str] = field(default_factory=dict)
     swept: dict[str, str] = field(default_factory=dict)
     window: dict[str, Any] | None = None
     ttl: dict[str, Any] | None = None
@@ -84,6 +89,7 @@ class OperatorStats(Recorded):
     sides: dict[str, Any] | None = None
     clock: int | None = None
     inputs: list[str] | None = None
+    sql: list[dict[str, Any]] | None = None
     suffix: str | None = None
     due: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)

@@ -484,6 +484,7 @@ def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: 
         keys=stored_keys(fixed),
         backend=context.settings.state.backend,
         collections=stored_collections(fixed),
+        sketched=dict(fixed.sketched) if fixed else {},
         swept={str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
         clock=epoch.clocks.get(stage.uid),
         due={str(ack.subtask): ack.due for ack in acks if ack.due is not None},

@@ -144,6 +144,7 @@ def _target(
             keys=stored_keys(fixed),
             backend=settings.state.backend,
             collections=stored_collections(fixed),
+            sketched=dict(fixed.sketched),
             swept={},
             window=meaning(stage),
             ttl=asdict(stage.ttl) if stage.ttl else None,

@@ -3,7 +3,7 @@ aggregates, deduplication, joins, ranks, or what needs no state. One module for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,9 @@ from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.per_key.key_state import OpenCache
 from state_ops.keyed.ttl import Forgotten
+from state_ops.rows.aggregates import Agg
 from state_ops.rows.resident_table import Residence
+from state_ops.rows.sketches import DISTINCT
 from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import StateSchema
 
@@ -148,7 +150,13 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     operator = stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n or stage.lookup
     if operator is None:
         return function_shapes(stage, rows, keys)
-    return _SHAPES[type(operator)](stage, operator, rows, keys)
+    fixed = _SHAPES[type(operator)](stage, operator, rows, keys)
+    of_rows = stage.window or stage.aggregation
+    return fixed if of_rows is None else replace(fixed, sketched=_sketched(of_rows.aggregates, rows))
+
+
+def _sketched(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(agg.value_type(rows))) for name, agg in aggregates if agg.kind == DISTINCT)
 
 
 def _check_names(stage: Stage, rows: pa.Schema) -> None:

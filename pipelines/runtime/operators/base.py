@@ -89,6 +89,7 @@ class Shapes:
         outputs: By output name.
         collections: Lists and maps.
         tracked: Beside the columns of its output, the stage hands on where each row comes from, as `ROW`.
+        sketched: By aggregate, the type of the values that a sketch in its state counts: its bytes do not tell it.
     """
 
     keys: pa.Schema
@@ -96,6 +97,7 @@ class Shapes:
     outputs: dict[str, pa.Schema]
     collections: tuple[Collection, ...] = ()
     tracked: bool = False
+    sketched: tuple[tuple[str, str], ...] = ()
 
     @property
     def handed_out(self) -> Shapes:

@@ -142,6 +142,7 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
         *_changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}"),
         *_changed(uid, kind, recorded.window, meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
         *of_collections,
+        *_sketch_findings(uid, recorded.sketched, dict(fixed.sketched)),
         *_changed(uid, "input", ROWS in was_state.arrow.names, ROWS in fixed.state.arrow.names, _rows_shown, _WAS_OF),
         *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
         *_timer_findings(stage, recorded),
@@ -175,6 +176,14 @@ def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], s
 
 def _refused(uid: str, aspect: str, what: str) -> Finding:
     return Finding("stage", uid, aspect, Verdict.REFUSED, what, ANOTHER_UID)
+
+
+def _sketch_findings(uid: str, was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Finding]:
+    """A number and its text are two values to a sketch, and its bytes do not tell which of them it has."""
+    for name in was:
+        if name in now:
+            what = f"the values that {name} counts were {{}}, are {{}}"
+            yield from _changed(uid, "values", was[name], now[name], str, what)
 
 
 def _timer_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
@@ -291,17 +300,29 @@ def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Itera
             return
         verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
         yield Finding("stage", stage.uid, "ttl", verdict, what)
+    before, after = recorded.forgets, _forgets(stage)
+    if stage.join is not None and before != after and recorded.sql is not None:  # earlier releases recorded none
+        kept = f"rows were kept for {_or_ever(before)}, are for {_or_ever(after)}"
+        what = f"{kept}: those that are there keep the time that they had"
+        yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
     forgetting = stage.deduplication or stage.top_n
-    if forgetting is not None and "forgets" in recorded.names:
-        before, after = recorded.forgets, forgetting.ttl
-        if before != after:
-            late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
-            what = (
-                f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been "
-                f"seen keep the time"
-                f" that they had{late if stage.deduplication else ', until another row of theirs comes'}"
-            )
-            yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
+    if forgetting is not None and "forgets" in recorded.names and before != after:
+        late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
+        what = (
+            f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been seen "
+            f"keep the time that they had{late if stage.deduplication else ', until another row of theirs comes'}"
+        )
+        yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
+
+
+def _forgets(stage: Stage) -> int | None:
+    """After what time a deduplication, or ranks, forget a key, or a join without bounds its rows."""
+    forgetting = stage.deduplication or stage.top_n or stage.join
+    return forgetting.ttl if forgetting else None
+
+
+def _or_ever(micros: int | None) -> str:
+    return "ever" if micros is None else shown(micros)
 
 
 def _or_never(micros: int | None) -> str:
@@ -319,18 +340,17 @@ def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Findin
     was, now = recorded.lateness, _lateness(stage)
     if was is None or now is None or was == now:
         return
+    sooner, longer = (
+        "open windows close that much sooner, and rows for them are late from then on",
+        ("open windows stay open that much longer, and rows for those that have closed stay late"),
+    )
+    if stage.window is None:
+        sooner = "what waits for it waits that much less, and rows that are older are late from then on"
+        longer = "what waits for it waits that much longer, and rows that are older than it stay late"
     if now < was:
-        means = (
-            f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: open windows close "
-            f"that much sooner, "
-            "and rows for them are late from then on"
-        )
+        means = f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: {sooner}"
     else:
-        means = (
-            f"the watermark stays where it is until event time is {shown(now - was)} further: open windows stay open "
-            f"that much longer, "
-            "and rows for those that have closed stay late"
-        )
+        means = f"the watermark stays where it is until event time is {shown(now - was)} further: {longer}"
     what = f"the lateness was {shown(was)}, is {shown(now)}; {means}"
     yield Finding("stage", stage.uid, "lateness", Verdict.COMPATIBLE, what)
 
@@ -421,18 +441,20 @@ def changeable(stage: Stage) -> dict[str, Any]:
     """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for
     who compares.
 
-    lateness: how far the watermark stays behind, forgets: after what time a deduplication, or ranks, forget a key, both
-    in microseconds.
+    lateness: how far the watermark stays behind, forgets: after what time a deduplication, or ranks, forget a key, or a
+    join its rows, both in microseconds.
     on_timer: whether it has such a function.
-    inputs, suffix: of a join, which input is which, and what follows the names of right columns that are taken.
+    inputs: what it reads, which input is which.
+    sql: by input, what its where and its columns are.
+    suffix: of a join, what follows the names of right columns that are taken.
     """
-    forgetting = stage.deduplication or stage.top_n
     return {
         "on_timer": stage.on_timer is not None,
         "lateness": _lateness(stage),
-        "forgets": forgetting.ttl if forgetting else None,
+        "forgets": _forgets(stage),
         "suffix": stage.join.suffix if stage.join else None,
-        "inputs": sides.inputs_of(stage) if stage.join else None,
+        "inputs": sides.inputs_of(stage),
+        "sql": [{"where": lane.where, "columns": list(lane.columns)} for lane in stage.lanes],
     }
 
 
@@ -530,7 +552,7 @@ _DELIVERED = {
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
     """Stages and sources that came and went since a checkpoint, rows that wait for a stage which would not find them,
     and another delivery."""
-    about = (_delivery, _waiting, _stages, _outputs, _sources)
+    about = (_delivery, _waiting, _stages, _outputs, _inputs, _sources)
     return [finding for of in about for finding in of(pipeline, head)]
 
 
@@ -570,6 +592,48 @@ def _outputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         for name in new:
             what = f"its output {name} is new: it has rows from the next epoch on, and none of earlier ones"
             yield Finding("stage", stage.uid, "outputs", Verdict.COMPATIBLE, what)
+
+
+def _inputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    """What stages read, and the SQL that makes their rows of it, where either is another than it was. A join whose
+    sides have changed places is told by its state."""
+    for stage in pipeline.stages:
+        recorded, now = stats_of(head, stage.uid), changeable(stage)
+        if recorded.inputs is None:
+            continue
+        if sorted(recorded.inputs) != sorted(now["inputs"]):
+            was, reads = (" and ".join(inputs) for inputs in (recorded.inputs, now["inputs"]))
+            what = f"it read {was}, and reads {reads} from the next epoch on{_EARLIER_STAY}"
+            yield Finding("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+        for input, sql in zip(now["inputs"], now["sql"], strict=True):
+            one = len(recorded.inputs) == len(now["inputs"]) == 1
+            before = 0 if one else recorded.inputs.index(input) if input in recorded.inputs else None
+            if recorded.sql is not None and before is not None:
+                yield from _sql_findings(stage.uid, "" if one else f"of {input} ", recorded.sql[before], sql)
+
+
+_EARLIER_STAY = "; what was made of earlier rows stays as it is"
+
+
+def _sql_findings(uid: str, of: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Finding]:
+    """Rows that SQL chooses or makes otherwise: the columns that state and tables have do not tell it.
+
+    Args:
+        of: Which input, for people.
+    """
+    if was["where"] != now["where"]:
+        before, after = ("none" if where is None else repr(where) for where in (was["where"], now["where"]))
+        what = f"{of}its where was {before}, is {after} from the next epoch on{_EARLIER_STAY}"
+        yield Finding("stage", uid, "where", Verdict.COMPATIBLE, what)
+    if sorted(was["columns"]) != sorted(now["columns"]):
+        gone, new = (
+            ", ".join(repr(column) for column in columns if column not in others)
+            for columns, others in ((was["columns"], now["columns"]), (now["columns"], was["columns"]))
+        )
+        had, has = "all columns" if not was["columns"] else gone, "all columns" if not now["columns"] else new
+        change = f"had {had}, has {has}" if had and has else f"has {has} besides" if has else f"has {had} no more"
+        what = f"{of}its select {change} from the next epoch on{_EARLIER_STAY}"
+        yield Finding("stage", uid, "select", Verdict.COMPATIBLE, what)
 
 
 def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:

@@ -25,7 +25,10 @@ from pipelines.api import (
     deduplicate,
     delta,
     files,
+    join,
     renamed_from,
+    select,
+    side,
     stage,
     window,
 )
@@ -34,6 +37,7 @@ from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import plan
 from pipelines.runtime.operations.plan import StatePlan
+from pipelines.runtime.operators import compatibility
 from pipelines.runtime.operators.compatibility import Verdict
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run.maintenance import savepoint
@@ -402,6 +406,15 @@ CHANGES = {
     "another backend": Change(
         ((R, "it was written by the backend 'rocksdb'"),), ALL, {"WEIR_STATE__BACKEND": "memory"}
     ),
+    "another where": Change(
+        (
+            (
+                C,
+                "its where was 'amount > 0', is 'amount > 5' from the next epoch on; what was made of earlier rows stays",
+            ),
+        ),
+        others(accounts(where="amount > 5")),
+    ),
     "a where of no column": Change(
         ((R, "The where of accounts names 'amuont', which is no column"),), others(accounts(where="amuont > 1"))
     ),
@@ -492,6 +505,64 @@ def _assert_planned_is_done(base: Site, change: Change, tmp_path: Path) -> None:
         go(site)
     first = next(finding for finding in decided.findings if finding.verdict.stops)
     assert first.what in str(refused.value) and (first.next or "") in str(refused.value)
+
+
+def made(*columns: str, where: str | None = None, ttl: str | None = None, counts: bool = False) -> tuple[Stage, ...]:
+    """A stage with columns of its own, and two that read it."""
+    doubled = select("doubled", landing(), *(columns or ("id", "at", "amount * 2 AS amount")))
+    about = aggregate("about", landing() if counts else doubled, key="id", values=agg.approx_distinct("amount"))
+    paired = join("paired", side(doubled, where=where), landing(), on="id", ttl=ttl)
+    return doubled, about, paired
+
+
+STAY = "from the next epoch on; what was made of earlier rows stays as it is"
+CHANGES_OF_MADE = {
+    "an expression": Change(
+        ((C, f"its select had 'amount * 2 AS amount', has 'amount * 3 AS amount' {STAY}"),),
+        made("id", "at", "amount * 3 AS amount"),
+    ),
+    "a column more": Change(
+        ((C, f"its select has 'amount AS whole' besides {STAY}"), (M, "left: field row")),
+        made("id", "at", "amount * 2 AS amount", "amount AS whole"),
+    ),
+    "a where of one side": Change(
+        ((C, f"of the stage doubled its where was none, is 'amount > 3' {STAY}"),), made(where="amount > 3")
+    ),
+    "another input": Change(
+        ((C, "it read the stage doubled, and reads the source landing from the next epoch on"),), made(counts=True)
+    ),
+    "a ttl of a join": Change(
+        ((C, "rows were kept for ever, are for 1 d: those that are there keep the time that they had"),), made(ttl="1d")
+    ),
+    "values of a sketch": Change(
+        ((R, "the values that values counts were int64, are string"),),
+        made("id", "at", "CAST(amount AS STRING) AS amount")[:2],
+        pipeline={"retired": ("paired",)},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def made_base(tmp_path_factory) -> Site:
+    site = Site(tmp_path_factory.mktemp("made") / "base", {}, Pipeline("made", made(), max_parallelism=8), __name__)
+    deliver(site, 1)
+    go(site)
+    return site
+
+
+@pytest.mark.parametrize("name", list(CHANGES_OF_MADE))
+def test_what_is_planned_of_columns_and_inputs_is_what_a_run_does(made_base, tmp_path, name):
+    _assert_planned_is_done(made_base, CHANGES_OF_MADE[name], tmp_path)
+
+
+def test_nothing_is_said_of_what_an_earlier_release_did_not_record(made_base, tmp_path, monkeypatch):
+    site = replace(
+        made_base.copied_to(tmp_path / "site"), pipeline=replace(made_base.pipeline, stages=made(ttl="1d", counts=True))
+    )
+    recorded = compatibility.stats_of
+    for module in (compatibility, plan):
+        monkeypatch.setattr(module, "stats_of", lambda *of: recorded(*of).updated(inputs=None, sql=None, sketched={}))
+    assert {finding.what for finding in plan_of(site).findings} == {"its state is used as it is"}
 
 
 def test_on_timer_may_go_once_no_timer_is_set_and_none_is_used(kept_base, tmp_path):

@@ -23,13 +23,13 @@ SIDE = "__weir_side"
 
 def name_of(stage: Stage, side: int) -> str:
     """An input of a stage, for people."""
-    input = stage.sides[side].input
+    input = stage.lanes[side].input
     return f"the source {input.name}" if isinstance(input, Source) else f"the stage {input.uid}"
 
 
 def inputs_of(stage: Stage) -> list[str]:
     """The inputs of a stage, as its checkpoint records which is which."""
-    outputs = ["" if lane.from_output == MAIN else f", output {lane.from_output}" for lane in stage.sides]
+    outputs = ["" if lane.from_output == MAIN else f", output {lane.from_output}" for lane in stage.lanes]
     return [f"{name_of(stage, side)}{output}" for side, output in enumerate(outputs)]
 
 
