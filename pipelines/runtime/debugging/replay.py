@@ -23,7 +23,7 @@ from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.debugging.phases import Phases, Saying, silent
 from pipelines.runtime.debugging.recording import Recording
-from pipelines.runtime.definition import FileSource, Pipeline, Stage, sources_of
+from pipelines.runtime.definition import FileSource, Pipeline, Stage, keeps_event_time, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_job import applied_alone, bases
 from pipelines.runtime.epoch.steps import figures_of
@@ -269,6 +269,8 @@ class EpochReplay:
         is_alike = all(lane.key == upstream.key and lane.transform is None and not lane.columns for lane in lanes)
         if not upstream.key or upstream.function is not None or not is_alike:
             return False
+        if any(lane.transform is not None or not keeps_event_time(lane) for lane in _lanes_of_sources(upstream)):
+            return False  # another time may be in place of the source's: all subtasks tell then how far it is
         timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]
         slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time
         return all(planned is None or not planned.rows or planned.newest is not None for planned in slices)
@@ -460,6 +462,15 @@ class _NoSinks(Sinks):
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Any rows do."""
+
+
+def _lanes_of_sources(stage: Stage) -> Iterator[Stage]:
+    """The stages, itself among them, by which rows of sources come to one; of several inputs, each alone."""
+    for lane in stage.lanes:
+        if isinstance(lane.input, Stage):
+            yield from _lanes_of_sources(lane.input)
+        else:
+            yield lane
 
 
 def _spark(settings: Settings) -> SparkExecutor:

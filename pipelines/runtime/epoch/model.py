@@ -286,6 +286,7 @@ class InFlightEpoch:
         applied: By stage, which epoch it was at.
         forgotten: By stage, what a TTL has let expire by then.
         sides: By stage with several inputs, where their event time stands with this epoch's.
+        made_times: By stage, which of its inputs come with another time in place of their source's event time.
         watermarks: By stage, where event time stands after it.
         clocks: The same of stages whose time is processing time.
         joined: By stage, the version of a table that its rows were joined with.
@@ -319,6 +320,7 @@ class InFlightEpoch:
     applied: dict[str, Applied] = field(default_factory=dict)
     forgotten: dict[str, Forgotten | None] = field(default_factory=dict)
     sides: dict[str, SidesTime] = field(default_factory=dict)
+    made_times: dict[str, frozenset[int]] = field(default_factory=dict)
     joined: dict[str, Version] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipelines.runtime.definition import Source, Stage
+from pipelines.runtime.definition import Source, Stage, keeps_event_time
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, work
 from pipelines.runtime.epoch.model import InFlightEpoch, StageProgress
 from pipelines.runtime.epoch.stage_shapes import source_schema
@@ -33,7 +33,7 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
     """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stages upstream have
     acked."""
     if stage.sides:
-        return _plan_sides(epoch, stage, progress)
+        return _plan_sides(context, epoch, stage, progress)
     if isinstance(stage.input, Source):
         planned = epoch.plan.slices.get(stage.input.name)
         newest = planned.newest if planned else None
@@ -48,13 +48,16 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
     return work(joined(progress.waiting, more), progress.pace)
 
 
-def _plan_sides(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
+def _plan_sides(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
     """The same for a stage with several inputs: it leaves no rows, nor do those before it (`Pipeline.must_finish`)."""
     arriving: list[int | None] = []
-    for input in stage.inputs:
+    for side, input in enumerate(stage.inputs):
         if isinstance(input, Source):
             planned = epoch.plan.slices.get(input.name)
-            arriving.append(planned.newest if planned else None)
+            made = context.made_times.get(stage.uid)
+            # As long as nobody has looked at the columns that SQL or a transform makes, their rows alone tell.
+            is_made = _may_make_time(stage.sides[side]) if made is None else side in made
+            arriving.append(planned.newest if planned and not is_made else None)
             continue
         at = epoch.applied.get(input.uid)
         arriving.append(at.watermark if at is not None else None)
@@ -158,20 +161,36 @@ def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
 
 def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
     """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream; of
-    windows by processing time, from the clock of the epoch that it applies."""
+    windows by processing time, from the clock of the epoch that it applies. Where another time is in place of the
+    source's event time, the rows tell it."""
     first = epoch.work[stage.uid].first
     arriving = to_micros(first.now) if first and stage.by_clock else first.arriving if first else None
+    if not stage.sides and makes_time(epoch, stage):
+        arriving = None
     return watermarks.before_job(stage, progress.watermark, arriving)
+
+
+def _may_make_time(lane: Stage) -> bool:
+    return lane.transform is not None or not keeps_event_time(lane)
+
+
+def makes_time(epoch: InFlightEpoch, stage: Stage, side: int = 0) -> bool:
+    """Whether an input of a stage comes with another time in place of its source's event time."""
+    return not stage.by_clock and side in epoch.made_times.get(stage.uid, ())
 
 
 def watermark_of_sides(
     epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]
 ) -> tuple[int | None, SidesTime]:
-    """The watermark of a stage with several inputs after its job: files without statistics tell only now what their
-    newest event time is."""
+    """The watermark of a stage with several inputs after its job: files without statistics, and what has another event
+    time than its source, tell only now what their newest is."""
     now, inputs = to_micros(epoch.now), epoch.sides[stage.uid]
     if any(ack.newest_by_side for ack in acks):
-        seen = zip(*(ack.newest_by_side for ack in acks if ack.newest_by_side), strict=True)
-        newest = [max((time for time in times if time is not None), default=None) for times in seen]
+        newest = []
+        for side, lane in enumerate(stage.sides):
+            planned = epoch.plan.slices.get(lane.input.name) if isinstance(lane.input, Source) else None
+            seen = [ack.newest_by_side[side] for ack in acks if ack.newest_by_side]
+            arriving = planned.newest if planned else None
+            newest.append(watermarks.newest_time(lane, arriving, seen, makes_time(epoch, stage, side)))
         epoch.sides[stage.uid] = inputs = inputs.after(newest, {}, now)
     return watermarks.before_job(stage, watermark, inputs.least(stage, now)), inputs

@@ -19,6 +19,7 @@ from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress,
 from pipelines.runtime.epoch.stage_input import (
     input_of,
     known_watermark,
+    makes_time,
     parts_of,
     plan,
     rows_offered,
@@ -127,6 +128,7 @@ def run_job(
         fixed = fixed_shapes(context, epoch, stage, rows, pinned)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
+    epoch.made_times[stage.uid] = context.made_times.get(stage.uid, frozenset())
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
     no_work = epoch.work[stage.uid].first is None or (rows is None and watermarks.acts_on_rows_alone(stage))
     if no_work and not full and not progress.rescaled:
@@ -361,7 +363,8 @@ def note_progress(
         if stage.sides:
             watermark, inputs = watermark_of_sides(epoch, stage, known, acks)
         if left is None:
-            after = watermarks.after_job(stage, watermark, done.first.arriving, acks, epoch.plan.drain)
+            made = not stage.sides and makes_time(epoch, stage)
+            after = watermarks.after_job(stage, watermark, done.first.arriving, acks, epoch.plan.drain, made)
             handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
         epoch.applied[stage.uid] = Applied(
             done.first.epoch, done.first.now, left is None, handed_on, done.first.lookups

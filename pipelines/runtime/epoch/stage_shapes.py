@@ -14,7 +14,7 @@ from pipelines.runtime.epoch.model import InFlightEpoch
 from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.gates import quarantine
-from pipelines.runtime.operators import Shapes, shapes
+from pipelines.runtime.operators import Shapes, shapes, watermarks
 from pipelines.runtime.operators.base import check_storable, refuse_same_names
 from pipelines.runtime.operators.compatibility import fit
 from pipelines.runtime.operators.joins import sides
@@ -58,6 +58,8 @@ def fixed_shapes(
         return None
     direct_read.check_where(stage, raw, context.settings.spark.conf)
     schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
+    context.made_times[stage.uid] = watermarks.made_times(stage, [schema])
+    schema = schema.remove_metadata()
     fixed = shapes_of(stage if pinned is None else stage.pinned(pinned), schema, raw)
     return _fixed(context, stage, fixed, (raw, *looked_up), schema)
 
@@ -86,7 +88,8 @@ def shapes_of_sides(
         part = parts.get(side)
         direct_read.check_where(lane, columns, context.settings.spark.conf)
         seen.append(context.executor.columns(lane, columns, "what was read before" if part is None else part.where))
-    schema = sides.wide(stage, seen)
+    context.made_times[stage.uid] = watermarks.made_times(stage, seen)
+    schema = sides.wide(stage, [columns.remove_metadata() for columns in seen])
     read = [columns for columns in raw if columns is not None]
     return _fixed(context, stage, shapes_of(stage, schema, *read), tuple(raw), schema)
 

@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time, sources_of
 from state_ops.checkpoints.checkpoint import Ack
 
+MADE_TIME = b"weir.made_time"
+"""In the metadata of columns that an executor tells: a transform has put another column in place of the event time."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment after it, before which state is read
 
 
@@ -53,19 +57,54 @@ def acts_on_rows_alone(stage: Stage) -> bool:
 
 
 def after_job(
-    stage: Stage, watermark: int | None, arriving: int | None, acks: Sequence[Ack], drain: bool
+    stage: Stage, watermark: int | None, arriving: int | None, acks: Sequence[Ack], drain: bool, made: bool = False
 ) -> int | None:
-    """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
-    seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
-    reads_files = isinstance(stage.input, FileSource) and not stage.sides and not stage.by_clock
-    # SQL may have made another column of the event time: better is then what the files have told of it.
-    if reads_files and seen and (keeps_event_time(stage) or arriving is None):
-        watermark = before_job(stage, watermark, max(seen))
+    """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw.
+
+    Args:
+        made: As in `newest_time`.
+    """
+    if not stage.sides and not stage.by_clock:
+        newest = newest_time(stage, arriving, [ack.max_event_time for ack in acks], made)
+        watermark = before_job(stage, watermark, newest)
     if drain:
         # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
         closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
         watermark = max([*closed, *([watermark] if watermark is not None else [])], default=None)
     return watermark
+
+
+def newest_time(lane: Stage, arriving: int | None, seen: Sequence[int | None], made: bool) -> int | None:
+    """How far event time is in an input of a stage, as far as its rows tell. None: they tell nothing more.
+
+    Args:
+        arriving: As far as its source tells.
+        seen: The newest times that subtasks saw in it.
+        made: SQL or a transform has put another time in place of the source's event time. Then it goes by what the rows
+            say, but no further than the source: the stages behind may go by a column with its time.
+    """
+    newest = max((time for time in seen if time is not None), default=None)
+    is_files = isinstance(lane.input, FileSource)
+    if newest is None or (arriving is None and not is_files):
+        return None
+    if made:
+        return newest if arriving is None else min(newest, arriving)
+    return newest if is_files and (arriving is None or keeps_event_time(lane)) else None
+
+
+def made_times(stage: Stage, seen: Sequence[pa.Schema]) -> frozenset[int]:
+    """The numbers of a stage's inputs in whose rows another time is in place of their source's event time.
+
+    Args:
+        seen: By input, the columns that its SQL or its transform leaves, as the executor tells them.
+    """
+    return frozenset(
+        side
+        for side, (lane, columns) in enumerate(zip(stage.lanes, seen, strict=True))
+        if (name := getattr(lane.input, "event_time", None)) in columns.names
+        and (pa.types.is_timestamp(columns.field(name).type) or pa.types.is_date(columns.field(name).type))
+        and (not keeps_event_time(lane) or MADE_TIME in (columns.metadata or {}))
+    )
 
 
 @dataclass(frozen=True, slots=True)

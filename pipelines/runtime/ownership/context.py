@@ -34,6 +34,7 @@ class RunContext:
         shapes: The stages' schemas, found once.
         inputs: The columns that they see.
         reads: Those before their transform.
+        made_times: By number, those of their inputs in which another time is in place of their source's event time.
         head: The newest confirmed checkpoint, as the coordinator knows it.
         watcher: What this process knows of running restores.
         sinks: As this process reaches them.
@@ -62,6 +63,7 @@ class RunContext:
     shapes: dict[str, Shapes] = field(default_factory=dict)
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
     reads: dict[str, tuple[pa.Schema | None, ...]] = field(default_factory=dict)
+    made_times: dict[str, frozenset[int]] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
     held: bool = False

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from polars.exceptions import PanicException
 
-from pipelines.runtime.definition import POSITIONS, Epoch, FileSource, Stage
+from pipelines.runtime.definition import POSITIONS, Epoch, FileSource, Source, Stage
 from pipelines.runtime.definition.made_columns import before
 from pipelines.runtime.operators import (
     FunctionOperator,
@@ -488,7 +488,8 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
 def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> None:
     counters.newest_by_side = counters.newest_by_side or [None] * len(stage.sides)
     for side, lane in enumerate(stage.sides):
-        name = lane.input.event_time if isinstance(lane.input, FileSource) else None
+        tells = isinstance(lane.input, FileSource) or lane.transform is not None or lane.columns
+        name = lane.input.event_time if tells and isinstance(lane.input, Source) else None
         column = None if name is None else sides.names_in_table(stage, side)(name)
         if column is not None and column in rows.column_names:
             newest = event_time_of(sides.narrowed(stage, side, rows), column)

@@ -35,6 +35,7 @@ from pipelines.runtime.execution.spark.spark_task import (
     with_blocks,
     with_rows,
 )
+from pipelines.runtime.operators.watermarks import MADE_TIME
 from pipelines.runtime.sources.landing import literal
 from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task import run_task
@@ -93,7 +94,10 @@ class SparkExecutor:
         session = self.session
         with _translated(stage, self._settings.spark.master):
             empty = session.createDataFrame([], spark_plan.spark_schema(schema, where))
-            return spark_plan.schema_of(spark_plan.prepared(stage, empty), stage)
+            seen = spark_plan.prepared(stage, empty)
+            columns, name = spark_plan.schema_of(seen, stage), getattr(stage.input, "event_time", None)
+            makes_time = stage.transform is not None and name is not None and not spark_plan.same(empty, seen, name)
+            return columns.with_metadata({MADE_TIME: b""}) if makes_time else columns
 
     def seen(self, stage: Stage, rows: Landed | Channel) -> pa.Table:
         """The rows as the stage's function sees them, brought into this process."""

@@ -79,6 +79,16 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
     return rows
 
 
+def same(given: DataFrame, made: DataFrame, name: str) -> bool:
+    """Whether a column is the very one of the rows that a plan begins with, as far as Spark tells: Connect does not."""
+
+    def ids(rows: DataFrame) -> list[int]:
+        plan = rows._jdf.queryExecution().analyzed()
+        return [column.exprId().id() for column in _items(plan.output()) if column.name() == name]
+
+    return hasattr(given, "_jdf") and ids(given) == ids(made)
+
+
 def unresolved(stage: Stage, error: Exception) -> PipelineError:
     """That Spark's analyser refuses the stage's plan, as it would each time.
 
