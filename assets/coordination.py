@@ -270,7 +270,8 @@ class Watcher:
         with showing(f"the sink {sink.name}"):
             head = tally.newest.checkpoint if tally.newest is not None else None
             written = tally.versions.get(sink.name)
-            now, version = metadata.of_sink_now(self._pipeline, head, stage, sink, storage, written)
+            columns = tally.newest.columns if tally.newest is not None else None
+            now, version = metadata.of_sink_now(self._pipeline, head, stage, sink, storage, written, columns)
             shown = metadata.of_sink_run(tally, stage, sink, seconds) | now
             tags = {} if version is None else {DATA_VERSION: version}
         return dg.AssetMaterialization(table_key(self._pipeline, sink.name), metadata=shown, tags=tags)

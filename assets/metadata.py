@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from assets.names import input_key, lookup_key, stage_key, table_key
 from pipelines.runtime.connectors.delta_sink import descriptions
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import MAIN, FileSource, Join, Pipeline, Source, Stage
+from pipelines.runtime.definition.made_columns import made_of, read_by
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.positions import Arrivals
@@ -220,8 +220,7 @@ def of_source_read(tally: Tally, name: str, observed: Mapping[str, Any]) -> dict
     row = tally.newest.checkpoint
     shown: dict[str, Any] = {"checkpoint": int(row.id), **observed}
     if row.inputs.get(name):
-        columns = [dg.TableColumn(column.name, str(column.type)) for column in schema_from_json(row.inputs[name])]
-        shown["dagster/column_schema"] = dg.TableSchema(columns)
+        shown["dagster/column_schema"] = _schema_of(schema_from_json(row.inputs[name]), {})
     return shown
 
 
@@ -271,10 +270,10 @@ def of_run(tally: Tally) -> dict[str, Any]:
 
 
 def of_stage_run(pipeline: Pipeline, tally: Tally, stage: Stage, storage: Storage) -> dict[str, Any]:
-    """A whole run, on a stage's asset. The columns are those that its table has now."""
+    """A whole run, on a stage's asset. The columns are those that its table has now, or those that it hands on."""
     if tally.newest is None:
         return dict(NOTHING_TO_DO)
-    return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest.checkpoint, storage)
+    return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest, storage)
 
 
 def of_sink_now(
@@ -284,11 +283,13 @@ def of_sink_now(
     sink: Sink,
     storage: Storage,
     delta_version: int | None = None,
+    columns: Mapping[str, Mapping[str, pa.Schema]] | None = None,
 ) -> tuple[dict[str, Any], str | None]:
     """What a sink has at a checkpoint.
 
     Args:
         delta_version: Of its table; None: the newest. A later epoch may have written to it by now.
+        columns: As in `EpochReport`; None: tables alone tell those of stages before.
 
     Returns:
         The metadata, and the version of the data: the same for the same rows. Of a table that is the digest of its
@@ -312,7 +313,9 @@ def of_sink_now(
         "dagster/column_schema": _schema(handle, _descriptions(stage, sink)),
     }
     if head is not None:
-        shown["dagster/column_lineage"] = dg.TableColumnLineage(_origins(pipeline, head, stage, sink, names, storage))
+        shown["dagster/column_lineage"] = dg.TableColumnLineage(
+            _origins(stage, sink, names, _Before(pipeline, head, storage, columns or {}))
+        )
     return shown, hashlib.sha256("\n".join(sorted(files.column("path").to_pylist())).encode()).hexdigest()[:16]
 
 
@@ -342,38 +345,63 @@ def of_sink_run(tally: Tally, stage: Stage, sink: Sink, seconds: float) -> dict[
     return shown
 
 
-def _origins(
-    pipeline: Pipeline, head: Checkpoint, stage: Stage, sink: Sink, names: Sequence[str], storage: Storage
-) -> dict[str, list[dg.TableColumnDep]]:
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Where columns of what stages read are told: by an epoch that has come to its end, and by tables.
+
+    Attributes:
+        handed_out: As `EpochReport.columns`.
+    """
+
+    pipeline: Pipeline
+    head: Checkpoint
+    storage: Storage
+    handed_out: Mapping[str, Mapping[str, pa.Schema]]
+
+    def columns(self, lane: Stage) -> list[str]:
+        """The columns of a stage's input; none where nothing tells them."""
+        if isinstance(lane.input, Source):
+            recorded = self.head.inputs.get(lane.input.name)
+            return list(schema_from_json(recorded).names) if recorded else []
+        told = self.handed_out.get(lane.input.uid, {}).get(lane.from_output)
+        if told is not None:
+            return list(told.names)
+        handle = _open_sink(self.pipeline, lane.input, self.storage, lane.from_output)
+        return [column.name for column in handle.schema().fields] if handle is not None else []
+
+
+def _origins(stage: Stage, sink: Sink, names: Sequence[str], before: _Before) -> dict[str, list[dg.TableColumnDep]]:
     """By column of a table, what it is made from: of the main output the stage's own columns; of others columns of the
     stage's inputs with the same name, as the stage has none for them. names: of the table's columns."""
+    pipeline = before.pipeline
     if sink == stage.sink:
         return {name: [dg.TableColumnDep(stage_key(pipeline, stage.uid), name)] for name in names}
-    inputs = [(_read_from(pipeline, lane), _input_columns(pipeline, lane, head, storage)) for lane in stage.lanes]
+    inputs = [(_read_from(pipeline, lane), before.columns(lane)) for lane in stage.lanes]
     deps = {
         name: [dg.TableColumnDep(asset, name) for asset, columns in inputs if name in columns][:1] for name in names
     }
     return {name: dep for name, dep in deps.items() if dep}
 
 
-def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> dict[str, Any]:
-    handle = _open_sink(pipeline, stage, storage)
-    if handle is None:
+def _columns(pipeline: Pipeline, stage: Stage, report: EpochReport, storage: Storage) -> dict[str, Any]:
+    handle, told = _open_sink(pipeline, stage, storage), report.columns.get(stage.uid, {}).get(MAIN)
+    if handle is None and told is None:
         return {}
-    names = [column.name for column in handle.schema().fields]
-    inputs = [_input_columns(pipeline, lane, head, storage) for lane in stage.lanes]
+    texts = _descriptions(stage, stage.sink)
+    schema = _schema(handle, texts) if handle is not None else _schema_of(told, texts)
+    names = [column.name for column in schema.columns]
+    before = _Before(pipeline, report.checkpoint, storage, report.columns)
     upstream = [_read_from(pipeline, lane) for lane in stage.lanes]
     if stage.lookup is not None:
         upstream.append(lookup_key(pipeline, stage.lookup))
     deps = {
         name: [dg.TableColumnDep(upstream[side], column) for side, column in columns]
-        for name, columns in lineage(stage, names, inputs).items()
+        for name, columns in lineage(stage, names, [before.columns(lane) for lane in stage.lanes]).items()
     }
-    texts = _descriptions(stage, stage.sink) if stage.sink is not None else {}
-    return {"dagster/column_schema": _schema(handle, texts), "dagster/column_lineage": dg.TableColumnLineage(deps)}
+    return {"dagster/column_schema": schema, "dagster/column_lineage": dg.TableColumnLineage(deps)}
 
 
-def _descriptions(stage: Stage, sink: Sink) -> dict[str, str]:
+def _descriptions(stage: Stage, sink: Sink | None) -> dict[str, str]:
     """By column of a table, what it is: as its author says, and of a window or an aggregate how it is made."""
     texts: dict[str, str] = {}
     operator = stage.window or stage.aggregation
@@ -382,7 +410,7 @@ def _descriptions(stage: Stage, sink: Sink) -> dict[str, str]:
     if stage.window is not None and sink == stage.sink:
         texts["window_start"] = "When the window begins."
         texts["window_end"] = "When it ends; rows of that moment are not in it."
-    return texts | descriptions(sink)
+    return texts | (descriptions(sink) if sink is not None else {})
 
 
 def _in_words(agg: Agg) -> str:
@@ -401,7 +429,7 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
         inputs: The columns of each input.
     """
     lanes = stage.lanes
-    behind = [_columns_behind(lane, of) for lane, of in zip(lanes, inputs, strict=False)]  # a table has no lane
+    behind = [made_of(lane.columns, of) for lane, of in zip(lanes, inputs, strict=False)]  # a table has no lane
     seen = [*map(list, behind), *inputs[len(behind) :]]
     of_input: dict[str, list[tuple[int, str]]] = {}
     for name, read in _lineage_of_seen(stage, columns, seen).items():
@@ -425,8 +453,8 @@ def _lineage_of_seen(
     if stage.join is not None:
         return _lineage_of_join(stage, stage.join, columns, inputs)
     if stage.lookup is not None:
-        suffix = stage.lookup.suffix
-        return {name: [(0, name) if name in inputs[0] else (1, name.removesuffix(suffix))] for name in columns}
+        taken = {name + stage.lookup.suffix: name for name in inputs[0]}
+        return {name: [(0, name) if name in inputs[0] else (1, taken.get(name, name))] for name in columns}
     if stage.sides:
         return {name: [(side, name) for side in range(len(stage.sides)) if name in inputs[side]] for name in columns}
     origins: dict[str, list[str]] = {name: [name] for name in columns if name in inputs[0]}
@@ -436,27 +464,10 @@ def _lineage_of_seen(
         if stage.window is not None and stage.window.on is not None:
             origins |= {name: [stage.window.on] for name in ("window_start", "window_end")}
         for name, agg in operator.aggregates:
-            origins[name] = list(dict.fromkeys([*agg.columns, *(read for read in inputs[0] if read in agg.names)]))
+            origins[name] = list(dict.fromkeys([*agg.columns, *read_by(agg.where or "", inputs[0])]))
     if stage.top_n is not None and stage.top_n.rank is not None:
         origins[stage.top_n.rank] = [name for name, _ in stage.top_n.by]
     return {name: [(0, seen) for seen in read] for name, read in origins.items()}
-
-
-def _columns_behind(lane: Stage, input: Sequence[str]) -> dict[str, list[str]]:
-    """By column that an operator sees of one input, the input's columns whose names stand in the SQL that makes it."""
-    if not lane.columns:
-        return {column: [column] for column in input}
-    origins: dict[str, list[str]] = {}
-    for sql in lane.columns:
-        _, named, name = sql.rpartition(" AS ") if " AS " in sql else sql.rpartition(" as ")
-        code = re.sub(r"'(?:[^'\\]|\\.)*'", "", sql.removesuffix(name) if named else sql)
-        words = {word.strip("`") for word in re.findall(r"`[^`]+`|\w+", code)}
-        read = [column for column in input if column in words]
-        if sql.lstrip().startswith("*"):
-            origins |= {column: [column] for column in input if column not in words}  # "* EXCEPT (...)" names others
-        elif read:
-            origins[name.strip("` ") if named else read[0]] = read
-    return origins
 
 
 def _lineage_of_join(
@@ -482,14 +493,6 @@ def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
         if sink is not None:
             return table_key(pipeline, sink.name)
     return input_key(pipeline, lane.input)
-
-
-def _input_columns(pipeline: Pipeline, lane: Stage, head: Checkpoint, storage: Storage) -> list[str]:
-    if isinstance(lane.input, Source):
-        recorded = head.inputs.get(lane.input.name)
-        return list(schema_from_json(recorded).names) if recorded else []
-    handle = _open_sink(pipeline, lane.input, storage, lane.from_output)
-    return [column.name for column in handle.schema().fields] if handle is not None else []
 
 
 def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage, output: str = MAIN) -> DeltaTable | None:
@@ -519,6 +522,13 @@ def _schema(handle: DeltaTable, texts: Mapping[str, str]) -> dg.TableSchema:
             )
             for column in handle.schema().fields
         ]
+    )
+
+
+def _schema_of(columns: pa.Schema, texts: Mapping[str, str]) -> dg.TableSchema:
+    """The columns that a stage hands on to others alone."""
+    return dg.TableSchema(
+        [dg.TableColumn(column.name, str(column.type), description=texts.get(column.name)) for column in columns]
     )
 
 

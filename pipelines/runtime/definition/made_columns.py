@@ -1,14 +1,23 @@
-"""Which columns that a stage's SQL makes are columns of its input as they are, under their own or another name."""
+"""What a stage's SQL says of columns: which of its input's each column that it makes is made of, and which are columns
+of its input as they are, under their own or another name.
+
+It is read by its words, since Spark's SQL has more than Weir evaluates by itself: a column of the input is read where
+its name stands, unless that is a function's, a type's, a field's of a struct, or in a text or a comment.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-_PLAIN = re.compile(r"\s*(\w+|`[^`]+`)(?:\s+(?:as\s+)?(\w+|`[^`]+`))?\s*", re.IGNORECASE)
-_LAST = re.compile(r"(\w+|`[^`]+`)\s*\Z")
-_ALL = re.compile(r"\s*\*(.*)", re.DOTALL)
-_NAME = re.compile(r"\w+|`[^`]+`")
+_TOKEN = re.compile(
+    r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | --[^\n]* | /\*.*?\*/ | `(?:[^`]|``)*` | \d[\w.]* | \w+ | \S""",
+    re.VERBOSE | re.DOTALL,
+)
+_KEYWORDS = frozenset(
+    "and or not is in like ilike rlike regexp between div mod case when then else end null true false distinct from"  # noqa: SIM905
+    " escape interval as except".split()
+)
 
 
 def before(columns: Sequence[str], name: str) -> str | None:
@@ -19,11 +28,10 @@ def before(columns: Sequence[str], name: str) -> str | None:
     """
     computed = False
     for sql in columns:
-        if plain := _PLAIN.fullmatch(sql):
-            if _bare(plain[2] or plain[1]) == name:
-                return _bare(plain[1])
-        elif last := _LAST.search(sql):
-            computed |= _bare(last[1]) == name
+        value, made = _named(sql)
+        if made == name and len(value) == 1 and _is_name(value[0]):
+            return _bare(value[0])
+        computed |= made == name
     return name if not columns or (has_all(columns) and not computed) else None
 
 
@@ -34,14 +42,13 @@ def keeps(columns: Sequence[str], name: str) -> bool:
 
 def seen_as(columns: Sequence[str], name: str) -> str | None:
     """What a column of a stage's input is called where the stage sees it as it is; None where it does not."""
-    plain = [match for sql in columns if (match := _PLAIN.fullmatch(sql))]
-    names = [name, *(_bare(match[2] or match[1]) for match in plain if _bare(match[1]) == name)]
-    return next((seen for seen in names if before(columns, seen) == name), None)
+    renamed = [made for value, made in map(_named, columns) if made is not None and [*map(_bare, value)] == [name]]
+    return next((seen for seen in [name, *renamed] if before(columns, seen) == name), None)
 
 
 def has_all(columns: Sequence[str]) -> bool:
     """Whether SQL asks for all columns of the input, perhaps but for some."""
-    return any(_left_out(sql) is not None for sql in columns)
+    return any(_tokens(sql)[:1] == ["*"] for sql in columns)
 
 
 def has(columns: Sequence[str], name: str) -> bool:
@@ -50,17 +57,71 @@ def has(columns: Sequence[str], name: str) -> bool:
 
 
 def _has(sql: str, name: str) -> bool:
-    left_out, last = _left_out(sql), _LAST.search(sql)
-    if left_out is not None:
-        return name.lower() not in left_out
-    return last is not None and _bare(last[1]).lower() == name.lower()
+    value, made = _named(sql)
+    if value[:1] == ["*"]:
+        return not _read(value, [name])  # "* EXCEPT (...)" names the others
+    return made is not None and made.lower() == name.lower()
 
 
-def _left_out(sql: str) -> list[str] | None:
-    """In small letters, the columns of the input that `*` leaves out; None of other SQL."""
-    every = _ALL.fullmatch(sql)
-    return None if every is None else [_bare(name).lower() for name in _NAME.findall(every[1])[1:]]
+def made_of(columns: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
+    """By column that a stage sees, the columns of its input that it is made of.
+
+    Args:
+        given: The columns of its input.
+    """
+    if not columns:
+        return {name: [name] for name in given}
+    origins: dict[str, list[str]] = {}
+    for sql in columns:
+        value, made = _named(sql)
+        named = _read(value, given)
+        if value[:1] == ["*"]:
+            origins |= {name: [name] for name in given if name not in named}
+        elif made is not None:
+            origins[made] = named
+    return origins
 
 
-def _bare(name: str) -> str:
-    return name.strip("`")
+def read_by(sql: str, given: Sequence[str]) -> list[str]:
+    """The columns of a stage's input that a condition reads. given: all that there are."""
+    return _read(_tokens(sql), given)
+
+
+def _named(sql: str) -> tuple[list[str], str | None]:
+    """The tokens of a column's value, and its name; None: Spark makes one of the value."""
+    tokens = _tokens(sql)
+    if len(tokens) > 1 and _is_name(tokens[-1]):
+        ahead = tokens[-2]
+        if ahead.lower() == "as":
+            return tokens[:-2], _bare(tokens[-1])
+        if ahead == ")" or ahead[0] in "'\"" or _is_name(ahead) or ahead[0].isdigit():
+            return tokens[:-1], _bare(tokens[-1])
+    of_field = len(tokens) > 2 and tokens[-2] == "."
+    is_path = tokens and all(map(_is_name, tokens[::2])) and all(token == "." for token in tokens[1::2])
+    return tokens, _bare(tokens[-1]) if is_path and (of_field or len(tokens) == 1) else None
+
+
+def _read(tokens: Sequence[str], given: Sequence[str]) -> list[str]:
+    names = {
+        _bare(token).lower()
+        for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)
+        if _is_name(token)
+        and before != "."
+        and before.lower() != "as"
+        and not before[:1].isdigit()
+        and (token[0] == "`" or after[:1] not in ("(", "'", '"'))  # a function, a typed literal
+    }
+    return [name for name in given if name.lower() in names]
+
+
+def _tokens(sql: str) -> list[str]:
+    return [token for token in _TOKEN.findall(sql) if not token.startswith(("--", "/*"))]
+
+
+def _is_name(token: str) -> bool:
+    """Whether a token may name a column: a word that is none of SQL's own, or one in backquotes."""
+    return token[0] == "`" or ((token[0].isalpha() or token[0] == "_") and token.lower() not in _KEYWORDS)
+
+
+def _bare(token: str) -> str:
+    return token[1:-1].replace("``", "`") if token[0] == "`" else token

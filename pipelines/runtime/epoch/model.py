@@ -190,6 +190,7 @@ class EpochReport:
     Attributes:
         ms: Milliseconds by phase.
         backlog: As `EpochPlan` has it.
+        columns: By stage and output, the columns of what it hands out, as far as they are known.
     """
 
     checkpoint: Checkpoint
@@ -198,6 +199,7 @@ class EpochReport:
     publications: tuple[Publication, ...] = ()
     pruned: tuple[CheckpointId, ...] = ()
     backlog: Mapping[str, int] | None = None
+    columns: Mapping[str, Mapping[str, pa.Schema]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

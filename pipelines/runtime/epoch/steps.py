@@ -189,7 +189,8 @@ def finish(
     for request in epoch.plan.requests:
         as_owner(context, partial(_answer, context, checkpoint, request))
     record_ms(ms, "prune", clock)
-    return EpochReport(checkpoint, tuple(epoch.verdicts), ms, publications, pruned, epoch.plan.backlog)
+    columns = {uid: shapes.outputs for uid, shapes in epoch.shapes.items()}
+    return EpochReport(checkpoint, tuple(epoch.verdicts), ms, publications, pruned, epoch.plan.backlog, columns)
 
 
 def keep_up(context: RunContext) -> None:

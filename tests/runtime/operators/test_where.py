@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pipelines.runtime.definition.made_columns import made_of
 from pipelines.runtime.operators.where import Fails, NoColumn, Refused, compiled, projected
 from state_ops.arrow import frames
 from tests.tools.sampling import sampled
@@ -272,6 +273,16 @@ def test_columns_that_are_made_have_sparks_types_and_values(frame, rows):
         field, expected = projection.schema.field(0), types.field(name)
         assert (field.type, field.nullable) == (expected.type, expected.nullable), sql
         assert pl.Series(values[name]).equals(pl.Series(projection.column(0)), null_equal=True), sql
+
+
+def test_what_the_words_of_sql_say_of_columns_is_what_the_grammar_says():
+    conditions = [f"{condition} AS p" for condition in listed(TAKEN)]
+    for sql in [*listed(PROJECTED), *conditions]:
+        projection = projected((sql,), SCHEMA)
+        (name,) = projection.of(SCHEMA.empty_table()).schema.names
+        read = sorted(projection.columns)
+        made = made_of((sql,), SCHEMA.names)
+        assert {name: sorted(of) for name, of in made.items()} == {name: read}, sql
 
 
 @pytest.mark.parametrize(
