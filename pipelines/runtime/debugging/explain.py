@@ -330,10 +330,10 @@ class _Facts:
         within = " within the window" if self._bounds() is not None else ""
         within = " and all its values" if self._output == LATE else within
         of = "of both sides " if self._stage.join is not None else ""
-        whole = "these are all" if not traced.unknown else "there may be more"
-        certainty = Certainty.INFERRED if self._stage.function is not None else Certainty.KNOWN
+        whole = "these are all" if traced.is_whole else "there may be more"
+        is_known = traced.is_whole and self._stage.function is None
         self._say(
-            certainty if not traced.unknown else Certainty.INFERRED,
+            Certainty.KNOWN if is_known else Certainty.INFERRED,
             f"{counted(rows, 'input row')} {of}with the key{within} {came}: {whole}",
         )
         for what in traced.unknown:

@@ -83,8 +83,9 @@ class Trace:
     Attributes:
         key: By column.
         contributions: Oldest first.
-        unknown: What may have contributed besides and is not known, in words; none: these are all.
+        unknown: What may have contributed besides, and where the rows came from, as far as that is not known, in words.
         before: By stage before it, the traces of the keys that its rows came from.
+        is_whole: No other row contributed, though it may not be known where these came from.
     """
 
     stage: str
@@ -92,6 +93,7 @@ class Trace:
     contributions: tuple[Contribution, ...]
     unknown: tuple[str, ...]
     before: tuple[Trace, ...] = ()
+    is_whole: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready but for values of rows."""
@@ -137,7 +139,7 @@ def trace(
             contributions.append(contribution)
     before, untraced = _before(playing, stage, contributions, key)
     named = dict(zip(stage.key, key, strict=True))
-    return Trace(stage.uid, named, tuple(contributions), (*unknown, *untraced), before)
+    return Trace(stage.uid, named, tuple(contributions), (*unknown, *untraced), before, is_whole=not unknown)
 
 
 def _epochs(playing: Playing, stage: Stage, key: Sequence[Any], epoch: int) -> tuple[list[int], list[str]]:
@@ -190,12 +192,15 @@ def _before(
         }
         lanes = _lanes_reading(stage, upstream)
         if given and not upstream.key and stage.key:
-            for key, columns in dict.fromkeys((lane.key, lane.columns) for lane in lanes):
-                earlier = _earlier(columns, dict(zip(key, values, strict=True)))
-                if len(earlier) < len(key):
-                    untraced.append(_computed(stage, upstream, key))
+            for lane in {(lane.key, lane.columns, lane.transform): lane for lane in lanes}.values():
+                earlier = _earlier(lane, dict(zip(lane.key, values, strict=True)))
+                if len(earlier) < len(lane.key):
+                    untraced.append(_computed(lane, upstream, lane.key))
                 else:
                     traces.append(_through(playing, upstream, earlier, list(given)))
+            continue
+        if given and upstream.key and (changing := next((lane for lane in lanes if lane.transform), None)):
+            untraced.append(_computed(changing, upstream, upstream.key))
             continue
         newest: dict[tuple[Any, ...], int] = {}
         for columns, (epoch, rows) in product(dict.fromkeys(lane.columns for lane in lanes), given.items()):
@@ -237,10 +242,11 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            for columns in dict.fromkeys(lane.columns for lane in _lanes_reading(stage, upstream)):
-                earlier = _earlier(columns, values)
+            lanes = _lanes_reading(stage, upstream)
+            for lane in {(lane.columns, lane.transform): lane for lane in lanes}.values():
+                earlier = _earlier(lane, values)
                 if len(earlier) < len(values):
-                    untraced.append(_computed(stage, upstream, values))
+                    untraced.append(_computed(lane, upstream, values))
                 else:
                     traces.append(_through(playing, upstream, earlier, of_stage))
         elif of_stage:
@@ -253,10 +259,14 @@ def _lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
     return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
 
 
-def _earlier(columns: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by the columns of a stage's input that they stand in, without those that its SQL computes."""
-    return {earlier: value for name, value in values.items() if (earlier := before(columns, name)) is not None}
+def _earlier(lane: Stage, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by the columns of a stage's input that they stand in, without those that its SQL computes; none where
+    a transform may have computed them."""
+    if lane.transform is not None:
+        return {}
+    return {earlier: value for name, value in values.items() if (earlier := before(lane.columns, name)) is not None}
 
 
-def _computed(stage: Stage, upstream: Stage, names: Iterable[str]) -> str:
-    return f"rows of {upstream.uid}: {stage.uid} makes {', '.join(names)} of other columns"
+def _computed(lane: Stage, upstream: Stage, names: Iterable[str]) -> str:
+    makes = "makes" if lane.transform is None else "has a transform, which may make"
+    return f"rows of {upstream.uid}: {lane.uid} {makes} {', '.join(names)} of other columns"

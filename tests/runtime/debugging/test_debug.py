@@ -33,6 +33,7 @@ from pipelines.api import (
     select,
     stage,
 )
+from pipelines.runtime.debugging.explain import explain
 from pipelines.runtime.debugging.played import stacked
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations import forks
@@ -478,6 +479,10 @@ def test_rows_of_all_subtasks_before_a_transform_that_changes_the_key_are_played
     bank.epochs(1, executor=SparkExecutor(bank.site.settings, "tests"))
     seen = debug(bank, 1, stage="letters", key="k", spark=True)
     assert seen.is_same and seen.after["n"].to_list() == [8]
+    explained = explain(bank.site.pipeline, bank.site.settings, "letters", "id = 'k'", spark=True)
+    unclear = "rows of sums: letters has a transform, which may make id of other columns"
+    assert (explained.trace.before, explained.trace.unknown) == ((), (unclear,))
+    assert "8 input rows with the key came in epoch 1: these are all" in [said.what for said in explained.statements]
 
 
 def test_columns_that_sql_makes_are_made_again_row_by_row(tmp_path):

@@ -198,6 +198,7 @@ def test_a_row_is_traced_through_the_columns_that_a_stage_makes_first(tmp_path, 
     places = [rows.select("_file", "_row").rows() for rows in traced]
     assert places == ([[("00001.parquet", 3)], [("00002.parquet", 3)]] if is_traced else [])
     assert bool(seen.trace.unknown) != is_traced
+    assert "2 input rows with the key came in the epochs 1, 2: these are all" in said(seen, Certainty.KNOWN)
 
 
 def test_what_is_known_of_a_row_is_said_although_its_key_cannot_be_followed(tmp_path, monkeypatch):
