@@ -46,6 +46,7 @@ from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
+from state_ops.snapshots import stage_upload
 
 FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
 _SECONDS = 3600.0
@@ -169,11 +170,14 @@ class Epochs:
 
     def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:
         """Let one stage apply its part of the epoch; returns what its next epoch builds on."""
-        before = self.progress[stage.uid].bases
-        after = applied_alone(self.context, in_flight, stage, self.progress[stage.uid])
-        no_job = {ack.subtask for ack in in_flight.acks[stage.uid] if ack.pending_upload is not None}
-        same = {subtask: base for subtask, base in before.items() if subtask in no_job and isinstance(base, Snapshot)}
-        return after.confirmed({**same, **snapshots_of(in_flight.pending.files(), stage.uid)})
+        before, uid = self.progress[stage.uid], stage.uid
+        after = applied_alone(self.context, in_flight, stage, before)
+        bases = {subtask: base for subtask, base in before.bases.items() if isinstance(base, Snapshot)}
+        acks = in_flight.acks[uid]  # of a stage that no job was run of, nobody has said yet that its files are the same
+        for ack in stage_upload.upload(self.context.storage, acks, bases, full=False, channels=bool, deadline=None):
+            in_flight.pending.record(ack)
+        in_flight.acks[uid] = in_flight.pending.acks_of(uid)
+        return after.confirmed(snapshots_of(in_flight.pending.files(), uid))
 
 
 class _NoSystems(Sinks):

@@ -233,8 +233,7 @@ def _reduced(
     where: str,
 ) -> pl.DataFrame:
     """sums: by aggregate, the column that it adds. rankings: by column to add, the columns that rows are ranked by."""
-    ranks = [_ranks(rows, ranking).alias(column) for column, ranking in rankings.items() if ranking]
-    rows = rows.with_columns(ranks)
+    rows = rows.with_columns(_all_ranks(rows, {column: ranking for column, ranking in rankings.items() if ranking}))
     # Polars adds decimals modulo 2**128. A float sum beside it tells how large the true sum is.
     decimals = {name: column for name, column in sums.items() if isinstance(rows.schema[column], pl.Decimal)}
     guards = [pl.col(column).cast(pl.Float64).sum().alias(_GUARD + name) for name, column in decimals.items()]
@@ -246,6 +245,41 @@ def _reduced(
         if (reduced[_GUARD + name].abs() * 10.0**scale >= _MOST_DIGITS).any():
             raise _too_large([name], f"decimal128(38, {scale})", where)
     return reduced.drop([_GUARD + name for name in decimals])
+
+
+def _all_ranks(rows: pl.DataFrame, rankings: Mapping[str, Sequence[str]]) -> list[pl.Series]:
+    """The ranks by each of several lists of columns, under their names. The aggregates of a stage have one order, and
+    each its own value as the last column, which counts among equals: what comes before is sorted once."""
+    orders: list[tuple[pl.DataFrame, pl.DataFrame, bool]] = []
+    ranks = []
+    for name, (*by, value) in rankings.items():
+        order = rows.select(pl.col(column).alias(str(at)) for at, column in enumerate(by))
+        known = next((of for of in orders if of[0].equals(order)), None)
+        if known is None:
+            known = (order, *_places(order))
+            orders.append(known)
+        _, places, are_unique = known
+        of_value = places.with_columns(rows[value].alias("value"))
+        if are_unique:
+            ranks.append(of_value.select(pl.when(pl.col("value").is_not_null()).then("place")).to_series().alias(name))
+        else:
+            ranks.append(_ranks(of_value, ["place", "value"]).alias(name))
+    return ranks
+
+
+def _places(rows: pl.DataFrame) -> tuple[pl.DataFrame, bool]:
+    """Each row's place in the order of all columns, null where one of them is null, in a column `place`; equal rows
+    share theirs. And whether no rows are equal."""
+    order = rows.select(pl.arg_sort_by(rows.columns)).to_series()
+    ascending = rows[order]
+    differs = ascending.head(-1).select(
+        pl.any_horizontal(pl.col(name).ne_missing(ascending[name].tail(-1)) for name in rows.columns)
+    )
+    steps = differs.to_series().to_numpy() if len(rows) > 1 else np.empty(0, np.bool_)
+    places = np.zeros(len(rows), np.uint32)
+    places[order.to_numpy()[1:]] = np.cumsum(steps, dtype=np.uint32)
+    complete = rows.select(pl.all_horizontal(pl.all().is_not_null())).to_series()
+    return pl.select(pl.when(complete).then(pl.Series(places)).alias("place")), bool(steps.all())
 
 
 def _ranks(rows: pl.DataFrame, by: Sequence[str]) -> pl.Series:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import polars as pl
 import pytest
 
@@ -22,3 +24,34 @@ def test_partials_are_full_by_their_number_and_by_their_size(monkeypatch, number
     assert gathered.full is full
     taken = gathered.take()
     assert sorted(taken["k"]) == list(range(number)) and not gathered.full
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_of_several_values_in_one_order_are_those_of_each_by_itself(seed):
+    chance = random.Random(seed)
+    most = chance.choice([1, 3, 10_000])  # few values are equal, or all
+    count = chance.choice([0, 1, 2, 60])
+
+    def some(*values):
+        return [chance.choice(values) for _ in range(count)]
+
+    rows = pl.DataFrame(
+        {
+            "at": [chance.randrange(most) for _ in range(count)],
+            "seq": some(None, 1, 2, 3) if seed % 2 else range(count),
+            "ratio": some(float("nan"), 0.0, -0.0, 1.5, None),
+            "text": some("b", "a", None, "ab"),
+            "same": [7] * count,
+        },
+        schema={"at": pl.Int64, "seq": pl.Int64, "ratio": pl.Float64, "text": pl.String, "same": pl.Int64},
+    ).with_columns(at_too="at", seq_too="seq")
+    orders = (["at", "seq"], ["at_too", "seq_too"], ["ratio", "at"])
+    rankings = {f"{by[0]} {value}": [*by, value] for by in orders for value in ("text", "same", "ratio")}
+    ranks = {series.name: series for series in key_aggregation._all_ranks(rows, rankings)}
+    for name, by in rankings.items():
+        alone = key_aggregation._ranks(rows, by)
+        assert ranks[name].is_null().equals(alone.is_null())
+        taking_part = ranks[name].drop_nulls()
+        assert taking_part.n_unique() == len(taking_part)
+        ranked = rows.select(*dict.fromkeys(by))
+        assert ranked[ranks[name].arg_sort()].drop_nulls().equals(ranked[alone.arg_sort()].drop_nulls())
