@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from pipelines.runtime.restore import rewind as rewinding
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.errors import GateError
+from state_ops.errors import GateError, WeirError
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 
@@ -137,6 +137,7 @@ KINDS = {
     },
     **{how: Kind(joined(how), f"SELECT {LEFT} FROM a {how} JOIN b ON {ON}") for how in ("semi", "anti")},
     "ttl": Kind(joined("inner", ttl=None), f"SELECT {BOTH} FROM a JOIN b ON a.k = b.k"),
+    "semi_ttl": Kind(joined("semi", ttl="1d"), f"SELECT {LEFT} FROM a SEMI JOIN b ON a.k = b.k"),
     "as_of": Kind(
         lambda out: (as_of("out", A, B, on="k", lateness="30h", **out),),
         f"SELECT {BOTH} FROM a ASOF LEFT JOIN b ON a.k = b.k AND a.at >= b.at",
@@ -326,7 +327,7 @@ class House:
 TABLE = pa.table({"k": pa.array([0, 1, 2, 3], pa.int64()), "name": ["zero", "one", "two", "three"]})
 
 
-@pytest.mark.parametrize("name", sampled(KINDS, keep=lambda name: name == "left"))
+@pytest.mark.parametrize("name", sampled(KINDS, keep=lambda name: name == "semi_ttl"))
 def test_branches_promotions_and_rewinds_lead_to_what_duckdb_says(tmp_path, name):
     house = House.at(tmp_path, name)
     pipeline, settings = house.site.pipeline, house.site.settings
@@ -371,6 +372,31 @@ def test_a_backfill_of_a_day_gives_that_day_what_duckdb_says_and_leaves_others(t
     is_of_day = pl.col(house.kind.day).is_between(day(3), day(4), closed="left")
     house.assert_exact(is_of_day)
     assert_frame_equal(house.out().filter(~is_of_day), before.filter(~is_of_day), check_row_order=False)
+
+
+def test_a_day_of_changes_is_replaced_where_the_day_is_in_their_key_and_refused_where_others_take_them_back(tmp_path):
+    """Else a log of the first two of each key would have more than two of some."""
+
+    def house_of(name: str, made: Stage) -> House:
+        house = House.at(tmp_path / name, "stateless", gate=False)
+        handed_on = select("on", made, "*", sink=delta.append("out", event_time="day" if name == "by_day" else "at"))
+        return House(replace(house.site, pipeline=Pipeline("every", (made, handed_on))), house.kind)
+
+    ranks = house_of("ranks", top_n("made", A, key="k", by=[desc("v"), "seq"], n=2, rank=None))
+    totals = aggregate("made", A, select=["date(at) AS day", "v"], key="day", total=agg.sum("v"), changes=True)
+    by_day = house_of("by_day", totals)
+    for house in (ranks, by_day):
+        house.run(1, 2, 3)
+        house.land(2, more=100)
+    with pytest.raises(WeirError, match="its rows are changes, and rows of other days take theirs back") as refused:
+        ranks.backfill(2, "range")
+    assert "since" in refused.value.next
+    assert by_day.backfill(2, "range").promoted is not None
+    adds = pl.col("_change_type").is_in(["insert", "update_postimage"])
+    log = pl.read_delta(str(by_day.site.storage / "tables" / "out")).filter(pl.col("day") == day(2).date())
+    given = pl.concat(map(pl.read_parquet, by_day.site.landing.glob("a/*.parquet")))
+    total = given.filter(pl.col("at").dt.date() == day(2).date())["v"].sum()
+    assert log.select(pl.when(adds).then(pl.col("total")).otherwise(-pl.col("total")).sum()).item() == total
 
 
 @pytest.mark.parametrize("name", sampled(KINDS, keep=lambda name: name == "as_of"))

@@ -3,9 +3,9 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -70,7 +70,7 @@ def compared(
     Args:
         there, other: The settings and the pipeline, such as a branch, by which the second one is found, if it lies in
             another storage.
-        without: Fields that do not make a row count as changed.
+        without: Fields that do not make a row count as changed, and parts of what lists hold, LIST.PART.
     """
     with (
         viewed(pipeline, settings, uid, first, _PURPOSE) as a,
@@ -138,7 +138,8 @@ def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """keys: those that tell rows apart. old, new: the other columns of either; common: those of both that are
-    compared; rounded: those whose floats count as equal by nine digits."""
+    compared; rounded: those whose floats count as equal by nine digits; parts: by list, the parts of what it holds that
+    are compared, where not all are."""
 
     keys: tuple[str, ...]
     old: tuple[str, ...]
@@ -147,6 +148,7 @@ class _Columns:
     as_text: frozenset[str]
     without: frozenset[str]
     rounded: frozenset[str] = frozenset()
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, a: View, b: View, without: frozenset[str], *, rounded: bool = False) -> _Columns:
@@ -158,7 +160,13 @@ class _Columns:
         nested = frozenset(name for name, both in other.items() if any(pa.types.is_nested(type) for type in both))
         floats = [name for name, both in types.items() if all(map(_is_number, both)) and any(map(_is_float, both))]
         retyped = {name: (str(was), str(now)) for name, (was, now) in other.items()}
-        return cls(a.identity, old, new, retyped, nested, without, frozenset(floats if rounded else ()))
+        lists = {name.partition(".")[0] for name in without if "." in name}
+        parts = {
+            name: tuple(part.name for part in both[0].value_type if f"{name}.{part.name}" not in without)
+            for name, both in types.items()
+            if name in lists and name not in other
+        }
+        return cls(a.identity, old, new, retyped, nested, without, frozenset(floats if rounded else ()), parts)
 
     @property
     def common(self) -> tuple[str, ...]:
@@ -197,6 +205,12 @@ class _Columns:
         old, new = f"a.{quoted(name)}", f"b.{quoted(name)}"
         if name in self.rounded:
             old, new = nine_digits(old), nine_digits(new)
+        if name in self.parts:
+            old, new = (
+                f"[struct_pack({', '.join(f'{quoted(part)} := item.{quoted(part)}' for part in self.parts[name])})"
+                f" FOR item IN {side}]"
+                for side in (old, new)
+            )
         if name in self.as_text:
             old, new = f"to_json({old})::VARCHAR", f"to_json({new})::VARCHAR"
         return f"{old} IS DISTINCT FROM {new}"

@@ -29,7 +29,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Pipeline, Stage, made_columns
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operations.forks import behind, branched, range_of
@@ -429,6 +429,14 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint, sources: Map
         )
 
 
+def _are_taken_back(stage: Stage, column: str) -> bool:
+    """Whether what a stage hands out are changes of state that has rows of several days, by a column with their day."""
+    if stage.key or not stage.hands_out_changes:
+        return stage.hands_out_changes and column not in stage.key
+    lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage)]
+    return any(_are_taken_back(lane.input, made_columns.before(lane.columns, column) or column) for lane in lanes)  # type: ignore[arg-type]
+
+
 def _ranged(
     pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range, scratch: Path
 ) -> TablePromotion:
@@ -445,6 +453,12 @@ def _ranged(
         raise WeirError(
             f"Nothing says to which day rows of the table {name} belong.",
             next=f'Say delta.append("{name}", event_time="COLUMN"), or promote as a whole (backfill.replaces: since).',
+        )
+    if any(sink.name == name and _are_taken_back(stage, column) for stage in pipeline.stages if (sink := stage.sink)):
+        raise WeirError(
+            f"Rows of a range alone cannot be replaced in the table {name}: its rows are changes, and rows of other "
+            "days take theirs back.",
+            next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
         )
     replace_where.check_bounds(name, schema, column, only)
     before = restore_version.files_at(storage, name, table.back.then) if table.back is not None else []

@@ -49,7 +49,7 @@ from pipelines.runtime.operators.event_time import END, START, shown
 from pipelines.runtime.operators.functions.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.as_of import AsOfOperator
-from pipelines.runtime.operators.joins.join import JoinOperator, join_shapes
+from pipelines.runtime.operators.joins.join import KEPT_UNTIL, JoinOperator, join_shapes, names_in_state
 from pipelines.runtime.operators.joins.lookup import LookupOperator, lookup_shapes
 from pipelines.runtime.operators.session_store import no_sessions
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
@@ -279,9 +279,11 @@ def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa
 
 def clocked_state(stage: Stage) -> tuple[str, ...]:
     """The fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever the same
-    rows are read again."""
+    rows are read again. A part of what lists hold is called LIST.PART."""
     if stage.by_clock:
         return (START, END)
+    if isinstance(stage.join, Join) and not isinstance(stage.join, AsOf) and stage.join.times is None:
+        return tuple(f"{name}.{KEPT_UNTIL}" for name in names_in_state(stage.key))
     by_clock = stage.deduplication is not None and stage.deduplication.on is None
     by_clock_too = stage.top_n is not None and stage.top_n.ttl is not None
     return (SEEN, EXPIRES) if by_clock else (EXPIRES,) if by_clock_too else ()

@@ -58,6 +58,7 @@ def _count_names(names: tuple[str, str]) -> tuple[str, ...]:
 _COUNTS = _count_names(_NAMES)
 _ROW, _FLAGS = "row", {"__weir_matched": "matched", "__weir_until": "until"}  # the fields of an entry
 _MATCHED, _UNTIL = _FLAGS  # beside a row's own columns
+KEPT_UNTIL = _FLAGS[_UNTIL]
 _FOR_EVER = 0  # as the moment until which a row is kept
 NUMBER = "__weir_number"
 LATE_SIDE = "side"  # of a late row: "left" or "right"
@@ -501,10 +502,10 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
         outputs[LATE] = _late_shape(stage, join, keys, left, right)
     if join.how in (SEMI, ANTI):  # of what is only looked for, no more than when it was
         right = pa.schema([right.field(join.times[1])] if join.times is not None else [])
-    names, kept = _names_in_state(keys.names), []
+    names, kept = names_in_state(keys.names), []
     for name, own in zip(names, (left, right), strict=True):
         fields: list[tuple[str, pa.DataType, bool, Any]] = [(_FLAGS[_MATCHED], pa.bool_(), False, False)]
-        fields += [(_FLAGS[_UNTIL], pa.int64(), False, _FOR_EVER)] if join.times is None else []
+        fields += [(KEPT_UNTIL, pa.int64(), False, _FOR_EVER)] if join.times is None else []
         fields += [(_ROW, pa.struct(list(own)), True, None)] if len(own) else []
         try:
             schema = StateSchema.build(fields)
@@ -516,7 +517,7 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
     return Shapes(keys, counts, outputs, tuple(kept))
 
 
-def _names_in_state(keys: Sequence[str]) -> tuple[str, str]:
+def names_in_state(keys: Sequence[str]) -> tuple[str, str]:
     """What state calls the sides: left and right, with as many underscores behind as it takes to tell them, and the
     numbers of their rows, from key columns."""
     names = _NAMES
