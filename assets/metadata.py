@@ -371,16 +371,22 @@ class _Before:
 
 
 def _origins(stage: Stage, sink: Sink, names: Sequence[str], before: _Before) -> dict[str, list[dg.TableColumnDep]]:
-    """By column of a table, what it is made from: of the main output the stage's own columns; of others columns of the
-    stage's inputs with the same name, as the stage has none for them. names: of the table's columns."""
+    """By column of a table, what it is made from: of the main output the stage's own columns; of others those of the
+    stage's inputs, as the stage has none for them; of rows that are set aside those with the same name. names: of the
+    table's columns."""
     pipeline = before.pipeline
     if sink == stage.sink:
         return {name: [dg.TableColumnDep(stage_key(pipeline, stage.uid), name)] for name in names}
-    inputs = [(_read_from(pipeline, lane), before.columns(lane)) for lane in stage.lanes]
-    deps = {
-        name: [dg.TableColumnDep(asset, name) for asset, columns in inputs if name in columns][:1] for name in names
-    }
-    return {name: dep for name, dep in deps.items() if dep}
+    output = next(output for output, of in stage.sinks_by_output if of == sink)
+    aside = next((lane for of, lane, _ in stage.tables_aside if of == output), None)
+    lanes = stage.lanes if aside is None else (aside,)
+    inputs = [before.columns(lane) for lane in lanes]
+    if aside is not None:
+        origins = {name: [(0, name)] for name in names if name in inputs[0]}
+    else:
+        origins = lineage(stage, names, inputs, output)
+    assets = [_read_from(pipeline, lane) for lane in lanes]
+    return {name: [dg.TableColumnDep(assets[side], column) for side, column in of] for name, of in origins.items()}
 
 
 def _columns(pipeline: Pipeline, stage: Stage, report: EpochReport, storage: Storage) -> dict[str, Any]:
@@ -419,7 +425,9 @@ def _in_words(agg: Agg) -> str:
     return f"{agg.kind.replace('_', ' ').capitalize()}{share} of {agg.column or 'rows'}{which}."
 
 
-def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]]) -> dict[str, list[tuple[int, str]]]:
+def lineage(
+    stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]], output: str = MAIN
+) -> dict[str, list[tuple[int, str]]]:
     """By output column, the numbers of the inputs and their columns from which it is made.
 
     Operators declare it. For a function, an output column is taken for the input column of the same name, and other
@@ -427,12 +435,13 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
 
     Args:
         inputs: The columns of each input.
+        output: Which of its outputs has the columns.
     """
     lanes = stage.lanes
     behind = [made_of(lane.columns, of) for lane, of in zip(lanes, inputs, strict=False)]  # a table has no lane
     seen = [*map(list, behind), *inputs[len(behind) :]]
     of_input: dict[str, list[tuple[int, str]]] = {}
-    for name, read in _lineage_of_seen(stage, columns, seen).items():
+    for name, read in _lineage_of_seen(stage, columns, seen, output).items():
         pairs = [
             (number, origin)
             for number, column in read
@@ -447,11 +456,13 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]
 
 
 def _lineage_of_seen(
-    stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]]
+    stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]], output: str
 ) -> dict[str, list[tuple[int, str]]]:
     """The same from the columns that the stage's operator sees of each input."""
     if stage.join is not None:
         return _lineage_of_join(stage, stage.join, columns, inputs)
+    if output != MAIN:
+        return {name: [(0, name)] for name in columns if name in inputs[0]}
     if stage.lookup is not None:
         taken = {name + stage.lookup.suffix: name for name in inputs[0]}
         return {name: [(0, name) if name in inputs[0] else (1, taken.get(name, name))] for name in columns}

@@ -38,6 +38,7 @@ from pipelines.api import (
     stage,
     top_n,
     union,
+    window,
 )
 from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from pipelines.runtime.gates.evaluation import Verdict
@@ -341,6 +342,13 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
         "origin": [(0, "origin")],
         "gap in words": [(0, "gap in h")],
     }
+    late = window("late", hourly, select=["origin", "gap AS at"], key="origin", on="at", every="1h", n=agg.count())
+    assert lineage(late, ["origin", "at"], [["origin", "gap"]], "late") == {
+        "origin": [(0, "origin")],
+        "at": [(0, "gap")],
+    }
+    too_late = lineage(rated, ["origin", "side", "departures_right"], [columns, columns], "late")
+    assert too_late == {"origin": [(0, "origin"), (1, "origin")], "departures_right": [(1, "departures")]}
     storage = Storage(str(tmp_path))
     assert of_definition(told, storage)["columns"].text == "origin, departures * 2 AS twice, gap"
     assert lineage(union("all", chosen, hourly), ["origin"], [["origin"], ["origin"]]) == {
