@@ -24,6 +24,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.lookups.lookup_table import Version
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import AT_LEAST_ONCE, EXACTLY_ONCE, MAIN, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
@@ -42,7 +43,7 @@ from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, Schema, canonical, table_of
 from state_ops.checkpoints.checkpoint import Ack, Snapshot, snapshots_of, to_micros
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
-from state_ops.errors import PipelineError
+from state_ops.errors import PipelineError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
@@ -113,7 +114,7 @@ class Epochs:
         self.progress = {stage.uid: StageProgress() for stage in pipeline.stages}
         self.newest: InFlightEpoch | None = None
         self._offsets = SourceOffsets({}, {}, FIRST_NOW)
-        self._begun = 0
+        self._begun, self._given = 0, set[str]()
 
     def put(self, tables: Mapping[str, Rows]) -> None:
         """Write the tables of lookups anew, by stage, each as a new version."""
@@ -127,6 +128,7 @@ class Epochs:
                 raise ValueError(f"the table of {uid} has no columns: give a frame, which has them without rows too")
             write_deltalake(place, table, mode="overwrite", schema_mode="overwrite")
             self.context.lookups.place(uid, place)
+            self._given.add(uid)
 
     def run(
         self, rows: Mapping[str, Rows], now: datetime | None, drain: bool, watermark: datetime | None = None
@@ -155,7 +157,7 @@ class Epochs:
         pending = PendingCheckpoint(id, None, None, generation, trigger, expected, deadline)
         in_flight = InFlightEpoch(
             pending,
-            EpochPlan(trigger, "a test", slices, drain, lookups=self.context.lookups.plan(None)),
+            EpochPlan(trigger, "a test", slices, drain, lookups=self._lookups()),
             self._offsets.after(slices, self.context.readers, moment),
             moment,
             time.perf_counter(),
@@ -167,6 +169,16 @@ class Epochs:
             fixed = known_watermark(in_flight, stage, self.progress[stage.uid])
             progress = {stage.uid: replace(progress[stage.uid], watermark=fixed)}
         self._offsets, self.progress, self.newest = in_flight.source_offsets, progress, in_flight
+
+    def _lookups(self) -> dict[str, Version]:
+        """By lookup, the version of its table."""
+        try:
+            return self.context.lookups.plan(None)
+        except WeirError as error:
+            lookups = {stage.uid for stage in self.context.pipeline.stages if stage.lookup is not None}
+            if lookups - self._given:  # they were looked for where production has them
+                error.next = "Give the test its rows: testing.run(..., table=[...]), of a pipeline tables={uid: [...]}."
+            raise
 
     def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:
         """Let one stage apply its part of the epoch; returns what its next epoch builds on."""

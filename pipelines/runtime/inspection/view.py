@@ -122,8 +122,9 @@ def parsed(keys: pa.Schema, key: Sequence[Any], uid: str) -> list[pa.Array]:
         try:
             columns.append(pa.array([text]).cast(column.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            advice = 'Write it as "2026-05-01 12:00:00Z".' if pa.types.is_timestamp(column.type) else str(error)
             raise ConfigurationError(
-                f"{text!r} is no {column.type}, which the key column {column.name!r} of {uid} is.", next=str(error)
+                f"{text!r} is no {column.type}, which the key column {column.name!r} of {uid} is.", next=advice
             ) from error
     return columns
 

@@ -20,7 +20,7 @@ import pytest
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, ValueState, agg, files, renamed_from, stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.inspection.view import view_of
+from pipelines.runtime.inspection.view import parsed, view_of
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints import reader_holds
 from state_ops.checkpoints.checkpoint import snapshots_of
@@ -401,3 +401,12 @@ def test_a_record_without_the_rule_is_read_by_the_definition_or_not_at_all(tmp_p
     assert view_of(site.pipeline, site.settings, storage, older, "seen", {}).expiry is not None
     with pytest.raises(WeirError, match="time to live is not recorded"):
         view_of(rides.pipeline, site.settings, storage, older, "seen", {})
+
+
+def test_a_moment_as_a_key_is_written_with_its_zone():
+    keys = pa.schema([("window_start", pa.timestamp("us", "UTC"))])
+    ((moment,),) = (column.to_pylist() for column in parsed(keys, ["2026-05-01 12:00:00+00:00"], "ranks"))
+    assert moment.isoformat() == "2026-05-01T12:00:00+00:00"
+    with pytest.raises(ConfigurationError, match="is no timestamp") as refused:
+        parsed(keys, ["2026-05-01 12:00:00"], "ranks")
+    assert "2026-05-01 12:00:00Z" in refused.value.next

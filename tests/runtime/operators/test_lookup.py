@@ -27,7 +27,7 @@ from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.operators import shapes
 from pipelines.runtime.operators.joins.lookup import LookupOperator
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError
+from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError, WeirError
 from state_ops.keyed.keyed_state import GROUP
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
@@ -122,6 +122,18 @@ def test_a_lookup_is_duckdbs_join_whatever_the_slices_are_and_although_the_table
                 f"SELECT f.k, f.of, p.name, p.k FROM facts f {how} JOIN prices p ON f.k = p.key AND f.of = p.of"
             ).fetchall()
     assert sorted(rows, key=str) == sorted(truth, key=str)
+
+
+@pytest.mark.parametrize("table", [NAMES, "/nowhere"])
+def test_a_test_without_the_tables_rows_is_told_to_give_them(table):
+    for play in (
+        lambda: testing.run(named(table=table)).epoch([{"k": 1}]),
+        lambda: testing.run_pipeline(Pipeline("lookups", (named(table=table),)), [[{"k": 1}]]),
+        lambda: testing.assert_slicing_does_not_matter(named(table=table), [{"k": 1}]),
+    ):
+        with pytest.raises(WeirError) as refused:
+            play()
+        assert "table=[...]" in refused.value.next and "tables=" in refused.value.next
 
 
 @pytest.mark.parametrize("trials", sampled([2, 4]))
