@@ -163,6 +163,8 @@ class Epochs:
             time.perf_counter(),
             deadline,
         )
+        if watermark is not None:  # which counts, whatever SQL makes of the event time
+            in_flight.made_times |= {stage.uid: frozenset() for stage in pipeline.stages}
         progress = {stage.uid: self._applied(in_flight, stage) for stage in pipeline.stages}
         if watermark is not None:
             (stage,) = pipeline.stages

@@ -128,7 +128,7 @@ def run_job(
         fixed = fixed_shapes(context, epoch, stage, rows, pinned)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(context, epoch, stage))
-    epoch.made_times[stage.uid] = context.made_times.get(stage.uid, frozenset())
+    epoch.made_times.setdefault(stage.uid, context.made_times.get(stage.uid, frozenset()))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
     no_work = epoch.work[stage.uid].first is None or (rows is None and watermarks.acts_on_rows_alone(stage))
     if no_work and not full and not progress.rescaled:

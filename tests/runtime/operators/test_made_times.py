@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import testing
 from pipelines.api import Pipeline, Stage, agg, delta, files, select, side, union, window
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -87,6 +88,13 @@ def assert_none_is_late(site: Site, executor: Executor | None = HERE) -> None:
 @pytest.mark.parametrize("stages", [direct, behind, renamed, renamed_behind, united])
 def test_no_row_is_late_by_a_time_that_sql_makes_of_the_event_time(tmp_path, stages, made):
     assert_none_is_late(site_of(tmp_path, stages(SHIFTED[made])))
+
+
+def test_a_watermark_that_a_test_gives_counts_whatever_sql_makes_of_the_event_time():
+    (stage,) = direct(SHIFTED["earlier"])
+    ran = testing.run(stage, schema=pa.schema([("key", pa.int64()), ("at", TIME)]))
+    closed = ran.epoch([{"key": 1, "at": START}], watermark=START + timedelta(hours=1))
+    assert closed["window_start"].to_list() == [START - timedelta(hours=1)]
 
 
 @pytest.mark.usefixtures("spark")
