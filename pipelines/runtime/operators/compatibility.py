@@ -26,6 +26,7 @@ from pipelines.runtime.definition import (
     SessionWindow,
     Source,
     Stage,
+    keeps_changes,
     sources_of,
 )
 from pipelines.runtime.operators import Shapes
@@ -552,7 +553,7 @@ _DELIVERED = {
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
     """Stages and sources that came and went since a checkpoint, rows that wait for a stage which would not find them,
     and another delivery."""
-    about = (_delivery, _waiting, _stages, _outputs, _inputs, _sources)
+    about = (_delivery, _waiting, _stages, _outputs, _inputs, _begun_before, _sources)
     return [finding for of in about for finding in of(pipeline, head)]
 
 
@@ -610,6 +611,48 @@ def _inputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             before = 0 if one else recorded.inputs.index(input) if input in recorded.inputs else None
             if recorded.sql is not None and before is not None:
                 yield from _sql_findings(stage.uid, "" if one else f"of {input} ", recorded.sql[before], sql)
+
+
+def _begun_before(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    """Aggregates of changes that have begun before these read them: they would take back rows that never came."""
+    for stage in pipeline.stages:
+        recorded = head.operators.get(stage.uid)
+        if stage.aggregation is None or (recorded is not None and recorded.inputs is None):  # of an earlier release
+            continue
+        begun = _changes_begun(stage, head, _read_before(head, recorded))
+        if begun is not None:
+            what = f"it would read the changes of {begun} from the middle, and take back rows that never came to it"
+            next = (
+                "Let it read changes that begin with it: of a stage with a new uid, which then starts with empty state,"
+                " or of a source with another name, which is read from its beginning."
+            )
+            yield Finding("stage", stage.uid, "changes", Verdict.REFUSED, what, next)
+
+
+def _changes_begun(stage: Stage, head: Checkpoint, before: set[str]) -> str | None:
+    """The source, or the stage with state, whose changes a stage has not read before although they have begun."""
+    for lane, name in zip(stage.lanes, sides.inputs_of(stage), strict=True):
+        if name in before or not (lane.reads_changes and lane.transform is None and keeps_changes(lane)):
+            continue
+        if isinstance(lane.input, Source):
+            begun = name if head.offsets.get(lane.input.name) else None
+        elif lane.input.has_state:
+            begun = name if stats_of(head, lane.input.uid).has_state else None
+        else:
+            begun = _changes_begun(lane.input, head, before)
+        if begun is not None:
+            return begun
+    return None
+
+
+def _read_before(head: Checkpoint, recorded: OperatorStats | None) -> set[str]:
+    """What a stage read, also through stages without state, in the words of `sides.inputs_of`."""
+    inputs = set[str]() if recorded is None else set(recorded.inputs or ())
+    for name in tuple(inputs):
+        through = head.operators.get(name.removeprefix("the stage ").partition(",")[0])
+        if through is not None and not through.has_state:
+            inputs |= _read_before(head, through)
+    return inputs
 
 
 _EARLIER_STAY = "; what was made of earlier rows stays as it is"

@@ -30,6 +30,7 @@ from pipelines.api import (
     select,
     side,
     stage,
+    top_n,
     window,
 )
 from pipelines.runtime.definition import FileSource, Stage
@@ -553,6 +554,66 @@ def made_base(tmp_path_factory) -> Site:
 @pytest.mark.parametrize("name", list(CHANGES_OF_MADE))
 def test_what_is_planned_of_columns_and_inputs_is_what_a_run_does(made_base, tmp_path, name):
     _assert_planned_is_done(made_base, CHANGES_OF_MADE[name], tmp_path)
+
+
+def changing(*more: Stage, uid: str = "counted") -> tuple[Stage, ...]:
+    """Stages that hand out changes, and others."""
+    counted = aggregate(uid, landing(), key="id", n=agg.count(), changes=True)
+    first = top_n("first", landing(), key="id", by="amount", n=1)
+    return counted, first, *more
+
+
+def alike(source: Stage, uid: str = "alike") -> Stage:
+    return aggregate(uid, source, key="n", keys=agg.count())
+
+
+COUNTED, FIRST = changing()
+PASSED = select("passed", COUNTED, "*")
+FROM_THE_MIDDLE = "from the middle, and take back rows that never came to it"
+CHANGES_OF_CHANGING = {
+    "a reader more": Change(
+        ((R, f"the changes of the stage counted {FROM_THE_MIDDLE}"),),
+        changing(PASSED, alike(PASSED), alike(COUNTED, "again")),
+    ),
+    "a reader more behind a stage without state": Change(
+        ((R, f"the changes of the stage counted {FROM_THE_MIDDLE}"),),
+        changing(PASSED, alike(PASSED), MORE := select("more", COUNTED, "*"), alike(MORE, "again")),
+    ),
+    "a reader of ranks": Change(
+        ((R, f"the changes of the stage first {FROM_THE_MIDDLE}"),),
+        changing(PASSED, alike(PASSED), aggregate("ranks", FIRST, key="rank_number", n=agg.count())),
+    ),
+    "a reader with its own changes": Change(
+        ((C, "it is new"),),
+        changing(PASSED, alike(PASSED), ANEW := changing(uid="anew")[0], alike(ANEW, "again")),
+    ),
+    "a reader of what is no change": Change(
+        ((C, "it is new"),),
+        changing(
+            PASSED,
+            alike(PASSED),
+            aggregate("again", COUNTED, select="n", where="_change_type = 'insert'", key="n", keys=agg.count()),
+        ),
+    ),
+    "past the stage in between": Change(
+        ((C, "it read the stage passed, and reads the stage counted"),), changing(alike(COUNTED))
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def changing_base(tmp_path_factory) -> Site:
+    stages = changing(PASSED, alike(PASSED))
+    root = tmp_path_factory.mktemp("changing") / "base"
+    site = Site(root, {}, Pipeline("changing", stages, max_parallelism=8), __name__)
+    deliver(site, 1)
+    go(site)
+    return site
+
+
+@pytest.mark.parametrize("name", list(CHANGES_OF_CHANGING))
+def test_changes_are_not_read_from_the_middle(changing_base, tmp_path, name):
+    _assert_planned_is_done(changing_base, CHANGES_OF_CHANGING[name], tmp_path)
 
 
 def test_nothing_is_said_of_what_an_earlier_release_did_not_record(made_base, tmp_path, monkeypatch):
