@@ -31,6 +31,7 @@ from pipelines.api import (
     select,
     stage,
 )
+from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks, plan
 from pipelines.runtime.restore import rewind
@@ -184,6 +185,30 @@ def test_changes_keep_a_copy_of_a_table(tmp_path: Path):
     merge.when_matched_delete("t.id = 4").when_matched_update_all().when_not_matched_insert_all().execute()
     write_deltalake(table, pa.table({"id": [77], "name": ["late"]}), mode="append")
     is_copied()
+
+
+def test_an_aggregate_that_comes_later_reads_a_tables_changes_by_a_source_of_its_own(tmp_path: Path):
+    table = tmp_path / "users"
+    rows = pa.table({"id": pa.array(range(20), pa.int64()), "city": ["a", "b"] * 10})
+    write_deltalake(table, rows, configuration={"delta.enableChangeDataFeed": "true"})
+
+    def counted(uid: str, name: str) -> Stage:
+        users = delta.table(str(table), name=name, changes=True)
+        return aggregate(uid, users, key="city", n=agg.count(), sink=delta.append(uid))
+
+    first = counted("first", "users")
+    site = Site(tmp_path / "site", OPTIONS, Pipeline("copies", (first,), max_parallelism=4), __name__)
+    epochs(site)
+    DeltaTable(table).delete("id < 4")
+    late = replace(site, pipeline=replace(site.pipeline, stages=(first, counted("late", "users"))))
+    assert plan.plan(late.pipeline, late.settings).stops
+    with pytest.raises(PipelineError, match="the changes of the source users from the middle"):
+        epochs(late)
+    anew = replace(site, pipeline=replace(site.pipeline, stages=(first, counted("late", "users_anew"))))
+    epochs(anew)
+    for name in ("first", "late"):
+        newest = pl.from_pandas(anew.table(name)).sort("epoch").unique("city", keep="last").sort("city")
+        assert newest.select("city", "n").rows() == [("a", 8), ("b", 8)]
 
 
 def test_columns_that_a_table_gains_are_read_where_that_is_said(tmp_path: Path):
