@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -156,8 +157,19 @@ def page(figures: dict[str, Any]) -> str:
     modes = {query: spark.QUERIES[query].mode for query in spark.QUERIES}
     return harness.render(
         "nexmark", **figures, table=summed(rows), modes=modes, errors=errors, stateless=STATELESS,
-        checkpoint=flink.CHECKPOINT_SECONDS, loads=[row["load"] for row in rows],
+        repetitions=repetitions(rows), checkpoint=flink.CHECKPOINT_SECONDS, loads=[row["load"] for row in rows],
     )  # fmt: skip
+
+
+def repetitions(rows: Sequence[harness.Row]) -> str:
+    """How often each engine's queries were measured, for people."""
+    texts = []
+    for engine in ENGINES:
+        counts = Counter(row["query"] for row in rows if row["engine"] == engine and not row["error"]).values()
+        if counts:
+            few, many = min(counts), max(counts)
+            texts.append(f"{engine.title()} {few if few == many else f'{few} to {many}'}")
+    return ", ".join(texts)
 
 
 def main(
@@ -174,8 +186,8 @@ def main(
     """Weir beside Spark and Flink.
 
     files: of each stream; one is an epoch. queries: by default all that Weir has. engines: that are measured now; the
-    table also has what was measured of others before. again: forget what was measured. add: repetitions to those of
-    the results, if they are of as many events and files.
+    table also has what was measured of others before. again: forget what was measured. add: to what the
+    results have, other queries too, if it is of as many events and files.
     """
     asked = truth.names(queries) if queries else available()
     log = harness.Log(scratch / f"measured-{events}-{files}.jsonl", ("query", "engine", "rep"), again)
@@ -183,7 +195,7 @@ def main(
         if not log.has(**{name: row[name] for name in ("query", "engine", "rep")}):
             log.add(row)
     measured(scratch / "work", log, generate.Options(events, files=files), asked, engines.split(","), reps)
-    rows = [row for row in log.rows() if row["query"] in asked and row["rep"] < reps]
+    rows = [row for row in log.rows() if add or (row["query"] in asked and row["rep"] < reps)]
     figures = {
         "machine": harness.machine(),
         "command": harness.command("benchmarks.nexmark.beside"),
