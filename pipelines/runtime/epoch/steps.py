@@ -409,9 +409,9 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
                 if isinstance(input, Source) and input.name == name
             ]
             acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage, _ in readers}
-            kept = [(stage, side) for stage, side in readers if keeps_event_time(stage)]
+            kept = [(stage, side) for stage, side in readers if side not in epoch.made_times.get(stage.uid, ())]
             newest += [_newest(ack, side) for stage, side in kept for ack in acks[stage.uid]]
-            untold |= not any(_sees_all(epoch, stage, acks[stage.uid]) for stage, _ in readers)
+            untold |= not any(_sees_all(epoch, stage, side, acks[stage.uid]) for stage, side in readers)
         positions[name] = told_times(position, newest, untold=untold)
     return positions
 
@@ -421,9 +421,9 @@ def _newest(ack: Ack, side: int) -> int | None:
     return ack.newest_by_side[side] if ack.newest_by_side else ack.max_event_time
 
 
-def _sees_all(epoch: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
-    """Whether a stage that reads a source has taken every row as it stands in the files."""
-    if any(lane.transform is not None for lane in stage.lanes) or not keeps_event_time(stage):
+def _sees_all(epoch: InFlightEpoch, stage: Stage, side: int, acks: Sequence[Ack]) -> bool:
+    """Whether a stage has taken every row of a source, one of its inputs, as it stands in the files."""
+    if any(lane.transform is not None for lane in stage.lanes) or not keeps_event_time(stage.lanes[side]):
         return False
     return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 

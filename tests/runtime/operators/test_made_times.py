@@ -16,6 +16,7 @@ from pipelines.api import Pipeline, Stage, agg, delta, files, select, side, unio
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints.checkpoint import untold_sources
 from tests.recovery.harness import Site
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -108,3 +109,15 @@ def test_no_row_is_late_by_a_time_that_a_transform_makes_of_the_event_time(tmp_p
 
     site = site_of(tmp_path, (counts(CLICKS, transform=moved),), epochs=3)
     assert_none_is_late(site, None)
+
+
+@pytest.mark.parametrize("stages", [direct, united])
+def test_a_time_that_sql_makes_says_nothing_of_how_far_a_source_is_read(tmp_path, stages):
+    site = site_of(tmp_path, stages("timestamp_micros(key * 1000000) AS at"), epochs=1)
+    (file,) = site.landing.iterdir()
+    rows = pq.read_table(file)
+    pq.write_table(rows.set_column(1, "at", pa.nulls(len(rows), TIME)), file)
+    (report,) = run(site.pipeline, site.settings, RunOptions(until_caught_up=True), HERE)
+    names = sorted(source.name for source in site.pipeline.sources)
+    assert [report.checkpoint.offsets[name]["newest"] for name in names] == [None] * len(names)
+    assert untold_sources(report.checkpoint, names) == names
