@@ -692,8 +692,9 @@ def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         yield lost
     for stage in pipeline.stages:
         if stage.uid not in head.operators:
-            where = ", and reads its input from where the pipeline stands" if head.offsets else ""
-            what = f"it is new: it starts with empty state{where}"
+            state = ["starts with empty state"] if stage.has_state else []
+            input = ["reads its input from where the pipeline stands"] if head.offsets else []
+            what = "it is new" + (f": it {', and '.join(state + input)}" if state or input else "")
             yield Finding("stage", stage.uid, "stage", Verdict.COMPATIBLE, what)
 
 

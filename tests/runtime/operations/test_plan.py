@@ -576,7 +576,10 @@ CHANGES_OF_CHANGING = {
         changing(PASSED, alike(PASSED), alike(COUNTED, "again")),
     ),
     "a reader more behind a stage without state": Change(
-        ((R, f"the changes of the stage counted {FROM_THE_MIDDLE}"),),
+        (
+            (R, f"the changes of the stage counted {FROM_THE_MIDDLE}"),
+            (C, "it is new: it reads its input from where the pipeline stands"),
+        ),
         changing(PASSED, alike(PASSED), MORE := select("more", COUNTED, "*"), alike(MORE, "again")),
     ),
     "a reader of ranks": Change(
