@@ -50,8 +50,9 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     wheres = [lane.where for lane in stage.lanes if lane.where]
     if wheres:
         shown["where"] = dg.MetadataValue.text("; ".join(wheres))
-    if stage.columns:
-        shown["columns"] = dg.MetadataValue.text(", ".join(stage.columns))
+    columns = [", ".join(lane.columns) for lane in stage.lanes if lane.columns]
+    if columns:
+        shown["columns"] = dg.MetadataValue.text("; ".join(columns))
     if stage.state is not None:
         fields = StateSchema.of(stage.state).fields
         shown["state per key"] = dg.MetadataValue.table_schema(

@@ -99,7 +99,7 @@ def plan(
     """
     at = one_of(checkpoint, savepoint)
     definition, settings = find(pipeline)
-    spark = any(stage.transform for stage in definition.stages)
+    spark = any(lane.transform for stage in definition.stages for lane in stage.lanes)
     with waiting(f"comparing{'; stages with a transform need Spark to know their columns' if spark else ''}"):
         decided = planned(definition, settings, at)
     if json:

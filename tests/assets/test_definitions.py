@@ -351,6 +351,9 @@ def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_nam
     assert too_late == {"origin": [(0, "origin"), (1, "origin")], "departures_right": [(1, "departures")]}
     storage = Storage(str(tmp_path))
     assert of_definition(told, storage)["columns"].text == "origin, departures * 2 AS twice, gap"
+    assert of_definition(met, storage)["columns"].text == (
+        "upper(origin) AS place, departures + gap AS most; tailnum AS place, gap AS most, 1 AS one"
+    )
     assert lineage(union("all", chosen, hourly), ["origin"], [["origin"], ["origin"]]) == {
         "origin": [(0, "origin"), (1, "origin")]
     }

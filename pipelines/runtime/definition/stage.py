@@ -207,7 +207,9 @@ class Stage:
     def sql_written(self) -> str:
         """Its where and its columns, for people."""
         return ", ".join(
-            [*(f"{column!r}" for column in self.columns), *([f"where={self.where!r}"] if self.where else [])]
+            written
+            for lane in self.lanes
+            for written in [*map(repr, lane.columns), *([f"where={lane.where!r}"] if lane.where else [])]
         )
 
     @property

@@ -503,14 +503,25 @@ def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> 
         if not missing:
             continue
         if task.stage.null_keys == "fail":
-            given = before(task.stage.columns, name)  # a where is about the columns before
-            condition = "" if given is None else f'where="{given} IS NOT NULL", or '
-            raise InputError(
-                f"{counted(missing, 'row')} of a batch {agrees(missing, 'has', 'have')} no {name!r}, "
-                f"which is a key of {task.stage.uid}.",
-                where=f"stage {task.stage.uid}, epoch {task.epoch}",
-                next=f'Leave them out and count them: {condition}null_keys="drop" on the stage.',
-            )
+            raise _without_key(task, rows.filter(pc.is_null(rows.column(name))), name)
         counters.rows_null_key += missing
         rows = rows.filter(pc.is_valid(rows.column(name)))
     return rows
+
+
+def _without_key(task: KeyedTask, rows: pa.Table, key: str) -> InputError:
+    """The error of rows that lack a column of the key, in the words of the first input of which there are any."""
+    stage, of_input = task.stage, ""
+    lane, column, missing = stage, key, rows.num_rows
+    if stage.sides:
+        side = pc.min(rows.column(sides.SIDE)).as_py()
+        lane, of_input = stage.sides[side], f" in {sides.name_of(stage, side)}"
+        column, missing = lane.key[stage.key.index(key)], sides.narrowed(stage, side, rows).num_rows
+    given = before(lane.columns, column)  # a where is about the columns before
+    condition = "" if given is None else f'where="{given} IS NOT NULL", or '
+    return InputError(
+        f"{counted(missing, 'row')} of a batch {agrees(missing, 'has', 'have')} no {column!r}, "
+        f"which is a key of {stage.uid}{of_input}.",
+        where=f"stage {stage.uid}, epoch {task.epoch}",
+        next=f'Leave them out and count them: {condition}null_keys="drop" on the stage.',
+    )

@@ -7,6 +7,7 @@ import random
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from pipelines import testing
@@ -19,7 +20,7 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import PipelineError
+from state_ops.errors import InputError, PipelineError
 from tests.runtime.operators.test_changes import CHANGES
 from tests.runtime.operators.test_stateless import COLUMNS, SHOP, WEB, land, rows, site_of, slices, table
 
@@ -177,3 +178,30 @@ def test_a_column_that_is_not_there_is_named_before_the_first_row():
     joined = join("it", side(SHOP, select=["kee AS key"]), WEB, on="key", ttl=None, sink=delta.append("it"))
     with pytest.raises(PipelineError, match="names 'kee', which is no column"):
         testing.run_pipeline(Pipeline("sides", (joined,)), cut(1, 1), schema={"shop": COLUMNS, "web": COLUMNS})
+
+
+@pytest.mark.parametrize(
+    ("made", "advice"),
+    [
+        ({"select": ["price AS other", "at"]}, 'where="price IS NOT NULL", or null_keys'),
+        ({"select": ["price + 1 AS other", "at"]}, ": null_keys"),
+        ({}, 'where="other IS NOT NULL", or null_keys'),
+    ],
+)
+def test_a_key_that_is_missing_is_told_by_the_input_that_lacks_it(made, advice):
+    joined = join(
+        "it", side(SHOP, select=["key AS id"]), side(WEB, **made), on={"id": "other"}, ttl=None, sink=delta.append("it")
+    )
+    given = rows(1, 30).with_columns(pl.lit(1, pl.Int64).alias("other"))
+    lacking = given.with_columns(pl.lit(None, pl.Int64).alias("price"), pl.lit(None, pl.Int64).alias("other"))
+    columns = COLUMNS.append(pa.field("other", pa.int64()))
+    with pytest.raises(InputError, match="have no 'other', which is a key of it in the source web") as refused:
+        testing.run_pipeline(
+            Pipeline("sides", (joined,)), [{"shop": given, "web": lacking}], schema={"shop": columns, "web": columns}
+        )
+    assert advice in str(refused.value)
+
+
+def test_errors_about_a_stage_with_several_inputs_say_the_sql_of_each():
+    joined = join("it", side(SHOP, select=["key"], where=WHERE), side(WEB, select="*"), on="key", ttl=None)
+    assert joined.sql_written == f"'key', where={WHERE!r}, '*'"
