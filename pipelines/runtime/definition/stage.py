@@ -206,11 +206,8 @@ class Stage:
     @property
     def sql_written(self) -> str:
         """Its where and its columns, for people."""
-        return ", ".join(
-            written
-            for lane in self.lanes
-            for written in [*map(repr, lane.columns), *([f"where={lane.where!r}"] if lane.where else [])]
-        )
+        written = [(*map(repr, lane.columns), lane.where and f"where={lane.where!r}") for lane in self.lanes]
+        return ", ".join(sql for of_input in written for sql in of_input if sql)
 
     @property
     def lateness(self) -> int:
