@@ -389,7 +389,12 @@ def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Sta
         handed = PendingUpload(base.attempt if base else None, None, (), str(nowhere))
         id, generation, swept = epoch.pending.id, epoch.pending.generation, progress.swept.get(subtask)
         due = progress.due.get(subtask)
-        acks.append(Ack(stage.uid, subtask, attempt, id, generation, swept=swept, due=due, pending_upload=handed))
+        acks.append(
+            Ack(
+                stage.uid, subtask, attempt, id, generation, swept=swept, due=due, pending_upload=handed,
+                entries=0 if base is None else None,
+            )
+        )  # fmt: skip
     return tuple(acks)
 
 

@@ -67,6 +67,7 @@ def test_no_job_is_run_for_a_stage_that_no_row_reaches(tmp_path):
     jobs, reports = ran(site)
     assert len(reports) == 4
     assert jobs == {"dear": 4, "both": 2, "sums": 2}
+    assert reports[0].checkpoint.operators["sums"].entries == 0
     assert newest(table(site, "sums").sort("epoch")).rows() == expected(pl.concat(parts))
     quiet, before = reports[2].checkpoint.operators["sums"], reports[1].checkpoint.operators["sums"]
     assert (quiet.files_total, quiet.bytes_total, quiet.entries) == (
