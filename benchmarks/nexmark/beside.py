@@ -145,8 +145,8 @@ def plot(table: dict[str, dict[str, Any]], target: Path) -> None:
             axis.barh(heights, [value for _, value in there], height=0.25, color=colour, label=engine.title())
         axis.set(xscale="log", xlabel=title)
     axes[0].set_yticks(range(len(table)), list(table))
-    axes[0].invert_yaxis()
-    axes[1].legend(loc="lower right")
+    axes[0].set_ylim(len(table) - 0.4, -0.6)
+    axes[1].legend(loc="upper right")
     figure.savefig(target, dpi=110)
 
 
