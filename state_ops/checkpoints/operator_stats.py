@@ -31,6 +31,7 @@ class OperatorStats(Recorded):
         inputs: What the stage read, in words, a join's left input first; None: an earlier release, which recorded those
             of joins alone.
         sql: By input, the stage's `where`, and the columns of its `select`; None: an earlier release.
+        upserted: By table whose rows it replaces, their key; None: an earlier release.
         suffix: Of a join, what follows the names of right columns that are taken; None: it is none, or of an earlier
             release.
         entries: Of its state, roughly; None: nobody has looked.
@@ -90,6 +91,7 @@ class OperatorStats(Recorded):
     clock: int | None = None
     inputs: list[str] | None = None
     sql: list[dict[str, Any]] | None = None
+    upserted: dict[str, list[str]] | None = None
     suffix: str | None = None
     due: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)

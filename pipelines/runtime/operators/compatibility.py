@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from pipelines.runtime.connectors.delta_sink import UpsertSink
 from pipelines.runtime.connectors.formats.hive import partitions_of
 from pipelines.runtime.connectors.source import ADD, changed_kind
 from pipelines.runtime.definition import (
@@ -447,6 +448,7 @@ def changeable(stage: Stage) -> dict[str, Any]:
     on_timer: whether it has such a function.
     inputs: what it reads, which input is which.
     sql: by input, what its where and its columns are.
+    upserted: by table whose rows it replaces, their key.
     suffix: of a join, what follows the names of right columns that are taken.
     """
     return {
@@ -456,6 +458,7 @@ def changeable(stage: Stage) -> dict[str, Any]:
         "suffix": stage.join.suffix if stage.join else None,
         "inputs": sides.inputs_of(stage),
         "sql": [{"where": lane.where, "columns": list(lane.columns)} for lane in stage.lanes],
+        "upserted": {sink.name: list(sink.key) for sink in stage.sinks if isinstance(sink, UpsertSink)},
     }
 
 
@@ -553,7 +556,7 @@ _DELIVERED = {
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
     """Stages and sources that came and went since a checkpoint, rows that wait for a stage which would not find them,
     and another delivery."""
-    about = (_delivery, _waiting, _stages, _outputs, _inputs, _begun_before, _sources)
+    about = (_delivery, _waiting, _stages, _outputs, _upserts, _inputs, _begun_before, _sources)
     return [finding for of in about for finding in of(pipeline, head)]
 
 
@@ -593,6 +596,24 @@ def _outputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         for name in new:
             what = f"its output {name} is new: it has rows from the next epoch on, and none of earlier ones"
             yield Finding("stage", stage.uid, "outputs", Verdict.COMPATIBLE, what)
+
+
+def _upserts(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    """Tables whose rows are replaced by another key than they were: several of those that are there may have it."""
+    before = {table: key for stats in head.operators.values() for table, key in (stats.upserted or {}).items()}
+    for stage in pipeline.stages:
+        for table, key in changeable(stage)["upserted"].items():
+            was = before.get(table, key)
+            if set(was) == set(key):
+                continue
+            what = f"the key of the table {table} was {', '.join(was)}, is {', '.join(key)}"
+            if set(was) < set(key):
+                what += ": rows that are there are replaced from now on only by such that have all of it"
+                yield Finding("stage", stage.uid, "sink", Verdict.COMPATIBLE, what)
+            else:
+                what += ", which several rows that are there may have in common"
+                next = "Put the key back, or write to a table of another name, which has rows from the next epoch on."
+                yield Finding("stage", stage.uid, "sink", Verdict.REFUSED, what, next)
 
 
 def _inputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
