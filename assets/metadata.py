@@ -438,21 +438,12 @@ def lineage(
         inputs: The columns of each input.
         output: Which of its outputs has the columns.
     """
-    lanes = stage.lanes
-    behind = [made_of(lane.columns, of) for lane, of in zip(lanes, inputs, strict=False)]  # a table has no lane
-    seen = [*map(list, behind), *inputs[len(behind) :]]
+    made = {side: made_of(lane.columns, inputs[side]) for side, lane in enumerate(stage.lanes) if lane.columns}
+    seen = [list(made.get(side, given)) for side, given in enumerate(inputs)]
     of_input: dict[str, list[tuple[int, str]]] = {}
     for name, read in _lineage_of_seen(stage, columns, seen, output).items():
-        pairs = [
-            (number, origin)
-            for number, column in read
-            for origin in (
-                behind[number].get(column, () if lanes[number].columns else (column,))
-                if number < len(behind)
-                else (column,)
-            )
-        ]
-        of_input[name] = list(dict.fromkeys(pairs))
+        origins = ((side, made[side].get(column, []) if side in made else [column]) for side, column in read)
+        of_input[name] = list(dict.fromkeys((side, column) for side, of in origins for column in of))
     return {name: read for name, read in of_input.items() if name in columns and read}
 
 

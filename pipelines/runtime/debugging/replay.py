@@ -265,7 +265,7 @@ class EpochReplay:
         """Whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can be
         known without playing all: both have the same key, which no function of an author can have changed, nor what
         Spark evaluates between them."""
-        lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
+        lanes = lanes_reading(stage, upstream)
         is_alike = all(lane.key == upstream.key and lane.transform is None and not lane.columns for lane in lanes)
         if not upstream.key or upstream.function is not None or not is_alike:
             return False
@@ -462,6 +462,11 @@ class _NoSinks(Sinks):
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
         """Any rows do."""
+
+
+def lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
+    """The inputs of a stage that are rows of one before it."""
+    return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
 
 
 def _lanes_of_sources(stage: Stage) -> Iterator[Stage]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.debugging.played import Played, key_of, rows_by_input, stacked, subtasks_of
 from pipelines.runtime.debugging.recording import came_from
-from pipelines.runtime.debugging.replay import Playing
+from pipelines.runtime.debugging.replay import Playing, lanes_reading
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.definition.made_columns import before, seen_as
 from pipelines.runtime.inspection import state_reader
@@ -190,7 +190,7 @@ def _before(
             for contribution in contributions
             if (rows := came_from(contribution.rows, upstream.uid)).height
         }
-        lanes = _lanes_reading(stage, upstream)
+        lanes = lanes_reading(stage, upstream)
         if given and not upstream.key and stage.key:
             for lane in {(lane.key, lane.columns, lane.transform): lane for lane in lanes}.values():
                 earlier = _earlier(lane, dict(zip(lane.key, values, strict=True)))
@@ -242,7 +242,7 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
             contribution.epoch for contribution in contributions if came_from(contribution.rows, upstream.uid).height
         ]
         if of_stage and not upstream.key:
-            lanes = _lanes_reading(stage, upstream)
+            lanes = lanes_reading(stage, upstream)
             for lane in {(lane.columns, lane.transform): lane for lane in lanes}.values():
                 earlier = _earlier(lane, values)
                 if len(earlier) < len(values):
@@ -252,11 +252,6 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
         elif of_stage:
             untraced.append(f"rows of {upstream.uid}: weir explain asks its table")
     return Trace(stage.uid, values, tuple(contributions), tuple(untraced), tuple(traces))
-
-
-def _lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
-    """The inputs of a stage that are rows of one before it."""
-    return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
 
 
 def _earlier(lane: Stage, values: Mapping[str, Any]) -> dict[str, Any]:
