@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+import structlog
 
 from configs import settings
 from pipelines.runtime.execution.spark import spark_session as runtime
@@ -50,6 +51,17 @@ def spark_where_it_is_asked_for(request: pytest.FixtureRequest, monkeypatch: pyt
         return _start_spark(*arguments, **options)
 
     monkeypatch.setattr(runtime, "session", session)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A command in the tests' process sends the lines of structlog to stderr, for all that follows in this process."""
+    configured, before = structlog.is_configured(), structlog.get_config()
+    yield
+    if configured:
+        structlog.configure(**before)
+    else:
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import structlog
-
 from state_ops import logs
 from tests.assets.without_spark import House
 from tests.state_ops.test_logs import lines
@@ -26,7 +24,6 @@ def test_with_json_lines_each_is_one_of_its_run_on_stderr_too(house, monkeypatch
     monkeypatch.setattr(logs, "_adopted", [])  # what this process adopts is over with the test
     house.bank.land(4)
     run = house.execute("small_job")
-    structlog.reset_defaults()
     written = [text for text in capfd.readouterr().err.splitlines() if text.startswith("{")]
     (epoch,) = [fields for fields in lines("\n".join(written)) if fields["event"] == "epoch"]
     assert (epoch["epoch"], epoch["run_id"], epoch["rows_in"]) == (4, run.run_id, 10)
