@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from state_ops.backends import arrow_file
+from state_ops.backends import arrow_file, memory_budget
 from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Freezing, Frozen
 from state_ops.backends.composite import scan_back
 from state_ops.backends.loader import misfit, named
@@ -197,6 +199,21 @@ def test_scans_between_writes_see_every_write(lineage):
             start = draw.randbytes(1)
             assert list(backend.scan(start, b"\xff" * 9)) == sorted(e for e in model.items() if e[0] >= start)
             assert list(backend.scan(b"", start)) == sorted(e for e in model.items() if e[0] < start)
+
+
+def test_a_scan_does_not_pass_over_what_was_deleted_behind_its_end(tmp_path, monkeypatch):
+    """A state that an epoch has emptied is asked for each of its key groups, or for many keys."""
+    counted = memory_budget.options(memory_budget.budget(16), 1, 100, "lz4")
+    counted.enable_statistics()
+    monkeypatch.setattr(RocksDBBackend, "_options", lambda *_: counted)
+    keys = [number.to_bytes(4, "big") for number in range(1000)]
+    with closing(RocksDBBackend(tmp_path / "db", 16)) as backend:
+        backend.write([(key, b"") for key in keys])
+        backend.write([], keys)
+        for start, end in pairwise(keys[400:600]):
+            assert not list(backend.scan(start, end))
+    skipped = re.search(r"rocksdb.number.iter.skip COUNT : (\d+)", counted.get_statistics() or "")
+    assert skipped is not None and 0 < int(skipped[1]) < 10 * len(keys)
 
 
 def test_a_scan_that_is_dropped_half_way_does_no_harm(lineage):
