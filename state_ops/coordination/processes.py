@@ -7,8 +7,6 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil
-
 
 def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
     """Whether a process lives; None if that cannot be seen from here.
@@ -18,6 +16,8 @@ def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
     """
     if host != socket.gethostname() or not pids or pids != pid_namespace():
         return None
+    import psutil  # not at import: workers of Spark do without
+
     try:
         # A killed process that its parent has not collected yet is still listed, and does nothing any more.
         if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -33,6 +33,8 @@ def born(pid: int) -> str:
     if stat.exists():
         ticks = stat.read_text().rsplit(")", 1)[1].split()[19]
         return f"{_boot()}/{ticks}"
+    import psutil
+
     return f"{psutil.Process(pid).create_time():.0f}"
 
 

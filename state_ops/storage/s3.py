@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
 
-from configs.settings import S3Settings
 from state_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
 
 SCHEMES = ("s3://", "s3a://")
 _STANDARD = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

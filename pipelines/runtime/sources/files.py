@@ -11,11 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.connectors.source import ADD, Lag
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
@@ -30,6 +29,9 @@ from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, S
 from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
 from state_ops.logs import Logger
+
+if TYPE_CHECKING:
+    from configs.settings import EpochSettings, S3Settings
 
 log = Logger("weir.source")
 

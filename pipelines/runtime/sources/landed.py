@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from configs.settings import S3Settings
 from pipelines.runtime.connectors.source import Batch, Rejected
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.slices import BadRow
@@ -29,6 +29,9 @@ from state_ops.errors import InputError
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
 from state_ops.value_text import literal
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
 
 LANDED = "landed"
 MOST_REJECTED_BYTES = 64 << 20  # of the bad rows of a slice, which are held in memory
@@ -79,7 +82,7 @@ class LandedFiles:
 
     @cached_property
     def storage(self) -> Storage:
-        return Storage(self.root, self.s3 or S3Settings(), self.request_counts)
+        return Storage(self.root, self.s3, self.request_counts)
 
     def __reduce__(self) -> tuple[object, ...]:
         return LandedFiles, (self.root, self.source, self.s3, self.scratch)

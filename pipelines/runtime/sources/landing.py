@@ -7,16 +7,20 @@ import fnmatch
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from configs.settings import S3Settings
 from pipelines.runtime.connectors.formats.hive import partitions_of
 from pipelines.runtime.sources.parquet.parquet_files import ParquetFiles
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.errors import ConfigurationError, InputError
+from state_ops.storage.opening import default_s3
 from state_ops.storage.s3 import arrow_filesystem, is_s3, refuse_secrets
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
 
 _WILDCARD = re.compile(r"[*?[]")
 _ESCAPED = re.compile(r"\[([*?[])\]")
@@ -82,7 +86,7 @@ class LandingDirectory:
             )
         self.directory = directory
         if is_s3(directory):
-            self._fs, self._path = arrow_filesystem(s3 or S3Settings()), directory.partition("://")[2]
+            self._fs, self._path = arrow_filesystem(s3 or default_s3()), directory.partition("://")[2]
             self.place = f"s3://{self._path}"
         elif "://" in directory:
             self._fs, self._path = pafs.FileSystem.from_uri(directory)

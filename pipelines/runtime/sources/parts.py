@@ -15,11 +15,10 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from configs.settings import EpochSettings
 from pipelines.runtime.connectors.source import (
     Batch,
     Lag,
@@ -44,6 +43,9 @@ from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, Part
 from state_ops.errors import InputError, TransientError, WeirError
 from state_ops.logs import Logger
 from state_ops.storage.transfers import together
+
+if TYPE_CHECKING:
+    from configs.settings import EpochSettings
 
 log = Logger("weir.source")
 

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from configs.settings import EpochSettings
 from pipelines.runtime.connectors.source import Lag, Position, Source, changed_kind
 from pipelines.runtime.sources.file_check import greatest
 from pipelines.runtime.sources.landed import LandedFiles
@@ -26,6 +25,9 @@ from state_ops.arrow import frames
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, InputError, PipelineError
 from state_ops.logs import Logger
+
+if TYPE_CHECKING:
+    from configs.settings import EpochSettings
 
 log = Logger("weir.source")
 

@@ -4,6 +4,7 @@ more than it must."""
 from __future__ import annotations
 
 import gc
+import os
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -11,15 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark.sql import functions as F
 
 from configs import settings
 from configs.settings import EpochSettings
-from pipelines.api import Pipeline, agg, aggregate, delta, files
+from pipelines.api import Pipeline, State, ValueState, agg, aggregate, delta, files
+from pipelines.api import stage as function_stage
 from pipelines.runtime.execution import exchange, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.execution.spark import spark_plan
@@ -47,6 +51,16 @@ def _counted(**options: Any) -> Any:
     )
 
 
+class Seen(State):
+    rows: int = 0
+
+
+def _sleeps(rows: pl.DataFrame, state: ValueState, epoch: Any) -> pl.DataFrame:
+    if len(rows):
+        time.sleep(120)
+    return rows
+
+
 def _owners(keys: list[int], parallelism: int = 2) -> list[int]:
     return subtask_of(key_groups([pa.array(keys)], MAX_PARALLELISM), parallelism, MAX_PARALLELISM).tolist()
 
@@ -63,9 +77,11 @@ class Job:
         self.work = root / "work"
         self.executor = SparkExecutor(settings.load({}), "weir-tests")
 
-    def run(self, keys: list[int] | None, parallelism: int = 2, **options: Any) -> list[Ack]:
-        """keys: None for an epoch without data."""
-        counted = _counted(**options)
+    def run(
+        self, keys: list[int] | None, parallelism: int = 2, stage: Any = None, seconds: float = 600, **options: Any
+    ) -> list[Ack]:
+        """keys: None for an epoch without data. seconds: How long it may take."""
+        counted = stage or _counted(**options)
         task = KeyedTask(
             stage=counted,
             shapes=shapes(counted, SCHEMA),
@@ -85,9 +101,8 @@ class Job:
             stages=("counted",),
         )
         rows = None if keys is None else self._staged(keys)
-        return sorted(
-            self.executor.run(task, rows, SCHEMA, lambda: time.monotonic() + 600), key=lambda ack: ack.subtask
-        )
+        deadline = time.monotonic() + seconds
+        return sorted(self.executor.run(task, rows, SCHEMA, lambda: deadline), key=lambda ack: ack.subtask)
 
     def _staged(self, keys: list[int]) -> Channel:
         path = Path(self.storage.full("channels/before/rows.parquet").removeprefix("file://"))
@@ -141,7 +156,7 @@ def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
         workers = set()
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):  # one that has just ended
-                if "pyspark.daemon" in " ".join(process.cmdline()):
+                if "worker_daemon" in " ".join(process.cmdline()):
                     workers.add((process.pid, process.create_time()))
         return workers
 
@@ -150,6 +165,40 @@ def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
     for _ in range(3):
         assert [(ack.subtask, ack.rows_in, ack.error) for ack in job.run(None)] == [(0, 0, None), (1, 0, None)]
     assert len(before) > 1 and workers() == before
+
+
+def test_jobs_with_and_without_a_shuffle_run_in_the_same_workers(spark):
+    """Else each kind would keep state of its own in memory. They import the PySpark that is unpacked: from Spark's
+    archive each would compile it."""
+
+    def of_rows(_):
+        import pyspark
+
+        yield os.getppid(), pyspark.__file__
+
+    def of_batches(batches):
+        for _ in batches:
+            pass
+        (seen,) = of_rows(())
+        yield pa.RecordBatch.from_pydict({"daemon": [seen[0]], "package": [seen[1]]})
+
+    seen = {*spark.sparkContext.parallelize([], 2).mapPartitions(of_rows).collect()}
+    seen |= {
+        tuple(row) for row in spark.range(0, 2, 1, 2).mapInArrow(of_batches, "daemon long, package string").collect()
+    }
+    (one,) = seen
+    assert one[1] == pyspark.__file__
+
+
+@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["without a shuffle", "with one"])
+def test_a_job_past_its_deadline_is_ended_and_the_next_one_has_its_place(job, options):
+    source, sink = files("{landing}/*.parquet"), delta.append("counted")
+    slow = function_stage("counted", source=source, key="key", state=Seen, sink=sink, **options)
+    began = time.monotonic()
+    with pytest.raises(TransientError):
+        job.run([0, 1, 2], stage=slow(_sleeps), seconds=2.0)
+    assert time.monotonic() - began < 60
+    assert [ack.error for ack in job.run([0, 1, 2], **options)] == [None, None]
 
 
 @pytest.mark.parametrize("way", ["blocks", "staged", "rows"])

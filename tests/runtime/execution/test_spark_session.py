@@ -1,12 +1,22 @@
-"""How the JVM of a session is started."""
+"""How the JVM of a session is started, and its workers."""
 
 from __future__ import annotations
 
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
+from pipelines.runtime.execution.spark import spark_session
 from pipelines.runtime.execution.spark.spark_session import light_jvm
+from pipelines.runtime.execution.spark.worker_daemon import without_archives
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,3 +62,41 @@ def test_a_collector_that_is_chosen_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sparks_own_jvm_is_started_so(spark: SparkSession) -> None:
     arguments = spark.sparkContext._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
     assert "-XX:TieredStopAtLevel=1" in set(arguments)
+
+
+def test_workers_are_reached_by_sockets_that_only_this_user_can_open(spark: SparkSession) -> None:
+    directory = Path(str(spark.conf.get("spark.python.unix.domain.socket.dir")))
+    assert spark.sparkContext.parallelize([1], 1).map(lambda n: n + 1).collect() == [2]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert any(stat.S_ISSOCK(file.stat().st_mode) for file in directory.iterdir())
+
+
+def test_sockets_have_no_names_where_those_would_be_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert spark_session._unix_sockets() == {}
+    assert not [*long.iterdir()]
+
+
+def test_workers_import_what_is_unpacked_and_only_if_it_is_the_same() -> None:
+    package = Path(pyspark.__file__).parent
+    archives = [str(package / "python" / "lib" / name) for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
+    installed = str(package.parent)
+    assert without_archives([*archives, "/code", installed]) == ["/code", installed]
+    for path in (
+        [*archives, "/code"],
+        ["/opt/spark/python/lib/pyspark.zip", "/code", installed],
+        ["/code", installed],
+        ["/code/shipped.zip", installed],
+    ):
+        assert without_archives(path) == path
+
+
+def test_a_worker_does_without_what_reads_settings() -> None:
+    code = "import json, sys, pipelines.runtime.execution.spark.spark_task; print(json.dumps([*sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not packages & {"pydantic", "yaml", "psutil", "pandas", "structlog", "dagster", "pyspark"}

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import deltalake
@@ -27,7 +27,6 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from configs.redaction import error_status, scrubbing
-from configs.settings import S3Settings
 from state_ops.delta import log_cleanup
 from state_ops.delta.fenced_table import Table, open_table
 from state_ops.delta.log_entries import entry_path
@@ -35,6 +34,9 @@ from state_ops.errors import ConfigurationError, InputError, LostError, Transien
 from state_ops.storage.s3 import refuse_secrets
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
 
 _READABLE = frozenset(  # features of a reader
     {

@@ -17,13 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from configs.settings import S3Settings
 from pipelines.runtime.connectors.delta_table.data_file import tables
 from pipelines.runtime.connectors.delta_table.table_log import DataFile, TableLog, asking
 from state_ops.arrow import frames
@@ -33,6 +32,9 @@ from state_ops.errors import InputError, LostError, MissingError, PipelineError,
 from state_ops.storage.s3 import refuse_secrets
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
 
 FAIL, NEWEST = "fail", "newest"
 _PARQUET = ".parquet"

@@ -10,6 +10,7 @@ import functools
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Seve
 from pipelines.runtime.execution.spark import gx_loading, spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.spark.placement import Placement
 from pipelines.runtime.execution.spark.spark_task import (
+    as_rows,
     cut_blocks,
     landed_rows,
     read_blocks,
@@ -46,7 +48,8 @@ from state_ops.errors import TransientError
 from state_ops.logs import Logger
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 
 log = Logger("weir.spark")
@@ -71,9 +74,11 @@ class SparkExecutor:
     def __init__(self, settings: Settings, app: str) -> None:
         self._settings, self._app = settings, app
         self._session: SparkSession | None = None
+        self._context: SparkContext | None = None  # of a local master, where jobs without a shuffle are RDDs
         self._starting = threading.Lock()
         self._judged_by_spark: set[str] = set()  # stages whose where has met a row that Spark alone can judge
         self._cancels = 0
+        self._tag = f"weir-{uuid.uuid4().hex}"  # of the jobs of RDDs
         self.ready_at: datetime | None = None
         self.placement: Placement | None = None
 
@@ -82,9 +87,13 @@ class SparkExecutor:
         with self._starting:  # two stages may be the first to ask
             if self._session is None:
                 began = time.monotonic()
+                from pyspark.sql.utils import is_remote
+
                 log.info("Spark starts (5 to 30 s)")
                 self._session = spark_session.session(self._settings, app=self._app)
-                if not self._settings.spark.master.startswith(("local", "sc://")):
+                if self._settings.spark.master.startswith("local"):
+                    self._context = None if is_remote() else self._session.sparkContext
+                elif not self._settings.spark.master.startswith("sc://"):
                     self.placement = Placement(self._session)
                 self.ready_at = datetime.now(UTC)
                 log.info(f"Spark has started in {time.monotonic() - began:.1f} s")
@@ -128,7 +137,7 @@ class SparkExecutor:
         elif rows is not None:
             rows = direct_read.narrowed(task.stage, rows)
         done = threading.Event()
-        threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
+        threading.Thread(target=self._cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
             acks = [] if rows is None else self._job(task, rows)
             if rows is not None and acks is None:
@@ -275,10 +284,19 @@ class SparkExecutor:
         finally:
             staged_blocks.remove(storage, place)
 
-    def _reading(self, task: KeyedTask, rows: Landed | Channel | Several | None) -> DataFrame:
-        """The acks of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
-        batch_rows = self._settings.spark.batch_rows
-        return self._start(task).mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
+    def _reading(self, task: KeyedTask, rows: Landed | Channel | Several | None) -> DataFrame | RDD[Row]:
+        """The acks of a job without a shuffle: a task for each subtask, which reads by itself what there is.
+
+        On a local master it is an RDD: planning a DataFrame takes longer than many a task, and there is nothing to
+        plan.
+        """
+        reading = functools.partial(reading_rows, task, rows, self._settings.spark.batch_rows)
+        if self._context is None:
+            return self._start(task).mapInArrow(reading, _ACK)
+        self._context.addJobTag(self._tag)  # of this thread
+        return self._context.parallelize([], task.parallelism).mapPartitions(
+            lambda numbers: as_rows(reading(iter(numbers)))
+        )
 
     def _start(self, task: KeyedTask) -> DataFrame:
         """A partition for each subtask, where its state is if that is known."""
@@ -286,7 +304,7 @@ class SparkExecutor:
             return self.placement.start(task.stage.uid, task.parallelism)
         return self.session.range(0, task.parallelism, 1, task.parallelism)
 
-    def _collected(self, task: KeyedTask, acks: DataFrame) -> list[Ack] | None:
+    def _collected(self, task: KeyedTask, acks: DataFrame | RDD[Row]) -> list[Ack] | None:
         """Run a job; None where a row was met that Spark alone can judge."""
         rows = acks.collect()
         if self.placement is not None and rows:
@@ -301,7 +319,19 @@ class SparkExecutor:
     def cancel(self) -> None:
         self._cancels += 1
         if self._session is not None:
-            self._session.interruptAll()
+            self._interrupt(self._session)
+
+    def _cancel_late(self, session: SparkSession, deadline: Deadline, done: threading.Event) -> None:
+        # All jobs: a tag set by one thread is not known in another. Again and again: an interrupt that comes before the
+        # job has started is not remembered.
+        while not done.wait(max(0.2, deadline() - time.monotonic())):
+            if time.monotonic() >= deadline():
+                self._interrupt(session)
+
+    def _interrupt(self, session: SparkSession) -> None:
+        session.interruptAll()
+        if self._context is not None:  # the session does not know the jobs of RDDs
+            self._context.cancelJobsWithTag(self._tag)
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -320,14 +350,6 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
     escaped."""
     place = uri(rows.storage, file)
     return f"file://{literal(place)}" if isinstance(file, StagedFile) else literal(place)
-
-
-def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Event) -> None:
-    # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
-    # before the job has started is not remembered.
-    while not done.wait(max(0.2, deadline() - time.monotonic())):
-        if time.monotonic() >= deadline():
-            session.interruptAll()
 
 
 @contextmanager

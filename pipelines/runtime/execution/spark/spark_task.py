@@ -30,6 +30,7 @@ from state_ops.storage.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
+    from pyspark.sql import Row
 
 _TOLD = "<weir-error>"
 
@@ -106,6 +107,14 @@ def reading_rows(
             task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows, task.work_dir
         )
     yield _acked(task, subtask, batches, exchange.DIRECT if rows is not None else None)
+
+
+def as_rows(acked: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+    """Acks as tasks of an RDD hand them over."""
+    from pyspark.sql import Row
+
+    for batch in acked:
+        yield from (Row(**ack) for ack in batch.to_pylist())
 
 
 def read_blocks(
