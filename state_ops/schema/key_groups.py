@@ -8,7 +8,7 @@ moves the fewest groups and each subtask's groups stay one range of RocksDB keys
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -118,26 +118,25 @@ def _hash(array: pa.Array, seed: np.ndarray) -> np.ndarray:
 def _hash_bytes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seed: np.ndarray) -> np.ndarray:
     """uint64[n] of the byte strings data[starts[i] : starts[i] + lengths[i]]."""
     hashes = seed + _P5
-    stripes = lengths >= 32
-    if stripes.any():
-        rows = np.flatnonzero(stripes & (lengths <= _LONG_TEXT))
+    rows = _rows((lengths >= 32) & (lengths <= _LONG_TEXT))
+    if rows is not None:
         hashes[rows] = _take_stripes(data, starts[rows], lengths[rows], seed[rows])
     hashes += lengths.astype(np.uint64)
     at, end = starts + (lengths & ~31), starts + lengths
     words, ints = items(data, 8), items(data, 4)
     for _ in range(3):
-        rows = np.flatnonzero(at + 8 <= end)
-        if not len(rows):
+        rows = _rows(at + 8 <= end)
+        if rows is None:
             break
         hashes[rows] = _take_word(hashes[rows], words[at[rows]].view("<u8"))
         at[rows] += 8
-    rows = np.flatnonzero(at + 4 <= end)
-    if len(rows):
+    rows = _rows(at + 4 <= end)
+    if rows is not None:
         hashes[rows] = _take_int(hashes[rows], ints[at[rows]].view("<u4"))
         at[rows] += 4
     for _ in range(3):
-        rows = np.flatnonzero(at < end)
-        if not len(rows):
+        rows = _rows(at < end)
+        if rows is None:
             break
         hashes[rows] = _rotated(hashes[rows] ^ data[at[rows]].astype(np.uint64) * _P5, 11) * _P1
         at[rows] += 1
@@ -146,6 +145,13 @@ def _hash_bytes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seed:
         text = data[starts[row] : starts[row] + lengths[row]]
         hashes[row] = xxhash.xxh64_intdigest(text.tobytes(), seed=int(seed[row]))
     return hashes
+
+
+def _rows(which: np.ndarray) -> Any:
+    """Which rows, as an index: a slice for all of them, as of keys of one length, which is quicker. None for none."""
+    if which.all():
+        return slice(None) if len(which) else None
+    return np.flatnonzero(which) if which.any() else None
 
 
 def _take_stripes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seed: np.ndarray) -> np.ndarray:
