@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,17 +64,16 @@ def test_sparks_own_jvm_is_started_so(spark: SparkSession) -> None:
 
 
 def test_workers_are_reached_by_sockets_that_only_this_user_can_open(spark: SparkSession) -> None:
-    directory = Path(str(spark.conf.get("spark.python.unix.domain.socket.dir")))
+    directory = Path(str(spark.sparkContext.getConf().get("spark.python.unix.domain.socket.dir")))
     assert spark.sparkContext.parallelize([1], 1).map(lambda n: n + 1).collect() == [2]
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert any(stat.S_ISSOCK(file.stat().st_mode) for file in directory.iterdir())
 
 
-def test_sockets_have_no_names_where_those_would_be_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_have_no_names_where_those_would_be_too_long(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert spark_session._unix_sockets() == {}
+    assert spark_session._unix_sockets(str(long)) == {}
     assert not [*long.iterdir()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import os
 import re
@@ -151,13 +152,16 @@ def worker_python(settings: Settings) -> dict[str, str]:
     return {"PYSPARK_PYTHON": named} if named else {}
 
 
-def _unix_sockets() -> dict[str, str]:
+@functools.cache
+def _unix_sockets(parent: str) -> dict[str, str]:
     """Let the JVM and the Python workers of one host talk by Unix sockets, which only this user's processes can open.
 
     By TCP each task that gets few bytes waits 40 ms, since the JVM holds back a second small packet until the first one
     is acknowledged, and the worker acknowledges late (Nagle's algorithm against delayed acknowledgements).
+
+    Args:
+        parent: Where the directory of the sockets is made.
     """
-    parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_PARENT:
         return {}
     directory = tempfile.mkdtemp(prefix="weir-", dir=parent)
@@ -284,7 +288,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         # Jobs of RDDs and of DataFrames share workers where their variables are the same, and those have this one.
         properties["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
         properties["spark.python.daemon.module"] = "pipelines.runtime.execution.spark.worker_daemon"
-        properties |= _unix_sockets()
+        properties |= _unix_sockets(tempfile.gettempdir())
     if not spark.master.startswith("sc://"):
         properties |= _java_options(settings)
         properties[f"spark.executorEnv.{FORMAT}"] = settings.logging.format  # workers read no settings
