@@ -27,8 +27,9 @@ from pipelines.runtime.gates import evaluation
 from pipelines.runtime.inspection.state_reader import At, held
 from pipelines.runtime.operations.plan_state import Findings, Sample, StateCheck
 from pipelines.runtime.operators import Shapes
-from pipelines.runtime.operators.compatibility import Finding, Verdict, lookup_findings, structure
+from pipelines.runtime.operators.compatibility import Finding, Verdict, lookup_findings
 from pipelines.runtime.operators.joins import sides
+from pipelines.runtime.operators.structure import structure
 from pipelines.runtime.ownership.lookups import Lookups
 from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers

@@ -20,7 +20,8 @@ from pipelines.runtime.epoch.scheduler import EpochScheduler
 from pipelines.runtime.epoch.step_runner import StepRunner, Threads
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.gates import evaluation
-from pipelines.runtime.operators.compatibility import advice, structure
+from pipelines.runtime.operators.compatibility import advice
+from pipelines.runtime.operators.structure import structure
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.leftovers import discard_slices

@@ -38,7 +38,7 @@ from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import plan
 from pipelines.runtime.operations.plan import StatePlan
-from pipelines.runtime.operators import compatibility
+from pipelines.runtime.operators import structure
 from pipelines.runtime.operators.compatibility import Verdict
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run.maintenance import savepoint
@@ -623,8 +623,8 @@ def test_nothing_is_said_of_what_an_earlier_release_did_not_record(made_base, tm
     site = replace(
         made_base.copied_to(tmp_path / "site"), pipeline=replace(made_base.pipeline, stages=made(ttl="1d", counts=True))
     )
-    recorded = compatibility.stats_of
-    for module in (compatibility, plan):
+    recorded = structure.stats_of
+    for module in (structure, plan):
         monkeypatch.setattr(module, "stats_of", lambda *of: recorded(*of).updated(inputs=None, sql=None, sketched={}))
     assert {finding.what for finding in plan_of(site).findings} == {"its state is used as it is"}
 
