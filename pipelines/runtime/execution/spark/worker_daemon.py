@@ -18,10 +18,10 @@ def without_archives(path: list[str]) -> list[str]:
     archives = [entry for entry in path if entry.endswith(".zip") and Path(entry).parts[-3:-1] == ("python", "lib")]
     rest = [entry for entry in path if entry not in archives]
     found, needed = PathFinder.find_spec("pyspark", rest), PathFinder.find_spec("py4j", rest)
-    around = {str(Path(entry).parents[2]) for entry in archives}
-    if found is None or needed is None or not around.issuperset(found.submodule_search_locations or [""]):
+    if found is None or found.origin is None or needed is None:
         return path
-    return rest
+    package = Path(found.origin).resolve().parent
+    return rest if all(Path(entry).resolve().parents[2] == package for entry in archives) else path
 
 
 if __name__ == "__main__":
