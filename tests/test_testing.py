@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 
 from configs.settings import Settings
 from pipelines import testing
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.flights import Aircraft, aircraft_rotation, airport_hourly, pipeline
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.checkpoints.checkpoint import to_micros
@@ -229,6 +229,17 @@ def test_columns_of_unknown_type_and_misspelt_ones_are_refused():
         run.epoch([leg("N1", "07:00", arr_dealy=1.0)])
     with pytest.raises(InputError, match="'flight' of the rows does not fit"):
         run.epoch([leg("N1", "07:00", flight="UA 1")])
+
+
+def test_a_number_that_is_too_large_is_refused_and_nothing_is_lost():
+    counted = aggregate("counted", files("x/*.parquet"), key="k", n=agg.count(), most=agg.max("k"))
+    run = testing.run(counted, schema={"k": pa.uint64()})
+    assert run.epoch([{"k": 2**63 - 1}])["n", "most"].rows() == [(1, 2**63 - 1)]
+    with pytest.raises(InputError, match="'k' of the rows does not fit"):
+        run.epoch([{"k": 2**63}])
+    with pytest.raises(InputError, match="A value of the rows does not fit"):
+        run.epoch(pa.table({"k": pa.array([2**63], pa.uint64())}))
+    assert run.epoch([{"k": 2**63 - 1}])["n", "most"].rows() == [(2, 2**63 - 1)]
 
 
 def _types(row: dict) -> dict[str, pa.DataType]:

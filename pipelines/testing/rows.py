@@ -86,7 +86,13 @@ def table_of(rows: Rows, schema: pa.Schema | None) -> pa.Table | None:
         if rows and schema is not None:  # a column that no row has is null in all
             given = {**dict.fromkeys(schema.names, [None] * len(rows)), **given}
     else:
-        table = frames.arrow(rows)
+        try:
+            table = frames.arrow(rows)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"A value of the rows does not fit: {error}",
+                next="Integers are of 64 bits with a sign; larger numbers are decimals, decimal(20,0).",
+            ) from error
         given = dict(zip(table.column_names, table.columns, strict=True))
     if not given:
         return None
@@ -105,10 +111,11 @@ def table_of(rows: Rows, schema: pa.Schema | None) -> pa.Table | None:
             raise _misfit(name, "it is missing")
         values = given[name]
         try:
-            columns[name] = pa.array(values, type) if isinstance(values, list) else values.cast(type or values.type)
+            column = pa.array(values, type) if isinstance(values, list) else values.cast(type or values.type)
+            columns[name] = frames.canonical(pa.table({name: column})).column(0)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise _misfit(name, str(error)) from error
-    return frames.canonical(pa.table(columns))
+    return pa.table(columns)
 
 
 def _misfit(column: str, problem: str) -> InputError:
