@@ -36,7 +36,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sinks.opening import Sinks, kind_in
 from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN, named
-from state_ops.arrow.frames import canonical_schema, schema_from_json
+from state_ops.arrow.frames import schema_from_json
 from state_ops.backends import loader as backends
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.operator_stats import OperatorStats
@@ -340,7 +340,7 @@ class PlanBuilder:
             self.where[stage.uid] = self.where.get(stage.uid) or alone  # of one input after the other
         if stage.transform is None and (not stage.columns or alone is None):
             columns = direct_read.seen(stage, raw.empty_table()).schema if stage.columns else raw
-            return _through_spark(columns, f"the input of {stage.uid}")
+            return spark_plan.as_spark_has(columns, f"the input of {stage.uid}")
         self.spark.append(stage.uid)
         return self._executor.columns(stage, raw, "what was read before")
 
@@ -460,11 +460,3 @@ class PlanBuilder:
         for name in sorted(set(self._head.sinks if self._head else ()) - written):
             of = "table" if kind_in(self._head, name) is None else "sink"
             self.findings.allow(of, name, of, "nothing writes to it any more: it stays as it is")
-
-
-def _through_spark(schema: pa.Schema, where: str) -> pa.Schema:
-    """The columns as they come back from Spark, found without a session. A `where` leaves them as they are."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    seen = to_arrow_schema(spark_plan.spark_schema(schema, where), timezone="UTC")
-    return canonical_schema(seen)

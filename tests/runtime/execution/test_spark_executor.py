@@ -24,9 +24,9 @@ from configs import settings
 from configs.settings import EpochSettings
 from pipelines.api import Pipeline, State, ValueState, agg, aggregate, delta, files
 from pipelines.api import stage as function_stage
-from pipelines.runtime.execution import exchange, staged_blocks
+from pipelines.runtime.execution import direct_read, exchange, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Landed
-from pipelines.runtime.execution.spark import spark_plan
+from pipelines.runtime.execution.spark import spark_plan, spark_session
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor, _read_source, _translated
 from pipelines.runtime.operators import Progress, shapes
 from pipelines.runtime.sources.files import FilesReader
@@ -199,6 +199,26 @@ def test_a_job_past_its_deadline_is_ended_and_the_next_one_has_its_place(job, op
         job.run([0, 1, 2], stage=slow(_sleeps), seconds=2.0)
     assert time.monotonic() - began < 60
     assert [ack.error for ack in job.run([0, 1, 2], **options)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"where": "n > 1 AND text LIKE 'a%'"},
+        {"select": ["key", "n % 3 AS rest", "date_format(at, 'yyyy-MM-dd') AS day", "upper(text) AS text", "cost"]},
+    ],
+    ids=["none", "where", "select"],
+)
+def test_columns_that_python_can_tell_are_those_of_spark_and_start_none(spark, monkeypatch, options):
+    types = [*SCHEMA, pa.field("text", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]
+    schema = pa.schema([*types, ("cost", pa.decimal128(9, 2)), ("bag", pa.map_(pa.string(), pa.list_(pa.int32())))])
+    stage, loaded = _counted(**options), settings.load({})
+    with monkeypatch.context() as patched:
+        patched.setattr(direct_read, "spark_alone", lambda *_: "it is asked on purpose")
+        told = SparkExecutor(loaded, "weir-tests").columns(stage, schema, "here")
+    monkeypatch.setattr(spark_session, "session", None)
+    assert SparkExecutor(loaded, "weir-tests").columns(stage, schema, "here").equals(told)
 
 
 @pytest.mark.parametrize("way", ["blocks", "staged", "rows"])

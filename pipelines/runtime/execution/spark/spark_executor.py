@@ -100,6 +100,8 @@ class SparkExecutor:
             return self._session
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
+        if stage.transform is None and direct_read.spark_alone(stage, schema, self._settings.spark.conf) is None:
+            return spark_plan.as_spark_has(direct_read.seen(stage, schema.empty_table()).schema, where)
         session = self.session
         with _translated(stage, self._settings.spark.master):
             empty = session.createDataFrame([], spark_plan.spark_schema(schema, where))

@@ -179,6 +179,13 @@ def spark_schema(schema: pa.Schema, where: str) -> StructType:
     return from_arrow_schema(schema)
 
 
+def as_spark_has(schema: pa.Schema, where: str) -> pa.Schema:
+    """The columns as they come back from Spark, found without a session. Raises as `spark_schema`."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return frames.canonical_schema(to_arrow_schema(spark_schema(schema, where), timezone="UTC"))
+
+
 def _unsupported(column: str, kind: str, where: str | None, remedy: str) -> PipelineError:
     return PipelineError(
         f"The input column {column!r} is {kind}, a type that cannot pass between Spark and Python.",
