@@ -1,6 +1,6 @@
 """Directories that a process works in for a while, and that somebody removes after it was killed, or goes on with.
 
-    <home>/<prefix><pid>-<uuid>/    locked by its process; the pid is for people
+    <home>/<prefix><pid>-<digits>/  locked by its process; the pid is for people, the digits are random
     <home>/<prefix><name>/          the same for work that the next process takes up where it was (`resumable`)
 
 The kernel lets go of the lock when the process dies. A pid would not tell: in a container each start has the same, and
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,7 +71,7 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
 def _new_directory(home: Path, prefix: str) -> tuple[Path, int]:
     """A directory, and the lock on it. One that is taken for left over before it is locked is made again."""
     while True:
-        directory = home / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}"
+        directory = home / f"{prefix}{os.getpid()}-{secrets.token_hex(6)}"
         directory.mkdir()
         with suppress(FileNotFoundError):
             lock = os.open(directory, os.O_RDONLY)

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,29 +65,56 @@ def test_sparks_own_jvm_is_started_so(spark: SparkSession) -> None:
 
 
 def test_workers_are_reached_by_sockets_that_only_this_user_can_open(spark: SparkSession) -> None:
-    directory = Path(str(spark.sparkContext.getConf().get("spark.python.unix.domain.socket.dir")))
-    assert spark.sparkContext.parallelize([1], 1).map(lambda n: n + 1).collect() == [2]
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert any(stat.S_ISSOCK(file.stat().st_mode) for file in directory.iterdir())
+    context = spark.sparkContext
+    directory = context.getConf().get("spark.python.unix.domain.socket.dir")
+    if directory is None:
+        pytest.skip("the name of the temporary directory is too long for sockets")
+    assert context.parallelize([1], 1).map(lambda n: n + 1).collect() == [2]
+    assert stat.S_IMODE(Path(directory).stat().st_mode) == 0o700
+    sockets = {str(file) for file in Path(directory).iterdir() if stat.S_ISSOCK(file.stat().st_mode)}
+    assert sockets - {context._accumulatorServer.server_address}, "the daemon of the workers has one"
 
 
-def test_sockets_have_no_names_where_those_would_be_too_long(tmp_path: Path) -> None:
-    long = tmp_path / ("long" * 20)
+@pytest.mark.parametrize(
+    "name", ["long" * 25, "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 40], ids=["letters", "bytes"]
+)
+def test_workers_are_reached_by_tcp_where_the_names_of_sockets_would_be_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    long = tmp_path / name
     long.mkdir()
-    assert spark_session._unix_sockets(str(long)) == {}
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert spark_session._unix_sockets() == {}
     assert not [*long.iterdir()]
+
+
+def test_a_directory_of_sockets_that_a_killed_process_has_left_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        monkeypatch.setattr(tempfile, "tempdir", home)
+        code = f"""
+import os, tempfile
+tempfile.tempdir = {home!r}
+from pipelines.runtime.execution.spark import spark_session
+print(spark_session._unix_sockets()["spark.python.unix.domain.socket.dir"], flush=True)
+os.kill(os.getpid(), 9)
+"""
+        killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        left = Path(killed.stdout.strip())
+        assert killed.returncode == -9 and left.is_dir()
+        own = Path(spark_session._unix_sockets()["spark.python.unix.domain.socket.dir"])
+        assert [*Path(home).iterdir()] == [own]
 
 
 def test_workers_import_what_is_unpacked_and_only_if_it_is_the_same() -> None:
     package = Path(pyspark.__file__).parent
     archives = [str(package / "python" / "lib" / name) for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
-    installed = str(package.parent)
-    assert without_archives([*archives, "/code", installed]) == ["/code", installed]
+    installed, authors = str(package.parent), "/code/python/lib/shipped.zip"
+    assert without_archives([*archives, "/code", authors, installed]) == ["/code", authors, installed]
     for path in (
         [*archives, "/code"],
         ["/opt/spark/python/lib/pyspark.zip", "/code", installed],
         ["/code", installed],
-        ["/code/shipped.zip", installed],
+        [authors, installed],
     ):
         assert without_archives(path) == path
 

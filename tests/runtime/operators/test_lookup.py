@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -168,6 +169,25 @@ def test_many_rows_of_one_key_come_in_the_order_of_the_facts_and_keys_of_one_has
                 assert {index.rows.column("key")[row].as_py() for row in rows} == {key}
             else:
                 assert rows == ([None] if outer else [])
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("table_keys", [[], [5], [2, 9, None, 4, 7], [2, 9, None, 4, 7, 9]])
+def test_each_key_finds_its_rows_wherever_its_hash_lies_among_those_of_the_table(monkeypatch, table_keys, outer):
+    monkeypatch.setattr(key_index, "_hashes", lambda keys: np.array(keys.column(0).fill_null(0).to_pylist(), np.uint64))
+    columns = pa.schema([("key", pa.int64())])
+    table = pa.table({"key": table_keys}, schema=columns)
+    index = key_index.KeyIndex.of([table], columns, ("key",), 1 << 20)
+    assert index.distinct == (len(table_keys) < 6)
+    wanted = [0, 9, 1, None, 2, 10, 5, 7]
+    pairs = index.pairs(pa.table({"key": wanted}, schema=columns), outer=outer)
+    found = [pair for of, rows in pairs for pair in zip(of.to_pylist(), rows.to_pylist(), strict=True)]
+    kept = [key for key in table_keys if key is not None]
+    expected = []
+    for number, key in enumerate(wanted):
+        rows = [row for row, other in enumerate(kept) if key is not None and other == key]
+        expected += [(number, row) for row in rows or ([None] if outer else [])]
+    assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 @pytest.mark.parametrize("broadcast", [True, False])

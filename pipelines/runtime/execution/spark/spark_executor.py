@@ -1,4 +1,4 @@
-"""A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in `mapInArrow`, acks back.
+"""A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in Python, acks back.
 
 Slices that are small enough are read by the keyed tasks themselves (`direct`). Between hosts it may be two jobs, with
 storage in place of the shuffle (`staged_blocks`).
@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from posixpath import normpath
@@ -78,6 +78,7 @@ class SparkExecutor:
         self._starting = threading.Lock()
         self._judged_by_spark: set[str] = set()  # stages whose where has met a row that Spark alone can judge
         self._cancels = 0
+        self._subtasks: dict[int, RDD[int]] = {}  # by parallelism, a partition for each of them
         self._tag = f"weir-{uuid.uuid4().hex}"  # of the jobs of RDDs
         self.ready_at: datetime | None = None
         self.placement: Placement | None = None
@@ -295,10 +296,9 @@ class SparkExecutor:
         reading = functools.partial(reading_rows, task, rows, self._settings.spark.batch_rows)
         if self._context is None:
             return self._start(task).mapInArrow(reading, _ACK)
-        self._context.addJobTag(self._tag)  # of this thread
-        return self._context.parallelize([], task.parallelism).mapPartitions(
-            lambda numbers: as_rows(reading(iter(numbers)))
-        )
+        if task.parallelism not in self._subtasks:  # Spark writes a file for each
+            self._subtasks[task.parallelism] = self._context.parallelize([], task.parallelism)
+        return self._subtasks[task.parallelism].mapPartitions(lambda numbers: as_rows(reading(iter(numbers))))
 
     def _start(self, task: KeyedTask) -> DataFrame:
         """A partition for each subtask, where its state is if that is known."""
@@ -308,7 +308,8 @@ class SparkExecutor:
 
     def _collected(self, task: KeyedTask, acks: DataFrame | RDD[Row]) -> list[Ack] | None:
         """Run a job; None where a row was met that Spark alone can judge."""
-        rows = acks.collect()
+        with self._tagged():
+            rows = acks.collect()
         if self.placement is not None and rows:
             self.placement.ran(task.stage.uid, rows[0].stage, [(row.subtask, row.task) for row in rows])
         return None if any(row.ack is None for row in rows) else [Ack.from_json(row.ack) for row in rows]
@@ -331,9 +332,24 @@ class SparkExecutor:
                 self._interrupt(session)
 
     def _interrupt(self, session: SparkSession) -> None:
-        session.interruptAll()
-        if self._context is not None:  # the session does not know the jobs of RDDs
-            self._context.cancelJobsWithTag(self._tag)
+        try:
+            session.interruptAll()
+        finally:
+            if self._context is not None:
+                self._context.cancelJobsWithTag(self._tag)
+
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        """Let jobs of RDDs that this thread runs meanwhile be ended: a session does not know them."""
+        if self._context is None:
+            yield
+            return
+        self._context.addJobTag(self._tag)
+        try:
+            yield
+        finally:
+            with suppress(Exception):  # a JVM that is gone: the job itself says so
+                self._context.removeJobTag(self._tag)
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:

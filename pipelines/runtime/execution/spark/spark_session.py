@@ -1,19 +1,18 @@
-"""One Spark session per process, warm for all epochs. Only its DataFrame API is used."""
+"""One Spark session per process, warm for all epochs. Only DataFrames are used, and RDDs on a classic master."""
 
 from __future__ import annotations
 
 import atexit
-import functools
 import importlib
 import os
 import re
-import shutil
 import socket
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
 from state_ops.logs import FORMAT, JSON, Logger
 from state_ops.storage.s3 import hadoop_properties, is_s3, jvm_environment
+from state_ops.storage.temp_dirs import scratch
 
 log = Logger("weir.spark")
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _LOG4J, _LOG4J_JSON = (Path(__file__).with_name(name) for name in ("log4j2.properties", "log4j2-json.properties"))
 _CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
 _SMALL_MACHINE = 4  # processors
-_LONGEST_PARENT = 45  # of a directory of sockets: some systems take 103 bytes, of which 57 are behind it
 _BRIEF_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # Spark asks one for the command line that starts the other
 _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
 
@@ -152,21 +151,26 @@ def worker_python(settings: Settings) -> dict[str, str]:
     return {"PYSPARK_PYTHON": named} if named else {}
 
 
-@functools.cache
-def _unix_sockets(parent: str) -> dict[str, str]:
-    """Let the JVM and the Python workers of one host talk by Unix sockets, which only this user's processes can open.
+def _unix_sockets() -> dict[str, str]:
+    """Let the JVM and the Python workers of one host talk by Unix sockets, in a directory that only this user can
+    enter; by TCP as ever where its name is too long for that, or its disk has no sockets.
 
     By TCP each task that gets few bytes waits 40 ms, since the JVM holds back a second small packet until the first one
     is acknowledged, and the worker acknowledges late (Nagle's algorithm against delayed acknowledgements).
-
-    Args:
-        parent: Where the directory of the sockets is made.
     """
-    if len(parent) > _LONGEST_PARENT:
+    kept = ExitStack()
+    directory = kept.enter_context(scratch(Path(tempfile.gettempdir()), "weir-spark-"))
+    directory.chmod(0o700)
+    probe = directory / f".{uuid.uuid4()}.sock"  # as Spark names them
+    try:
+        with socket.socket(socket.AF_UNIX) as tried:
+            tried.bind(str(probe))
+        probe.unlink()
+    except OSError:
+        kept.close()
         return {}
-    directory = tempfile.mkdtemp(prefix="weir-", dir=parent)
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": directory}
+    atexit.register(kept.close)
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(directory)}
 
 
 def reads_s3(settings: Settings) -> bool:
@@ -288,7 +292,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         # Jobs of RDDs and of DataFrames share workers where their variables are the same, and those have this one.
         properties["spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK"] = "1"
         properties["spark.python.daemon.module"] = "pipelines.runtime.execution.spark.worker_daemon"
-        properties |= _unix_sockets(tempfile.gettempdir())
+        properties |= _unix_sockets()
     if not spark.master.startswith("sc://"):
         properties |= _java_options(settings)
         properties[f"spark.executorEnv.{FORMAT}"] = settings.logging.format  # workers read no settings

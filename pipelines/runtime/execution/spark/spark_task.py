@@ -1,4 +1,4 @@
-"""What a Spark task of `mapInArrow` runs: the keyed task of the subtask whose number its partition has."""
+"""What a Spark task runs in Python: the keyed task of the subtask whose number its partition has."""
 
 from __future__ import annotations
 

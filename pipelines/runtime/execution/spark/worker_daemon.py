@@ -14,14 +14,13 @@ from pathlib import Path
 
 
 def without_archives(path: list[str]) -> list[str]:
-    """Return a module path without Spark's archives, if it has the same PySpark unpacked, and what that needs."""
-    archives = [entry for entry in path if entry.endswith(".zip") and Path(entry).parts[-3:-1] == ("python", "lib")]
-    rest = [entry for entry in path if entry not in archives]
-    found, needed = PathFinder.find_spec("pyspark", rest), PathFinder.find_spec("py4j", rest)
+    """Return a module path without Spark's archives, where the same PySpark lies around them, and what it needs."""
+    others = [entry for entry in path if not entry.endswith(".zip")]
+    found, needed = PathFinder.find_spec("pyspark", others), PathFinder.find_spec("py4j", others)
     if found is None or found.origin is None or needed is None:
         return path
-    package = Path(found.origin).resolve().parent
-    return rest if all(Path(entry).resolve().parents[2] == package for entry in archives) else path
+    archives = Path(found.origin).resolve().parent / "python" / "lib"
+    return [entry for entry in path if entry in others or Path(entry).resolve().parent != archives]
 
 
 if __name__ == "__main__":
