@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.runtime.execution.spark import spark_session
 from pipelines.runtime.execution.spark.spark_session import light_jvm
-from pipelines.runtime.execution.spark.worker_daemon import without_archives
+from pipelines.runtime.execution.spark.worker_daemon import ending_quietly, without_archives
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,6 +117,16 @@ def test_workers_import_what_is_unpacked_and_only_if_it_is_the_same() -> None:
         [authors, installed],
     ):
         assert without_archives(path) == path
+
+
+def test_a_worker_whose_jvm_has_gone_ends_without_an_error() -> None:
+    def serve(*given: object) -> int:
+        if "gone" in given:
+            raise BrokenPipeError
+        return 0
+
+    assert ending_quietly(serve)("socket", True) == 0
+    assert ending_quietly(serve)("gone", True) == 1
 
 
 def test_a_worker_does_without_what_reads_settings() -> None:

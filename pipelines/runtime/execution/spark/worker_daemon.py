@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -23,6 +25,21 @@ def without_archives(path: list[str]) -> list[str]:
     return [entry for entry in path if entry in others or Path(entry).resolve().parent != archives]
 
 
+def ending_quietly(serve: Callable[..., int]) -> Callable[..., int]:
+    """Return what serves a worker's tasks, without an error where the JVM has closed the connection: it has ended, or
+    given up the task. A Unix socket tells so at once, by TCP nobody would hear of it."""
+
+    def served(*arguments: Any) -> int:
+        try:
+            return serve(*arguments)
+        except BrokenPipeError:
+            return 1
+
+    return served
+
+
 if __name__ == "__main__":
     sys.path[:] = without_archives(sys.path)
-    importlib.import_module("pyspark.daemon").manager()
+    daemon: Any = importlib.import_module("pyspark.daemon")
+    daemon.worker = ending_quietly(daemon.worker)
+    daemon.manager()
