@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from posixpath import normpath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -126,6 +126,10 @@ class SparkExecutor:
     ) -> list[Ack]:
         session = self.session
         with _translated(task.stage, self._settings.spark.master, rows):
+            if self._context is not None or self.placement is not None:
+                # Else Spark plans by its defaults in a thread that has made no frame from rows: capitals do not count.
+                jvm: Any = session._jvm
+                jvm.SparkSession.setActiveSession(session._jsparkSession)
             return self._run(session, task, rows, deadline)
 
     def _run(
