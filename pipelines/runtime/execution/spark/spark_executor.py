@@ -98,7 +98,12 @@ class SparkExecutor:
                     self.placement = Placement(self._session)
                 self.ready_at = datetime.now(UTC)
                 log.info(f"Spark has started in {time.monotonic() - began:.1f} s")
-            return self._session
+            session = self._session
+        if self._context is not None or self.placement is not None:
+            # Else Spark plans by its defaults in a thread that has made no frame from rows: capitals do not count.
+            jvm: Any = session._jvm
+            jvm.SparkSession.setActiveSession(session._jsparkSession)
+        return session
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
         if stage.transform is None and direct_read.spark_alone(stage, schema, self._settings.spark.conf) is None:
@@ -126,10 +131,6 @@ class SparkExecutor:
     ) -> list[Ack]:
         session = self.session
         with _translated(task.stage, self._settings.spark.master, rows):
-            if self._context is not None or self.placement is not None:
-                # Else Spark plans by its defaults in a thread that has made no frame from rows: capitals do not count.
-                jvm: Any = session._jvm
-                jvm.SparkSession.setActiveSession(session._jsparkSession)
             return self._run(session, task, rows, deadline)
 
     def _run(
