@@ -21,6 +21,7 @@ import polars as pl
 from configs import settings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
 from pipelines.runtime.execution.spark import class_archive
+from pipelines.runtime.execution.spark.imports import load_pyspark
 from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.execution.spark.spark_session import light_jvm
@@ -122,6 +123,7 @@ def run_and_end(landing: Path) -> None:
 
 def end_jvm() -> None:
     """Close the JVM's standard input, at which it ends, and wait until it has."""
+    load_pyspark()
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway

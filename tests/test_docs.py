@@ -7,6 +7,7 @@ import inspect
 import re
 import runpy
 import tomllib
+from collections import Counter
 from importlib.util import find_spec
 
 import pytest
@@ -140,6 +141,13 @@ def test_files_that_the_template_includes_have_nothing_that_jinja_reads():
     included = {name for text in templates for name in re.findall(r'\{% include "(.+?)" %\}', text)}
     assert {"CHANGELOG.md", "docs/README.md"} <= included
     assert not [name for name in included if re.search(r"\{[{%#]", (PROJECT / name).read_text())]
+
+
+def test_the_changelog_says_nothing_twice():
+    """Two branches that word an entry anew leave both wordings behind."""
+    released = (PROJECT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    begins = Counter(line[:60] for line in released if line.startswith("- "))
+    assert [begin for begin, count in begins.items() if count > 1] == []
 
 
 def test_every_diagram_is_drawn():

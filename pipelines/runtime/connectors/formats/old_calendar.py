@@ -14,6 +14,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -133,15 +134,14 @@ def _switches(zone: str) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    import pyspark
-
+    found = find_spec("pyspark")  # it is not imported: another thread may be the one that does
+    place = found.origin if found is not None and found.origin else "pyspark"
     # In a worker PySpark comes out of an archive that lies beside the jars.
-    places = Path(pyspark.__file__).parents
-    jar = next((jar for place in places for jar in place.glob("jars/spark-sql-api_*.jar")), None)
+    jar = next((jar for parent in Path(place).parents for jar in parent.glob("jars/spark-sql-api_*.jar")), None)
     if jar is None:
         raise ConfigurationError(
             "A file has dates by the calendar of old Sparks, and Spark's table of old time zones is not here.",
-            where=pyspark.__file__,
+            where=place,
             next="Install pyspark with its jars, or have Spark write the file anew, with "
             "spark.sql.parquet.*RebaseModeInWrite=CORRECTED.",
         )

@@ -8,6 +8,7 @@ import os
 import threading
 from typing import Any
 
+from pipelines.runtime.execution.spark.imports import load_great_expectations
 from pipelines.runtime.execution.spark.spark_session import name_main_module
 from state_ops import extras
 
@@ -26,8 +27,7 @@ def load() -> tuple[Any, Any]:
 def load_meanwhile() -> None:
     """Start to load Great Expectations beside a Spark job.
 
-    It must not begin earlier: Great Expectations imports PySpark too, and of two threads that import PySpark at once
-    one gets a module that is half made.
+    It does not begin earlier: Great Expectations imports PySpark too, so Spark would start seconds later.
     """
     if not _loaded.cache_info().currsize:
         threading.Thread(target=load, name="weir-gates", daemon=True).start()
@@ -38,6 +38,7 @@ def _loaded() -> tuple[Any, Any]:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     name_main_module()
     with extras.needed_for("A quality gate"):
+        load_great_expectations()
         import great_expectations as gx
 
     # This module of theirs sets its own level, and then says where it would put pages that are never made.

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipelines.runtime.execution.spark.imports import load_pyspark
 from state_ops.logs import Logger
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Placement:
         return {each.hostPort().rpartition(":")[0] for each in as_java(executors) if each.id() != "driver"}
 
     def _preferring(self, hosts: Sequence[str]) -> DataFrame:
+        load_pyspark()
         from pyspark.sql import DataFrame
 
         context = self._session.sparkContext

@@ -14,6 +14,7 @@ from configs.redaction import redacted
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution.executor import Channel, Landed, Several, unreadable, uri
 from pipelines.runtime.execution.spark import spark_plan
+from pipelines.runtime.execution.spark.imports import load_pyspark
 from pipelines.runtime.execution.spark.spark_task import error_told
 from state_ops import errors
 from state_ops.errors import (
@@ -100,6 +101,7 @@ def of_job(
         master: Spark's, as configured.
         rows: What the job reads. An error that is about one of its input files has that in its `files`.
     """
+    load_pyspark()
     from pyspark.errors import AnalysisException
 
     where, text, why = f"stage {stage.uid}", _with_causes(error), reason(error)

@@ -25,6 +25,7 @@ from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution import direct_read, exchange, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several, uri
 from pipelines.runtime.execution.spark import gx_loading, spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution.spark.imports import load_pyspark
 from pipelines.runtime.execution.spark.placement import Placement
 from pipelines.runtime.execution.spark.spark_task import (
     as_rows,
@@ -88,6 +89,7 @@ class SparkExecutor:
         with self._starting:  # two stages may be the first to ask
             if self._session is None:
                 began = time.monotonic()
+                load_pyspark()
                 from pyspark.sql.utils import is_remote
 
                 log.info("Spark starts (5 to 30 s)")
@@ -379,6 +381,7 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
 def _translated(stage: Stage, master: str, rows: Landed | Channel | Several | None = None) -> Iterator[None]:
     """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone
     is left as it is. rows: what the stage reads."""
+    load_pyspark()
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -414,6 +417,7 @@ def _read_by_arrow(session: SparkSession, rows: Landed, numbers: Sequence[int], 
 def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFile]) -> DataFrame:
     """The rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to
     microseconds."""
+    load_pyspark()
     from pyspark.sql import functions as F
 
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[SourceFile]] = {}
@@ -445,6 +449,7 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
 def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions: Sequence[str]) -> DataFrame:
     """The rows of a slice with the columns of their directories and their positions, if they are asked for, without
     those that are left out."""
+    load_pyspark()
     from pyspark.sql import functions as F
 
     first_rows = [

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution.spark.imports import load_pyspark
 from pipelines.runtime.operators.joins import sides
 from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError, StageError, WeirError, first_line
@@ -56,6 +57,7 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
         PipelineError: Spark cannot make sense of them or they depend on chance or the clock.
         StageError: The transform raises.
     """
+    load_pyspark()
     from pyspark.errors import AnalysisException, ParseException
 
     checked = _checked.get(id(stage)) is stage
@@ -103,6 +105,7 @@ def unresolved(stage: Stage, error: Exception) -> PipelineError:
 
 
 def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:
+    load_pyspark()
     from py4j.protocol import Py4JNetworkError
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
@@ -139,6 +142,7 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
     Raises:
         PipelineError: For a column whose type Arrow does not have.
     """
+    load_pyspark()
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
@@ -166,6 +170,7 @@ def spark_schema(schema: pa.Schema, where: str) -> StructType:
     Raises:
         PipelineError: For a column whose type Spark does not have.
     """
+    load_pyspark()
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
@@ -181,6 +186,7 @@ def spark_schema(schema: pa.Schema, where: str) -> StructType:
 
 def as_spark_has(schema: pa.Schema, where: str) -> pa.Schema:
     """The columns as they come back from Spark, found without a session. Raises as `spark_schema`."""
+    load_pyspark()
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return frames.canonical_schema(to_arrow_schema(spark_schema(schema, where), timezone="UTC"))
@@ -199,6 +205,7 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
 
     A partition without rows is one too, so each of the `parallelism` subtasks gets a task.
     """
+    load_pyspark()
     from pyspark.sql import functions as F
 
     hashed = f"xxhash64({', '.join(quoted(name) for name in stage.key)})"
@@ -212,6 +219,7 @@ def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: 
 
 def widened(stage: Stage, side: int, rows: DataFrame, columns: pa.Schema) -> DataFrame:
     """Rows of one of a stage's inputs in the columns that all of them have there (`operators.joins.sides`)."""
+    load_pyspark()
     from pyspark.sql import functions as F
 
     types = spark_schema(columns, f"stage {stage.uid}")
@@ -254,6 +262,7 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
         An InputError for a value that an expression cannot take (ANSI casts, division by zero, raise_error); a
         StageError for a Python UDF that raised; None for all else.
     """
+    load_pyspark()
     from pyspark.errors import PythonException
 
     text = str(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import re
 import socket
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from configs.settings import PROJECT, S3Settings, Settings
 from pipelines.runtime.execution.spark import class_archive, code_archive
+from pipelines.runtime.execution.spark.imports import load_connect, load_pyspark
 from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
@@ -45,6 +45,7 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     Args:
         delta: Load Delta's jars, which the control plane does without; needed to read tables through delta-spark.
     """
+    load_pyspark()
     from pyspark.sql import SparkSession
 
     name_main_module()
@@ -117,7 +118,7 @@ def reach(master: str) -> None:
     """Raise ImportError where Spark Connect's client lacks packages, and OSError where nothing listens at the address:
     the client would try for ten minutes without a word."""
     name_main_module()  # pyspark would end a process without one, and say that it skips doctests
-    importlib.import_module("pyspark.sql.connect.client")
+    load_connect()
     address = urlsplit(master)
     with socket.create_connection((address.hostname or "localhost", address.port or _CONNECT_PORT), _CONNECT_SECONDS):
         pass
@@ -125,6 +126,7 @@ def reach(master: str) -> None:
 
 def _with_patience(spark: SparkSession) -> None:
     """Let a Spark Connect client that gets no answer say so, and give up after half a minute instead of ten."""
+    load_connect()
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class Patience(DefaultPolicy):

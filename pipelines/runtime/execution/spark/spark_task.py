@@ -17,6 +17,7 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import direct_read, exchange, staged_blocks
 from pipelines.runtime.execution.exchange import Pieces
 from pipelines.runtime.execution.executor import Channel, Landed, Several
+from pipelines.runtime.execution.spark.imports import load_pyspark
 from pipelines.runtime.execution.staged_blocks import Extent
 from pipelines.runtime.operators import where
 from pipelines.runtime.operators.joins import sides
@@ -111,6 +112,7 @@ def reading_rows(
 
 def as_rows(acked: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     """Acks as tasks of an RDD hand them over."""
+    load_pyspark()
     from pyspark.sql import Row
 
     for batch in acked:
@@ -185,6 +187,7 @@ def error_told(text: str) -> WeirError | None:
 
 
 def _context() -> TaskContext:
+    load_pyspark()
     from pyspark import TaskContext
 
     context = TaskContext.get()
