@@ -17,7 +17,7 @@ from pydantic import Field
 
 from assets.coordination import failure, show
 from assets.jobs import job_of, to_accept
-from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
+from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key, place
 from assets.tables.partitions import KEYS, definition
 from configs.settings import BackfillSettings, Settings
 from pipelines.runtime.definition import Pipeline
@@ -100,7 +100,7 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
         check_specs=[
             dg.AssetCheckSpec(SAME, asset=asset, description="Production has what a replay of the range gives."),
         ],
-        pool=f"weir_{pipeline.name}_backfill",
+        pool=f"{place(pipeline, settings).pool}_backfill",
     )
     def backfill(context: dg.AssetExecutionContext, config: BackfillConfig) -> Iterator[dg.MaterializeResult]:
         window = context.partition_time_window

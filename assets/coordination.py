@@ -21,6 +21,7 @@ from assets.names import (
     PROCESS,
     REASON,
     TRIGGER,
+    Place,
     key,
     stage_key,
     table_key,
@@ -107,7 +108,7 @@ def showing(what: str) -> Iterator[None]:
         log.warning("could not be shown in Dagster", what=what, error=plainly(error))
 
 
-def introduce(context: Context, pipeline: Pipeline) -> None:
+def introduce(context: Context, here: Place) -> None:
     """Record which pipeline a run coordinates, and the run's process. Sensors identify the run by that, whatever its
     job.
     """
@@ -115,7 +116,8 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
     with showing("whose run this is"):
         pid = _pid(context)
         process = f"{socket.gethostname()}|{pid}|{processes.born(pid)}|{processes.pid_namespace()}|{run_id}"
-        context.instance.add_run_tags(run_id, {COORDINATES: pipeline.name, PROCESS: process})
+        tags = {COORDINATES: here.pipeline, here.tag: here.pipeline, PROCESS: process}
+        context.instance.add_run_tags(run_id, tags)
 
 
 def _pid(context: Context) -> int:

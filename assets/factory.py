@@ -36,7 +36,7 @@ def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.De
 
 def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     names.check_names(pipeline)
-    storage, _ = runtime.open_storage(pipeline, settings)
+    here, (storage, _) = names.place(pipeline, settings), runtime.open_storage(pipeline, settings)
     asset_specs = [
         *specs.stages(pipeline, storage),
         *specs.tables(pipeline, settings, storage),
@@ -49,10 +49,10 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         specs=[spec.replace_attributes(skippable=True) for spec in asset_specs],
         can_subset=False,
         description=pipeline.description or f"Runs epochs of {pipeline.name} until it has caught up.",
-        pool=names.pool(pipeline),
+        pool=here.pool,
     )
     def epochs(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        introduce(context, pipeline)
+        introduce(context, here)
         for done in coordinate(context, pipeline, settings):
             version = dg.DataVersion(done.tags[names.DATA_VERSION]) if done.tags else None
             yield dg.MaterializeResult(asset_key=done.asset_key, metadata=done.metadata, data_version=version)
@@ -64,7 +64,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=pipeline.description or None,
         executor_def=dg.in_process_executor,
-        tags={names.PIPELINE: pipeline.name},
+        tags=here.tags,
     )
     restore_job = jobs.restore_job(pipeline, settings)
     beside = jobs.beside(pipeline, settings)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from assets import checks
 from assets.coordination import coordinate, failure, introduce, left_alone, show, showing, told_of
-from assets.names import BESIDE, PIPELINE, pool, restore_job_name
+from assets.names import BESIDE, place, restore_job_name
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import data_docs
@@ -112,9 +112,11 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     The job coordinates the pipeline, so it does not run beside another job that does.
     """
 
-    @dg.op(name=f"{pipeline.name}_restore", pool=pool(pipeline), out=dg.Out(dg.Nothing))
+    here = place(pipeline, settings)
+
+    @dg.op(name=f"{pipeline.name}_restore", pool=here.pool, out=dg.Out(dg.Nothing))
     def restore(context: dg.OpExecutionContext, config: RestoreConfig) -> None:
-        introduce(context, pipeline)
+        introduce(context, here)
         try:
             if config.resume and left_alone(context, pipeline, settings):
                 return
@@ -139,7 +141,7 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         name=restore_job_name(pipeline),
         description=f"Proves the newest checkpoint of {pipeline.name}, with verdicts as checks, then resumes from it.",
         executor_def=dg.in_process_executor,
-        tags={PIPELINE: pipeline.name},
+        tags=here.tags,
     )
     def job() -> None:
         restore()

@@ -1,4 +1,4 @@
-"""Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
+"""Names that Dagster's side of a pipeline shares: asset keys, tags, jobs. `Runs` finds a pipeline's runs by them.
 
 flights/landing           flights/aircraft_rotation_stage        flights/tables/aircraft_legs
 flights/checkpoint        flights/restore_drill                  flights/complete/aircraft_legs_days
@@ -10,13 +10,20 @@ name in the pipeline (docs/adr/0094-names-and-checks-in-dagster.md).
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from dagster import DagsterRunStatus
 
+from configs.redaction import redacted
+from configs.settings import Settings
 from pipelines.runtime.connectors.source import default_name
 from pipelines.runtime.definition import Lookup, Pipeline, Source, Stage
+from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.errors import PipelineError
 
 AssetJob = Any  # what dg.define_asset_job returns has no public name
@@ -24,12 +31,15 @@ AssetJob = Any  # what dg.define_asset_job returns has no public name
 CHECKPOINT, DRILL, TABLES, BACKFILL, LOOKUPS = "checkpoint", "restore_drill", "tables", "backfill", "lookups"
 COMPLETE = "complete"
 
-# Runs that coordinate a pipeline carry the first tag; there is one at a time. Runs beside them carry the second. The
-# third says why a sensor asked for a run. These are for people.
-PIPELINE, BESIDE, REASON = "weir/pipeline", "weir/beside", "weir/reason"
+# Runs that coordinate a pipeline carry the first two tags: its name and the place of its storage. There is one such run
+# at a time for a storage. Runs beside them carry the third. The fourth says why a sensor asked for a run. These are for
+# people, and the second is the one by which infra/dagster.yaml limits runs.
+PIPELINE, STORAGE, BESIDE, REASON = "weir/pipeline", "weir/storage", "weir/beside", "weir/reason"
 # The others are for sensors and runs. Dagster's pages do not show tags that begin with .dagster/.
 #   TRIGGER       a sensor asked for the run
-#   COORDINATES   the pipeline of a run that has begun to coordinate it, whatever its job
+#   COORDINATES   the pipeline of a run that has begun to coordinate it, whatever its job. A second tag has a digest of
+#                 the storage's place behind this one's name (`Place.tag`), since several code locations may have a
+#                 pipeline of the same name, and one run may coordinate several pipelines
 #   PROCESS       the process of that run
 #   ANSWERED_BY   which sensor asked for what follows a run that did not end well, and the id of that run: those that
 #                 repeat it have its tags
@@ -41,6 +51,15 @@ _ONCE = {  # as runs have them that earlier releases have begun
     PROCESS: "weir/process",
     ANSWERED_BY: "weir/answered-by",
 }
+_UNFINISHED = [
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
+_FROM_ASSETS = "__ASSET_JOB"  # Dagster's name for the job behind the button Materialize
+_NEWEST = 20  # runs that are looked at by each filter: some may be those of another code location
 # Dagster's tag of a materialization that says which data it has.
 DATA_VERSION = "dagster/data_version"
 
@@ -84,11 +103,6 @@ def tag_of(run: dg.DagsterRun, tag: str) -> str | None:
     return run.tags.get(tag, run.tags.get(_ONCE[tag]))
 
 
-def coordinating(pipeline: Pipeline) -> list[dict[str, str]]:
-    """The tags of runs that have begun to coordinate the pipeline: of this release, and of earlier ones."""
-    return [{COORDINATES: pipeline.name}, {_ONCE[COORDINATES]: pipeline.name}]
-
-
 def job_name(pipeline: Pipeline) -> str:
     """The name of the job that runs epochs."""
     return f"{pipeline.name}_job"
@@ -99,9 +113,119 @@ def restore_job_name(pipeline: Pipeline) -> str:
     return f"{pipeline.name}_restore_job"
 
 
-def pool(pipeline: Pipeline) -> str:
-    """The pool that lets one run at a time coordinate the pipeline."""
-    return f"weir_{pipeline.name}"
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A pipeline and the place of its storage. Pipelines of one name in several code locations differ in the place.
+
+    Attributes:
+        pipeline: The pipeline's name.
+        uri: The root of the pipeline's storage.
+    """
+
+    pipeline: str
+    uri: str
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(self.uri.encode()).hexdigest()[:12]
+
+    @property
+    def tag(self) -> str:
+        """The tag of runs that have begun to coordinate the pipeline here. Its value is the pipeline's name."""
+        return f"{COORDINATES}_{self._digest}"
+
+    @property
+    def pool(self) -> str:
+        """The pool that lets one run at a time coordinate the pipeline."""
+        return f"weir_{self.pipeline}_{self._digest}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of jobs that coordinate the pipeline."""
+        return {PIPELINE: self.pipeline, STORAGE: redacted(self.uri)}
+
+
+def place(pipeline: Pipeline, settings: Settings) -> Place:
+    """The place of a pipeline's storage. Nothing is read."""
+    return Place(pipeline.name, open_storage(pipeline, settings)[0].uri)
+
+
+def location(run: dg.DagsterRun) -> str | None:
+    """The code location that a run was launched from; None: a run of this process, without a code location."""
+    origin = run.remote_job_origin
+    return None if origin is None else origin.repository_origin.code_location_origin.location_name
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of Dagster's that coordinate a pipeline.
+
+    A run is known by the place of the storage in its tags. A run that has no such tag is one of an earlier release, or
+    one of the button Materialize that has not begun: it is the pipeline's if its code location is, too.
+
+    Attributes:
+        keys: The pipeline's assets.
+        location: The code location of the sensor that asks; None: unknown.
+    """
+
+    instance: dg.DagsterInstance
+    pipeline: Pipeline
+    place: Place
+    keys: frozenset[dg.AssetKey]
+    location: str | None
+
+    @classmethod
+    def seen_by(
+        cls, context: dg.SensorEvaluationContext, pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]
+    ) -> Runs:
+        """The runs as a sensor's tick sees them."""
+        origin = context.code_location_origin
+        where = None if origin is None else origin.location_name
+        return cls(context.instance, pipeline, place(pipeline, settings), frozenset(keys), where)
+
+    def has(self, run: dg.DagsterRun) -> bool:
+        """Whether a run coordinates the pipeline: the run says so, its job is one of the pipeline's, or the run was
+        started from the pipeline's assets. A job of that name may be another pipeline's, which the run's tag then says:
+        of `flights_restore` in a code location of its own the job is `flights_restore_job`.
+        """
+        name, begun = self.pipeline.name, tag_of(run, COORDINATES)
+        if self.place.tag in run.tags:
+            return True
+        named = (
+            begun == name
+            or (run.job_name in self._jobs and run.tags.get(PIPELINE, name) == name)
+            or bool(self.keys & (run.asset_selection or set()))
+        )
+        if not named or any(tag.startswith(f"{COORDINATES}_") and of == name for tag, of in run.tags.items()):
+            return False  # what it has begun to coordinate lies elsewhere
+        if STORAGE in run.tags:
+            return run.tags[STORAGE] == self.place.tags[STORAGE]
+        return location(run) in (None, self.location)
+
+    def unfinished(self) -> list[str]:
+        """The ids of the runs that have not ended."""
+        runs = [run for where in self._filters(_UNFINISHED) for run in self.instance.get_runs(where, limit=100)]
+        return list(dict.fromkeys(run.run_id for run in runs if self.has(run)))
+
+    def newest(self) -> dg.RunRecord | None:
+        """The run that was requested last."""
+        found = (record for where in self._filters() for record in self.instance.get_run_records(where, limit=_NEWEST))
+        mine = (record for record in found if self.has(record.dagster_run))
+        return max(mine, key=lambda record: record.storage_id, default=None)
+
+    @property
+    def _jobs(self) -> tuple[str, str]:
+        return job_name(self.pipeline), restore_job_name(self.pipeline)
+
+    def _filters(self, statuses: Sequence[DagsterRunStatus] = ()) -> Iterator[dg.RunsFilter]:
+        """Filters that find such runs without a look at all others. The last three find runs without the place of a
+        storage in their tags, among those of pipelines of the same name."""
+        yield dg.RunsFilter(statuses=statuses, tags={self.place.tag: self.pipeline.name})
+        yield dg.RunsFilter(statuses=statuses, tags=self.place.tags)
+        for tag in (COORDINATES, _ONCE[COORDINATES]):
+            yield dg.RunsFilter(statuses=statuses, tags={tag: self.pipeline.name})
+        for name in (*self._jobs, _FROM_ASSETS):
+            yield dg.RunsFilter(statuses=statuses, job_name=name)
 
 
 def check_names(pipeline: Pipeline) -> None:

@@ -24,14 +24,14 @@ from assets.coordination import KIND
 from assets.jobs import RestoreConfig
 from assets.names import (
     ANSWERED_BY,
-    COORDINATES,
-    PIPELINE,
     PROCESS,
     REASON,
     TRIGGER,
     AssetJob,
-    coordinating,
+    Runs,
     job_name,
+    location,
+    place,
     restore_job_name,
     tag_of,
 )
@@ -47,16 +47,8 @@ from state_ops.coordination import lease, processes, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.storage.storage import Storage
 
-_UNFINISHED = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
 _WATCH_SECONDS = 30
 _ENDED = re.compile(r"was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+")  # Dagster's wording
-_FROM_ASSETS = "__ASSET_JOB"  # Dagster's name for the job behind the button Materialize
 _BY_CODE = "USER_CODE_ERROR"  # Dagster's word for what the code of a step has raised
 
 # What a replay would only repeat, and what somebody else has taken over. By the error's own class: the next run plans
@@ -99,8 +91,8 @@ def checkpoint_sensor(
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         memory = Memory.from_json(context.cursor)
-        newest = _newest(context.instance, pipeline, set(keys))
-        running = unfinished(context.instance, pipeline, set(keys))
+        runs = Runs.seen_by(context, pipeline, settings, keys)
+        newest, running = runs.newest(), runs.unfinished()
         if newest is not None and newest.dagster_run.status is DagsterRunStatus.CANCELED:
             memory = _note_cancelled(context.instance, pipeline, settings, memory, newest, alone=not running)
         sight = decisions.observe(pipeline, settings, running)
@@ -144,7 +136,8 @@ def run_failure_sensor(
     )
     def failed(context: dg.RunFailureSensorContext) -> dg.RunRequest | dg.SkipReason:
         run = context.dagster_run
-        if not _coordinates(run, pipeline, set(keys)):
+        runs = Runs(context.instance, pipeline, place(pipeline, settings), frozenset(keys), location(run))
+        if not runs.has(run):
             return dg.SkipReason(f"{run.job_name} is none of {pipeline.name}'s")
         what = context.failure_event.message or "it failed"
         kind = raised = None
@@ -154,8 +147,8 @@ def run_failure_sensor(
             raised = _raised(event.step_failure_data) or raised
             what = (failure.description if failure is not None else raised) or what
         what = what.splitlines()[0]
-        answer = _answer_to_failure(pipeline, settings, context.instance, run, set(keys), kind, what)
-        newest = _newest(context.instance, pipeline, set(keys))
+        answer = _answer_to_failure(runs, settings, run, kind, what)
+        newest = runs.newest()
         # Of an error that is none of Weir's, and of its end by a signal, a run cannot report itself.
         if kind is None and newest is not None and newest.dagster_run.run_id == run.run_id:
             asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
@@ -170,21 +163,16 @@ def run_failure_sensor(
 
 
 def _answer_to_failure(
-    pipeline: Pipeline,
-    settings: Settings,
-    instance: dg.DagsterInstance,
-    run: dg.DagsterRun,
-    keys: set[dg.AssetKey],
-    kind: str | None,
-    what: str,
+    runs: Runs, settings: Settings, run: dg.DagsterRun, kind: str | None, what: str
 ) -> dg.RunRequest | dg.SkipReason:
     """A request for a restore, or the reason why a failed run of the pipeline gets none.
 
     Args:
-        keys: The pipeline's assets, by which its other runs are recognized.
+        runs: The pipeline's runs.
         kind: The class of the error, if the run could report it.
         what: What happened, on one line.
     """
+    pipeline, instance = runs.pipeline, runs.instance
     if kind in _FOR_A_PERSON:
         return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
     if kind in _ELSEWHERE:
@@ -196,7 +184,7 @@ def _answer_to_failure(
         return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
     if run.job_name == restore_job_name(pipeline):
         return dg.SkipReason(f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}")
-    others = [other for other in unfinished(instance, pipeline, keys) if other != run.run_id]
+    others = [other for other in runs.unfinished() if other != run.run_id]
     if others:
         return dg.SkipReason(f"run {others[0][:8]} follows already")
     if holder is None:
@@ -233,7 +221,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         seen = json.loads(context.cursor) if context.cursor else {}
-        sight = decisions.observe(pipeline, settings, unfinished(context.instance, pipeline, set(keys)))
+        sight = decisions.observe(pipeline, settings, Runs.seen_by(context, pipeline, settings, keys).unfinished())
         if not sight.waiting:
             seen["waits"] = None
         elif not seen.get("waits") or seen["waits"][0] != sight.head:
@@ -320,41 +308,6 @@ def _restore(pipeline: Pipeline, generation: int, tags: dict[str, str], run_key:
         run_config=config,
         tags=tags,
     )
-
-
-def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey]) -> bool:
-    """Whether a run coordinates the pipeline: it says so, its job is one of the pipeline's, or it was started from the
-    pipeline's assets. A job of that name may be another pipeline's, which the run's tag then says: of `flights_restore`
-    in a code location of its own the job is `flights_restore_job`.
-    """
-    of_a_job = run.job_name in (job_name(pipeline), restore_job_name(pipeline))
-    return (
-        tag_of(run, COORDINATES) == pipeline.name
-        or (of_a_job and run.tags.get(PIPELINE, pipeline.name) == pipeline.name)
-        or bool(keys & (run.asset_selection or set()))
-    )
-
-
-def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> list[dg.RunsFilter]:
-    """Filters that find such runs without looking through all others: by what they say, by job, and by assets."""
-    return [
-        *(dg.RunsFilter(statuses=statuses, tags=tags) for tags in coordinating(pipeline)),
-        *(dg.RunsFilter(statuses=statuses, job_name=name) for name in (job_name(pipeline), restore_job_name(pipeline))),
-        dg.RunsFilter(statuses=statuses, job_name=_FROM_ASSETS),
-    ]
-
-
-def unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> list[str]:
-    """Runs that coordinate the pipeline and have not ended."""
-    runs = [run for where in _filters(pipeline, _UNFINISHED) for run in instance.get_runs(where, limit=100)]
-    return list(dict.fromkeys(run.run_id for run in runs if _coordinates(run, pipeline, keys)))
-
-
-def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> dg.RunRecord | None:
-    """The run of the pipeline that was requested last."""
-    records = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
-    mine = [record for record in records if _coordinates(record.dagster_run, pipeline, keys)]
-    return max(mine, key=lambda record: record.storage_id, default=None)
 
 
 def _note_cancelled(

@@ -13,8 +13,7 @@ import dagster as dg
 from deltalake.exceptions import DeltaError
 
 from assets import checks, metadata
-from assets.names import DATA_VERSION, table_key
-from assets.sensors import unfinished
+from assets.names import DATA_VERSION, Runs, table_key
 from assets.tables import partitions
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
@@ -57,7 +56,7 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
         seen, head = json.loads(context.cursor) if context.cursor else {}, rows[-1]
         events: list[Event] = list(_partitions(pipeline, settings, rows, seen))
         counts = [counted(len(events), "partition")] if events else []
-        if seen.get("tables") != int(head.id) and not unfinished(context.instance, pipeline, set(keys)):
+        if seen.get("tables") != int(head.id) and not Runs.seen_by(context, pipeline, settings, keys).unfinished():
             try:
                 changed = list(_changed(context.instance, pipeline, head, storage))
             except WeirError as error:  # a table that is damaged keeps nobody waiting for the days of others

@@ -16,12 +16,14 @@ import dagster as dg
 import polars as pl
 import pytest
 from dagster import DagsterRunStatus
+from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._utils import get_run_crash_explanation
 
 from assets import checks, history, metadata
 from assets.coordination import introduce
 from assets.factory import weir_definitions
-from assets.names import ANSWERED_BY, COORDINATES, PIPELINE, PROCESS
+from assets.names import ANSWERED_BY, COORDINATES, PIPELINE, PROCESS, STORAGE, Place, Runs, place
 from pipelines.api import expect
 from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import maintenance
@@ -31,7 +33,7 @@ from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, InputError, MissingError, VanishedError
 from tests.assets.without_spark import House
-from tests.recovery.small import Bank, pipeline, until
+from tests.recovery.small import Bank, until
 from tests.runtime.sources import test_parts as clicks
 from tests.tools.sampling import sampled
 
@@ -375,7 +377,7 @@ def test_the_watchdog_leaves_a_run_alone_that_has_the_tags_of_the_one_that_it_re
 
 @dg.op
 def coordinates(context) -> None:
-    introduce(context, pipeline)
+    introduce(context, Place("small", "/somewhere/small"))
 
 
 @dg.job(executor_def=dg.multiprocess_executor)
@@ -447,6 +449,77 @@ def test_a_run_of_a_projects_own_job_is_known_by_what_it_says(house, tag):
     stuck = house.instance.create_run_for_job(with_own, status=DagsterRunStatus.STARTED, tags={tag: "small"})
     house.bank.land(5)
     assert stuck.run_id[:8] in house.tick("checkpoint_sensor")[1]
+
+
+# -- a pipeline of the same name in another code location
+
+
+def run_from(house: House, location: str, tags: dict[str, str], status=DagsterRunStatus.STARTED) -> dg.DagsterRun:
+    """A run of the pipeline's job, as a code location of Dagster's has launched it."""
+    module = LoadableTargetOrigin(module_name=f"{location}.definitions")
+    there = ManagedGrpcPythonEnvCodeLocationOrigin(module, location_name=location)
+    return house.instance.create_run_for_job(
+        house.defs.resolve_job_def("small_job"),
+        status=status,
+        remote_job_origin=RemoteRepositoryOrigin(there, "__repository__").get_job_origin("small_job"),
+        tags=tags,
+    )
+
+
+def runs_seen_from(house: House, location: str | None) -> Runs:
+    return Runs(house.instance, house.pipeline, place(house.pipeline, house.settings), frozenset(), location)
+
+
+ELSEWHERE = Place("small", "s3://production/weir/small")
+OF_ANOTHER = {
+    "queued": {**ELSEWHERE.tags},
+    "begun": {COORDINATES: "small", ELSEWHERE.tag: "small"},
+    "of an earlier release": {COORDINATES: "small"},
+    "of a release before that": {"weir/coordinates": "small"},
+}
+
+
+@pytest.mark.parametrize("tags", OF_ANOTHER.values(), ids=OF_ANOTHER)
+def test_a_run_of_a_pipeline_of_that_name_in_another_code_location_is_none_of_its_own(house, tags):
+    house.bank.land(4)
+    run_from(house, "production", tags)
+    run_from(house, "production", tags, DagsterRunStatus.CANCELED)
+    assert runs_seen_from(house, "staging").unfinished() == []
+    assert runs_seen_from(house, "staging").newest() is None
+    (request,), _, _ = house.tick("checkpoint_sensor")
+    assert request.job_name == "small_job"
+    assert suspension.read(house.storage) is None
+    assert "marked as failed" not in house.tick("lease_watchdog")[1]
+
+
+def test_a_run_is_known_by_its_storage_though_its_code_location_has_another_name_now(house):
+    here = place(house.pipeline, house.settings)
+    ids = {run_from(house, "before", tags).run_id for tags in (here.tags, {here.tag: "small"})}
+    assert set(runs_seen_from(house, "now").unfinished()) == ids
+
+
+def test_a_run_of_an_earlier_release_is_known_by_its_code_location(house):
+    run = run_from(house, "staging", {COORDINATES: "small"}, DagsterRunStatus.CANCELED)
+    for number in range(10):  # newer ones of another location
+        run_from(house, "production", {COORDINATES: "small"} if number % 2 else {})
+    assert runs_seen_from(house, "staging").newest().dagster_run.run_id == run.run_id
+
+
+def test_a_run_that_coordinates_several_pipelines_is_one_of_each(house):
+    here = place(house.pipeline, house.settings)
+    tags = {here.tag: "small", Place("other", "/other").tag: "other", COORDINATES: "other"}
+    run = run_from(house, "staging", tags)
+    assert runs_seen_from(house, "staging").unfinished() == [run.run_id]
+
+
+def test_jobs_and_pools_of_pipelines_of_one_name_are_told_apart_by_their_storage(house, tmp_path):
+    other = house.settings.model_copy(
+        update={"storage": house.settings.storage.model_copy(update={"root": str(tmp_path)})}
+    )
+    jobs = [weir_definitions([house.pipeline], each).resolve_job_def("small_job") for each in (house.settings, other)]
+    assert len({job.run_tags[STORAGE] for job in jobs}) == 2
+    assert {job.run_tags[PIPELINE] for job in jobs} == {"small"}
+    assert len({op.pool for job in jobs for op in job.all_node_defs}) == 2
 
 
 # -- what is only shown
