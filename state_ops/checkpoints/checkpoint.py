@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -395,20 +395,33 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
     return left
 
 
-def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
-    """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None if it uses no
-    event time.
+@dataclass(frozen=True, slots=True)
+class Days:
+    """By which event times the checkpoints of a pipeline belong to days.
+
+    Attributes:
+        sources: The names of the sources whose rows' times count.
+        stages: The uids of the stages that read no other source, whose watermarks count.
+        lateness: The longest of these stages' windows, in microseconds, by which watermarks stay behind. It counts if
+            an earlier release has recorded statistics alone.
+    """
+
+    sources: frozenset[str]
+    stages: frozenset[str] = frozenset()
+    lateness: int = 0
+
+
+def event_time(checkpoint: Checkpoint, by: Days) -> int | None:
+    """Return the newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None if it
+    has read none with an event time.
 
     It is known from the statistics of the files, else from what the subtasks have seen of rows, and from the stages'
     watermarks.
-
-    Args:
-        lateness: The longest of the pipeline's windows, in microseconds, by which watermarks stay behind. It counts if
-            an earlier release has recorded statistics alone.
     """
-    read = [position.get("newest") for position in checkpoint.offsets.values()]
-    behind = lateness if any(_UNTOLD not in position for position in checkpoint.offsets.values()) else 0
-    reached = [watermark + behind for watermark in checkpoint.watermarks.values()]
+    positions = [position for name, position in checkpoint.offsets.items() if name in by.sources]
+    read = [position.get("newest") for position in positions]
+    behind = by.lateness if any(_UNTOLD not in position for position in positions) else 0
+    reached = [watermark + behind for uid, watermark in checkpoint.watermarks.items() if uid in by.stages]
     return max([*(time for time in read if time is not None), *reached], default=None)
 
 
@@ -433,14 +446,9 @@ def is_untold(position: dict[str, Any] | None) -> bool:
     return bool(position.get(_UNTOLD, position.get("files", 0) > 0 and position.get("newest") is None))
 
 
-def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
-    """Those sources with an event time of which a checkpoint may have read newer rows than `event_time` says.
-
-    Args:
-        timed: The names of the sources that have an event time. Only the pipeline knows them: the position of a source
-            without one has no newest event time either.
-    """
-    return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
+def untold_sources(checkpoint: Checkpoint, by: Days) -> list[str]:
+    """Return those sources of which a checkpoint may have read newer rows than `event_time` says."""
+    return sorted(name for name, position in checkpoint.offsets.items() if name in by.sources and is_untold(position))
 
 
 def format_with(format_version: int, sinks: Mapping[str, SinkLink]) -> int:
@@ -448,30 +456,24 @@ def format_with(format_version: int, sinks: Mapping[str, SinkLink]) -> int:
     return max(format_version, WITH_SINKS) if any(link.kind for link in sinks.values()) else format_version
 
 
-def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
-    """The checkpoints that seem to have read no row of this event time or a later one, in their order.
+def before(checkpoints: Sequence[Checkpoint], moment: int, by: Days) -> list[Checkpoint]:
+    """Return the checkpoints that seem to have read no row of this event time or a later one, in their order.
 
     Positions alone are none of them: they are past rows that only the next epoch has applied.
-
-    Args:
-        lateness: As in `event_time`.
     """
     epochs = [row for row in checkpoints if row.kind != POSITIONS]
-    return [row for row in epochs if (seen := event_time(row, lateness)) is not None and seen < moment]
+    return [row for row in epochs if (seen := event_time(row, by)) is not None and seen < moment]
 
 
-def to_begin_from(earlier: Sequence[Checkpoint], timed: Collection[str]) -> Sequence[Checkpoint]:
+def to_begin_from(earlier: Sequence[Checkpoint], by: Days) -> Sequence[Checkpoint]:
     """Where a backfill begins: the newest of the checkpoints `before` a moment, oldest first. If it may have read later
     rows, the one before it and the newest.
 
     Rows whose event time is not known were read beside others that end just before the moment, so a backfill begins
     from the first of the two. Both are to be retained: else the next look would take that one for the newest, and go
     back further.
-
-    Args:
-        timed: As in `untold_sources`.
     """
-    return earlier[-2:] if untold_sources(earlier[-1], timed) else earlier[-1:]
+    return earlier[-2:] if untold_sources(earlier[-1], by) else earlier[-1:]
 
 
 _SPANS = 100

@@ -105,6 +105,12 @@ class OperatorStats(Recorded):
         return bool(self.schema)
 
     @property
+    def moments(self) -> list[int]:
+        """Processing times in microseconds at which the operator has something to do without rows."""
+        idle = (self.sides or {}).get("due")
+        return [*self.due.values(), *([idle] if idle is not None else [])]
+
+    @property
     def schema_history(self) -> list[dict[str, Any]]:
         """All schemas that rows of its state may still have, oldest first, for `evolution.from_record`."""
         return self.schemas or [{"schema": self.schema}]

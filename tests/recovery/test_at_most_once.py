@@ -23,7 +23,7 @@ from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks import restore_version
-from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, before
+from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, Days, before
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import (
     ConfigurationError,
@@ -367,7 +367,7 @@ def test_a_branch_is_promoted_with_each_row_once(table):
 def test_a_backfill_begins_at_no_positions_alone(table):
     table.epochs(1)
     row = replace(table.registry.head(), watermarks={"accounts": 5})
-    assert before([row, replace(row, kind=POSITIONS)], 6) == [row]
+    assert before([row, replace(row, kind=POSITIONS)], 6, Days(frozenset(), frozenset({"accounts"}))) == [row]
 
 
 @pytest.mark.long

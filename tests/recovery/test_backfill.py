@@ -763,10 +763,11 @@ def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_pat
         whole.unlink()
         for report in plant.run():
             history.append(report.checkpoint)
-            newest_day = from_micros(event_time(history[-1], LATE.window.lateness)).day
+            days = plant.site.pipeline.days
+            newest_day = from_micros(event_time(history[-1], days)).day
             for promised in range(max(newest_day - 2, 3), newest_day + 1):
                 base, _ = base_of(plant.site.pipeline, plant.site.settings, day(promised))
-                earlier = before(history, to_micros(day(promised)), LATE.window.lateness)
+                earlier = before(history, to_micros(day(promised)), days)
                 assert base.id == earlier[-2].id, f"day {promised} after checkpoint {report.checkpoint.id}"
 
 

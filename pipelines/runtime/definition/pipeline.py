@@ -13,7 +13,9 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import ROWS, Expected
 from pipelines.runtime.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
+from pipelines.runtime.definition.operators import AsOf
 from pipelines.runtime.definition.stage import Stage, is_clocked, keeps_changes, sources_of
+from state_ops.checkpoints.checkpoint import Days
 from state_ops.errors import PipelineError
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.snapshots.stage_upload import MAIN as MAIN
@@ -42,6 +44,9 @@ class Pipeline:
         on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
             checkpoint is used.
         branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
+        days_by: Names of the sources by whose event times days go, for backfills. Say it where another source's rows
+            may be of later times, as of a table of dimensions that is loaded first. By default all sources that have an
+            event time, but not those whose rows are only versions of an `as_of`.
         delivery: How often sinks get the rows of an epoch that fails: "exactly_once", "at_least_once" or
             "at_most_once". State has each row exactly once in the first two, and at most once in the third.
     """
@@ -56,11 +61,12 @@ class Pipeline:
     branch: Branch | None = None
     added: tuple[str, ...] = ()
     delivery: str = EXACTLY_ONCE
+    days_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "pipeline")
         check_parallelism(1, self.max_parallelism)
-        for field in ("owners", "retired", "added"):  # in a text every part of a name would be one of them
+        for field in ("owners", "retired", "added", "days_by"):  # in a text every part of a name would be one of them
             names = getattr(self, field)
             object.__setattr__(self, field, (names,) if isinstance(names, str) else tuple(names))
         for field, kind in (("stages", Stage), ("on_restore", Expected)):
@@ -79,6 +85,7 @@ class Pipeline:
             for sink in stage.sinks:
                 check_name(sink.name, "sink")
         self._check_delivery()
+        self._check_days()
         tables = [sink.name for sink in self.sinks if isinstance(sink, DeltaSink)]
         names_by_kind = {"state": [stage.uid for stage in self.stages], "table": tables}
         for expected in self.on_restore:
@@ -100,6 +107,17 @@ class Pipeline:
                     f"on_restore expects something of the {expected.of} {expected.name!r}, which {self.name} has not.",
                     next=f"It has: {', '.join(names_by_kind[expected.of]) or 'none'}.",
                 )
+
+    def _check_days(self) -> None:
+        """Whether days can go by the sources that are named for it."""
+        timed = [source.name for source in self.sources if source.event_time is not None]
+        strange = [name for name in self.days_by if name not in timed]
+        if strange:
+            raise PipelineError(
+                f"Days cannot go by {literal(strange[0])}, which is no source of {self.name} with an event time.",
+                where=f"pipeline {self.name}, days_by",
+                next=f"Sources with an event time: {', '.join(timed) or 'none; say event_time= of one'}.",
+            )
 
     def _check_delivery(self) -> None:
         """Whether sources, sinks and gates allow for what is to be delivered."""
@@ -166,9 +184,17 @@ class Pipeline:
         )
 
     @property
-    def timed(self) -> frozenset[str]:
-        """The names of the sources that have an event time."""
-        return frozenset(source.name for source in self.sources if source.event_time is not None)
+    def days(self) -> Days:
+        """By which event times its checkpoints belong to days."""
+        inner = {before.uid for stage in self.stages for before in stage.stages_before}
+        ends = [stage for stage in self.stages if stage.sinks or stage.uid not in inner]
+        read = {name for stage in ends for name in _read_for_rows(stage)}
+        timed = [source.name for source in self.sources if source.event_time is not None]
+        found = [name for name in timed if name in read] or timed
+        names = frozenset(self.days_by or found)
+        stages = [stage for stage in self.stages if all(source.name in names for source in sources_of(stage))]
+        lateness = max((stage.lateness for stage in stages), default=0)
+        return Days(names, frozenset(stage.uid for stage in stages), lateness)
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -271,6 +297,14 @@ def _parts(pipeline: str, field: str, given: Any, kind: type[Any]) -> tuple[Any,
                 ' expect(...)) and on_table("table", expect(...)).',
             )
     return parts
+
+
+def _read_for_rows(input: Source | Stage) -> set[str]:
+    """The names of the sources whose rows an input hands out: behind an `as_of`, those of the facts alone."""
+    if isinstance(input, Source):
+        return {input.name}
+    inputs = input.inputs[:1] if isinstance(input.join, AsOf) else input.inputs
+    return {name for before in inputs for name in _read_for_rows(before)}
 
 
 def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -174,6 +174,11 @@ class StageProgress:
         return StageProgress(watermark, swept, bases, settled, waiting, pace, forgotten, sides, due)
 
     @property
+    def moments(self) -> list[int]:
+        """Processing times in microseconds at which the stage has something to do without rows."""
+        return [*self.due.values(), *([self.sides.due] if self.sides.due is not None else [])]
+
+    @property
     def rescaled(self) -> bool:
         """Whether subtasks are still to make what they build on their own."""
         return any(isinstance(base, Snapshot) and base.rescaled for base in self.bases.values())

@@ -94,19 +94,19 @@ class EpochScheduler:
 
     @property
     def due(self) -> tuple[str, ...]:
-        """Stages whose windows or timers by processing time are due, and that no epoch in flight will come to."""
+        """Stages that have something to do without rows, which no epoch in flight will come to: windows or timers by
+        processing time are due, or an input has become idle."""
         now = to_micros(self.now())
         newest = to_micros(self._epochs.epochs[-1].now) if self._epochs.epochs else None
         return tuple(
             uid
             for uid, progress in self._epochs.progress.items()
-            if any(moment <= now and (newest is None or newest < moment) for moment in progress.due.values())
+            if any(moment <= now and (newest is None or newest < moment) for moment in progress.moments)
         )
 
     @property
     def quiet(self) -> dict[str, int]:
-        """By source of a stage with several inputs, the processing time in microseconds since which it has had no
-        rows."""
+        """By source of a stage with several inputs, since when it has been quiet, as `SidesTime` has it."""
         return {name: since for stands in self._epochs.progress.values() for name, since in stands.sides.quiet.items()}
 
     @property

@@ -4,10 +4,10 @@ time is with that."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pipelines.runtime.definition import Source, Stage, keeps_event_time
+from pipelines.runtime.definition import Source, Stage, keeps_event_time, sources_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work, joined, work
 from pipelines.runtime.epoch.model import InFlightEpoch, StageProgress
 from pipelines.runtime.epoch.stage_shapes import source_schema
@@ -63,12 +63,25 @@ def _plan_sides(context: RunContext, epoch: InFlightEpoch, stage: Stage, progres
         arriving.append(at.watermark if at is not None else None)
     files = epoch.ahead_of(stage)
     now = to_micros(epoch.now)
-    read = {name: planned.rows > 0 or planned.limited for name, planned in epoch.plan.slices.items()}
-    epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, read, now)
+    epoch.sides[stage.uid] = inputs = progress.sides.after(arriving, _quiet(epoch, stage, progress.sides.quiet, now))
     layers = (tuple(files),) if files else ()
     watermark, lookups = inputs.least(stage, now), epoch.plan.lookups
     arrived = InFlightData(epoch.pending.id, stage.uid, epoch.now, watermark, layers, None, lookups=lookups)
     return Work(arrived, layers)
+
+
+def _quiet(epoch: InFlightEpoch, stage: Stage, before: Mapping[str, int], now: int) -> dict[str, int]:
+    """Since when sources of a stage have been quiet, as `SidesTime.quiet`. A source that is held back, or whose slice
+    was cut, may have rows, so it is not quiet."""
+    slices = epoch.plan.slices
+    if not slices:  # no source was looked at
+        return dict(before)
+    quiet = {}
+    for name in dict.fromkeys(source.name for input in stage.inputs for source in sources_of(input)):
+        planned = slices.get(name)
+        if planned is not None and not planned.limited:
+            quiet[name] = now if planned.rows else before.get(name, now)
+    return quiet
 
 
 def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int, Landed | Channel]:
@@ -192,5 +205,5 @@ def watermark_of_sides(
             seen = [ack.newest_by_side[side] for ack in acks if ack.newest_by_side]
             arriving = planned.newest if planned else None
             newest.append(watermarks.newest_time(lane, arriving, seen, makes_time(epoch, stage, side)))
-        epoch.sides[stage.uid] = inputs = inputs.after(newest, {}, now)
+        epoch.sides[stage.uid] = inputs = inputs.after(newest, inputs.quiet)
     return watermarks.before_job(stage, watermark, inputs.least(stage, now)), inputs

@@ -176,7 +176,7 @@ def applied_alone(
     epoch.acks[stage.uid] = epoch.pending.acks_of(stage.uid)
     if result.shapes is not None:
         epoch.shapes[stage.uid] = result.shapes
-    return note_progress(epoch, stage, before, context.inputs.get(stage.uid))
+    return note_progress(context, epoch, stage, before)
 
 
 def _pinned(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Pinned | None:
@@ -342,19 +342,13 @@ def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
     return CacheSizes(configured.l1, configured.l2)
 
 
-def note_progress(
-    epoch: InFlightEpoch, stage: Stage, progress: StageProgress, columns: pa.Schema | None
-) -> StageProgress:
+def note_progress(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> StageProgress:
     """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage
-    stands now.
-
-    Args:
-        columns: Those that its function sees.
-    """
+    stands now."""
     acks, done = epoch.pending.acks_of(stage.uid), epoch.work[stage.uid]
     after, waiting, forgotten, inputs = progress.watermark, done.behind, progress.forgotten, progress.sides
     if done.first is not None:
-        left = rest(done, acks, columns)
+        left = rest(done, acks, context.inputs.get(stage.uid))
         if left is not None:
             waiting = (left, *waiting)
         forgotten = forgotten_after(progress.forgotten, stage.ttl, to_micros(done.first.now))
@@ -366,6 +360,9 @@ def note_progress(
             made = not stage.sides and makes_time(epoch, stage)
             after = watermarks.after_job(stage, watermark, done.first.arriving, acks, epoch.plan.drain, made)
             handed_on = watermarks.handed_on(stage, known, after, epoch.plan.drain)
+        if stage.sides and watermarks.time_matters(stage, context.pipeline.stages):
+            inputs = replace(inputs, due=inputs.until_idle(stage, after, to_micros(epoch.now)))
+            epoch.sides[stage.uid] = inputs
         epoch.applied[stage.uid] = Applied(
             done.first.epoch, done.first.now, left is None, handed_on, done.first.lookups
         )

@@ -197,8 +197,8 @@ class Transitions:
             self._failover.begin_again(epoch, result.again)
             return
         epoch.ms |= result.ms
-        progress, columns = self._epochs.progress[stage.uid], self._context.inputs.get(stage.uid)
-        self._epochs.progress[stage.uid] = note_progress(epoch, stage, progress, columns)
+        progress = self._epochs.progress[stage.uid]
+        self._epochs.progress[stage.uid] = note_progress(self._context, epoch, stage, progress)
         epoch.acks[stage.uid] = epoch.pending.acks_of(stage.uid)
         if result.shapes is not None:
             epoch.shapes[stage.uid] = result.shapes

@@ -65,7 +65,8 @@ class Backfilled:
         epochs: How many epochs this call replayed.
         promoted: The promotion's checkpoint. None: the backfill waits for approval, or nothing differed, so there was
             nothing to promote.
-        note: Why the base is an earlier checkpoint than one would expect, in words; None if it is not.
+        note: In words, why the base is an earlier checkpoint than one would expect, and which sources had been read
+            past the range by then; None if there is neither.
     """
 
     branch: str
@@ -118,32 +119,57 @@ def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Ch
         lie before the range, or that it may have read rows of the range.
 
     Raises:
-        WeirError: No checkpoint lies before the range. The message says how far back the checkpoints reach.
+        WeirError: No checkpoint lies before the range. The message says how far each source had been read.
     """
     _, registry = open_storage(pipeline, settings)
     completed = registry.checkpoints()
     left = abandoned(completed)
     line = [row for row in completed if row.id not in left]
-    earlier = before(line, to_micros(start), pipeline.lateness)
+    by, begins = pipeline.days, to_micros(start)
+    earlier = before(line, begins, by)
     if earlier:
-        base = to_begin_from(earlier, pipeline.timed)[0]
-        untold = untold_sources(earlier[-1], pipeline.timed)
-        return base, _unsure(earlier[-1], base, untold) if untold else None
-    seen = [reached for row in line if (reached := event_time(row, pipeline.lateness)) is not None]
-    if not seen:
+        base = to_begin_from(earlier, by)[0]
+        untold = untold_sources(earlier[-1], by)
+        notes = [_unsure(earlier[-1], base, untold)] if untold else []
+        return base, "; ".join([*notes, *_read_ahead(pipeline, base, begins)]) or None
+    oldest = next((row for row in line if event_time(row, by) is not None), None)
+    if oldest is None:
         raise WeirError(
             f"No retained checkpoint of {pipeline.title} goes by event time.",
             where=f"{len(line)} checkpoints",
             next="A backfill needs a source with event_time=, and a checkpoint from before the range.",
         )
+    reached = {name: to for name in sorted(by.sources) if (to := _reached(oldest, name)) is not None}
+    advice = "Choose a later range."
+    if len(by.sources) > 1 and reached:
+        furthest = max(reached, key=lambda name: reached[name])
+        rest = ", ".join(f'"{name}"' for name in sorted(by.sources - {furthest}))
+        advice = (
+            f"If {furthest} runs ahead, as a table of dimensions that is loaded first does, let days go by the others, "
+            f"by which checkpoints are then kept too: Pipeline(..., days_by=({rest},)). Else choose a later range."
+        )
     raise WeirError(
-        f"No retained checkpoint of {pipeline.title} lies before {start:%Y-%m-%d %H:%M}: the oldest has seen rows up "
-        "to "
-        f"{from_micros(min(seen)):%Y-%m-%d %H:%M}.",
-        next="Choose a later range. To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints. "
-        "To compute all "
-        "anew: run the pipeline under another name.",
+        f"No retained checkpoint of {pipeline.title} lies before {start:%Y-%m-%d %H:%M}: the oldest, {oldest.id}, has "
+        f"read {' and '.join(f'{name} to {from_micros(to):%Y-%m-%d %H:%M}' for name, to in reached.items())}.",
+        where=f"days go by the event times of {', '.join(sorted(by.sources))}",
+        next=f"{advice} `weir fork {pipeline.title} --name NAME --from {oldest.id}` replays from that checkpoint on. "
+        "To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints.",
     )
+
+
+def _reached(checkpoint: Checkpoint, source: str) -> int | None:
+    newest: int | None = (checkpoint.offsets.get(source) or {}).get("newest")
+    return newest
+
+
+def _read_ahead(pipeline: Pipeline, base: Checkpoint, begins: int) -> list[str]:
+    """Which sources a backfill's base has read into its range or past it, in words: that is not read again."""
+    return [
+        f"{source.name} had been read to {from_micros(to):%Y-%m-%d %H:%M} by checkpoint {base.id}, and what was read "
+        "of it by then is not read again"
+        for source in pipeline.sources
+        if source.name not in pipeline.days.sources and (to := _reached(base, source.name)) is not None and to >= begins
+    ]
 
 
 def _unsure(newest: Checkpoint, base: Checkpoint, sources: Sequence[str]) -> str:
@@ -196,7 +222,7 @@ def backfill(
             base, unsure = base_of(pipeline, settings, start)
             at = int(base.id)
         if unsure is not None:
-            log.warning("a backfill begins earlier", branch=name, reason=unsure)
+            log.warning("what a backfill begins from", branch=name, note=unsure)
         only = Range(to_micros(start), to_micros(end)) if replaces == RANGE else None
         forks.fork(pipeline, settings, name, at, f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}", only=only)
     here = forks.branched(pipeline, settings, name)

@@ -7,7 +7,7 @@ Lateness in an epoch is judged by the watermark after the previous epoch; window
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +47,11 @@ def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) 
 def holds_back(stage: Stage) -> bool:
     """Whether rows of earlier event times come out of its state only when the watermark has passed them."""
     return stage.closes or stage.on_timer is not None or stage.join is not None
+
+
+def time_matters(stage: Stage, stages: Sequence[Stage]) -> bool:
+    """Whether its watermark lets it, or one of the stages that read it, hand out rows."""
+    return holds_back(stage) or any(time_matters(other, stages) for other in stages if stage in other.stages_before)
 
 
 def acts_on_rows_alone(stage: Stage) -> bool:
@@ -113,46 +118,65 @@ class SidesTime:
 
     Attributes:
         newest: By input, how far its event time is, in microseconds; None: nothing has come that tells it.
-        quiet: By source, the processing time in microseconds since which it has had no rows.
+        quiet: By source whose end is reached, the processing time in microseconds of the newest epoch with rows of it,
+            or of the first epoch that found none.
+        due: The processing time in microseconds at which event time goes on without rows, since an input becomes idle
+            then; None: rows alone let it go on.
     """
 
     newest: tuple[int | None, ...] = ()
     quiet: Mapping[str, int] = field(default_factory=dict)
+    due: int | None = None
 
-    def after(self, arriving: Sequence[int | None], read: Mapping[str, bool], now: int) -> SidesTime:
-        """The same after an epoch.
+    def after(self, arriving: Sequence[int | None], quiet: Mapping[str, int]) -> SidesTime:
+        """Return where the inputs stand after an epoch.
 
         Args:
             arriving: By input, how far the epoch brings it; None: it tells nothing.
-            read: By source that was looked at, whether it had rows.
-            now: The epoch's processing time.
+            quiet: As the attribute.
         """
         before = self.newest or (None,) * len(arriving)
         newest = tuple(
             max((time for time in pair if time is not None), default=None)
             for pair in zip(before, arriving, strict=True)
         )
-        quiet = {name: self.quiet.get(name, now) for name, had_rows in read.items() if not had_rows}
-        return replace(self, newest=newest, quiet={**{n: t for n, t in self.quiet.items() if n not in read}, **quiet})
+        return SidesTime(newest, quiet)
 
     def least(self, stage: Stage, now: int) -> int | None:
-        """How far the stage's event time is: as far as that of its slowest input that is not idle. None: not known, or
-        all are idle."""
+        """Return how far the stage's event time is: as far as its slowest input that is not idle, and once all are
+        idle as far as the newest. None: not known."""
         times = [
             time
             for input, time in zip(stage.inputs, self.newest, strict=True)
             if not all(self._is_idle(source, now) for source in sources_of(input))
         ]
-        known = [time for time in times if time is not None]
-        return min(known) if known and len(known) == len(times) else None
+        if not times:
+            return max((time for time in self.newest if time is not None), default=None)
+        return None if None in times else min(time for time in times if time is not None)
+
+    def until_idle(self, stage: Stage, watermark: int | None, now: int) -> int | None:
+        """Return what `due` is after an epoch.
+
+        Args:
+            watermark: The stage's after the epoch.
+            now: The epoch's processing time.
+        """
+        after = {source.name: source.length("idle_after") for input in stage.inputs for source in sources_of(input)}
+        ends = {since + length for name, since in self.quiet.items() if (length := after.get(name)) is not None}
+        for moment in sorted(end for end in ends if end > now):
+            then = before_job(stage, watermark, self.least(stage, moment))
+            if then is not None and (watermark is None or then > watermark):
+                return moment
+        return None
 
     def _is_idle(self, source: Source, now: int) -> bool:
         after, since = source.length("idle_after"), self.quiet.get(source.name)
         return after is not None and since is not None and now - since >= after
 
     def to_json(self) -> dict[str, Any]:
-        return {"newest": list(self.newest), "quiet": dict(self.quiet)}
+        due = {} if self.due is None else {"due": self.due}
+        return {"newest": list(self.newest), "quiet": dict(self.quiet), **due}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any] | None) -> SidesTime:
-        return cls(tuple(raw["newest"]), raw["quiet"]) if raw else cls()
+        return cls(tuple(raw["newest"]), raw["quiet"], raw.get("due")) if raw else cls()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -24,9 +24,15 @@ def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
 
 
 def timers_due(head: Checkpoint | None, now: datetime) -> tuple[str, ...]:
-    """Stages whose windows or timers by processing time are due at a moment, whether or not rows wait."""
+    """Stages that have something to do without rows at a moment: windows or timers by processing time are due, or an
+    input has become idle."""
     operators = head.operators if head else {}
-    return tuple(uid for uid, stats in operators.items() if any(at <= to_micros(now) for at in stats.due.values()))
+    return tuple(uid for uid, stats in operators.items() if any(at <= to_micros(now) for at in stats.moments))
+
+
+def due_in_words(stages: Sequence[str]) -> str:
+    """Why stages have something to do without rows."""
+    return f"windows, timers or an idle input of {', '.join(stages)} are due by processing time"
 
 
 def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:

@@ -58,14 +58,15 @@ def kept_for_backfills(
         return {}
     left = abandoned(completed)
     line = [row for row in completed if row.id not in left]
-    reached = event_time(line[-1], pipeline.lateness) if line else None
+    by = pipeline.days
+    reached = event_time(line[-1], by) if line else None
     reasons: dict[CheckpointId, str] = {}
     for back in range(configured.backfill.keep if reached is not None else 0):
         assert reached is not None
         step = DAY if configured.backfill.every == "day" else HOUR
         begins = (reached // step - back) * step
-        earlier = before(line, begins, pipeline.lateness)
-        for row in to_begin_from(earlier, pipeline.timed) if earlier else ():
+        earlier = before(line, begins, by)
+        for row in to_begin_from(earlier, by) if earlier else ():
             reasons.setdefault(row.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
     return reasons
 

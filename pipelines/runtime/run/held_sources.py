@@ -19,8 +19,8 @@ class Held:
 
     Attributes:
         sources: Their names.
-        still: Those of them that wait for sources of which it is known since when they are quiet: rows or time alone
-            let these go on, and no epoch does.
+        still: Those of them that wait for sources of which it is known since when they are quiet, or for others that
+            wait so: rows or time alone let these go on, and no epoch does.
     """
 
     sources: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ def held(pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int
 
     Args:
         offsets: By source, how far it has been planned.
-        quiet: By source, the processing time in microseconds since which it has had no rows.
+        quiet: By source whose end is reached, since when it has been quiet, as `SidesTime` has it.
         now: The processing time.
     """
     waits: dict[str, set[str]] = {}
@@ -47,8 +47,10 @@ def held(pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int
                 continue
             if reached is None or time > reached + ahead:
                 waits.setdefault(source.name, set()).add(other.name)
-    still = frozenset(name for name, slower in waits.items() if slower <= quiet.keys())
-    return Held(frozenset(waits), still)
+    still = set(waits)
+    while restless := {name for name in still if not waits[name] <= quiet.keys() | still}:
+        still -= restless
+    return Held(frozenset(waits), frozenset(still))
 
 
 def _beside_each_other(pipeline: Pipeline) -> Iterator[tuple[Source, list[Source]]]:

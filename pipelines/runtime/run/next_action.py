@@ -3,8 +3,8 @@
 first             begin again the slice of an epoch that a gate has declined; else look around, once there is room
 a stop            with a drain once all that waits has been read and applied; nothing is in flight then
 other requests    whatever may delete, while nothing is in flight
-an epoch          when rows wait, windows or timers by processing time are due, or somebody asks for one, and the
-                  coordinator says that it is due
+an epoch          when rows wait, windows or timers by processing time are due, an input has become idle, or
+                  somebody asks for one, and the coordinator says that it is due
 nothing to do     end, if this run ends once it has caught up, or wait
 """
 

@@ -23,6 +23,7 @@ from pipelines.runtime.gates import evaluation
 from pipelines.runtime.operators.compatibility import advice
 from pipelines.runtime.operators.structure import structure
 from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.ownership.backlog import due_in_words
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.leftovers import discard_slices
 from pipelines.runtime.ownership.ownership import Ownership
@@ -397,7 +398,7 @@ def _plan(
         why = first.reason + (f" (tick {first.tick})" if first.tick else "")
         trigger = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
     elif timers_due and not any(planned.rows for planned in slices.values()):
-        why = f"windows or timers of {', '.join(timers_due)} are due by processing time"
+        why = due_in_words(timers_due)
         trigger = options.trigger if options.interval is None else Trigger.INTERVAL
     elif catching_up or options.interval is None:
         trigger, why = options.trigger, options.reason

@@ -55,7 +55,7 @@ class Sight:
         asked: A barrier request waits to be taken.
         unfinished: Runs of this pipeline that the orchestrator counts as queued or running.
         unapplied: A stage has rows of earlier epochs to apply.
-        timers_due: Stages whose windows or timers by processing time are due.
+        timers_due: Stages that have something to do without rows, as `backlog.timers_due` says.
         held: What holds the pipeline and what a person does about it, if a gate, bad input or damage does.
         held_since: That was noted by the lease's holder, or after it.
         starting: The lease's holder has not committed an epoch yet.
@@ -328,7 +328,7 @@ def _lives(sight: Sight, memory: Memory, now: float) -> bool:
 def _new(sight: Sight) -> str:
     """What there is to be done."""
     if sight.timers_due and not sight.waiting:
-        return f"windows or timers of {', '.join(sight.timers_due)} are due by processing time"
+        return backlog.due_in_words(sight.timers_due)
     return f"{sight.in_words} new"
 
 

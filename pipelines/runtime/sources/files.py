@@ -167,7 +167,7 @@ class FilesReader(SourceReader):
             LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
         ]
         planned = self._planned([there[file["name"]] for file in files], None, expected, recorded.get("now"))
-        return replace(planned, left_out=tuple(left_out))
+        return replace(planned, limited=recorded.get("limited", False), left_out=tuple(left_out))
 
     def _planned(
         self,

@@ -239,8 +239,8 @@ class PartsReader(SourceReader):
             LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
         ]
         return Slice(
-            tuple(gathered.files), False, recorded.get("newest"), gathered.schema, tuple(left_out),
-            bad_rows=tuple(gathered.bad_rows),
+            tuple(gathered.files), recorded.get("limited", False), recorded.get("newest"), gathered.schema,
+            tuple(left_out), bad_rows=tuple(gathered.bad_rows),
         )  # fmt: skip
 
     def _landed(

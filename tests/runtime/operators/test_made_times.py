@@ -16,7 +16,7 @@ from pipelines.api import Pipeline, Stage, agg, delta, files, select, side, unio
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.checkpoints.checkpoint import untold_sources
+from state_ops.checkpoints.checkpoint import Days, untold_sources
 from tests.recovery.harness import Site
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -120,4 +120,4 @@ def test_a_time_that_sql_makes_says_nothing_of_how_far_a_source_is_read(tmp_path
     (report,) = run(site.pipeline, site.settings, RunOptions(until_caught_up=True), HERE)
     names = sorted(source.name for source in site.pipeline.sources)
     assert [report.checkpoint.offsets[name]["newest"] for name in names] == [None] * len(names)
-    assert untold_sources(report.checkpoint, names) == names
+    assert untold_sources(report.checkpoint, Days(frozenset(names))) == names
