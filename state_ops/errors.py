@@ -23,6 +23,7 @@ __all__ = [
     "MissingError",
     "PipelineError",
     "PrunedError",
+    "RefusedError",
     "RunEndedError",
     "StageError",
     "StateSizeError",
@@ -72,6 +73,17 @@ class HoldingError(WeirError):
 
 class InputError(HoldingError):
     """Repair or move the input: a source's data cannot be read as the pipeline needs it."""
+
+
+class RefusedError(InputError):
+    """Correct values, or set their rows aside with on_bad="quarantine": a stage or a table cannot take a row, or a sink
+    would refuse it after the commit.
+
+    Attributes:
+        positions: By the position of a row in the stage's slice, why it is refused; none where that is not known.
+    """
+
+    positions: Mapping[int, str] = MappingProxyType({})
 
 
 class VanishedError(InputError):
@@ -152,6 +164,7 @@ def to_report(error: WeirError) -> dict[str, Any]:
         "next": error.next,
         "traceback": getattr(error, "traceback", ""),
         "files": {source: dict(files) for source, files in getattr(error, "files", {}).items()},
+        "positions": [[position, why] for position, why in getattr(error, "positions", {}).items()],
     }
 
 
@@ -166,6 +179,8 @@ def from_report(report: Mapping[str, Any]) -> WeirError:
             source: {name: (size, mtime_ns) for name, (size, mtime_ns) in files.items()}
             for source, files in report.get("files", {}).items()
         }
+    if isinstance(error, RefusedError):
+        error.positions = dict(report.get("positions", ()))
     return error
 
 

@@ -60,6 +60,16 @@ def unfit(table: pa.Table | pa.RecordBatch) -> Iterator[UnfitValue]:
             before += len(chunk)
 
 
+def storable(table: pa.Table) -> pa.Table:
+    """Return a table with null in place of each value that cannot be handed on, or that has such a part."""
+    for at, name in enumerate(table.schema.names):
+        if rows := {value.row for value in unfit(table.select([at]))}:
+            keeps = pa.array([row not in rows for row in range(table.num_rows)])
+            column = pc.if_else(keeps, table.column(at), pa.scalar(None, table.column(at).type))
+            table = table.set_column(at, name, column)
+    return table
+
+
 def _leaves(path: str, array: pa.Array, rows: np.ndarray | None) -> Iterator[tuple[str, pa.Array, np.ndarray | None]]:
     """Yield the arrays without parts that an array consists of, each with the row of each value; None: its index."""
     type = array.type

@@ -80,26 +80,31 @@ class ReplaceSink(DeltaSink):
 CHANGE_TYPE = "_change_type"  # a column of rows that say what became of their key, as in Delta's change data feed
 INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
 CHANGES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
+SAY_A_CHANGE = f"Say one of {', '.join(CHANGES)}."
 TAKEN_BACK = (UPDATE_BEFORE, DELETE)  # what rows say that are no more
 VERSION, EPOCH = "_commit_version", "epoch"  # columns that all rows of one change have alike: of tables, of aggregates
 COMMIT_TIME = "_commit_timestamp"  # another one of tables
 
 
-def check_changes(rows: pa.Table, where: str, of: str = "") -> None:
+def check_changes(rows: pa.Table, where: str) -> None:
     """Whether each row says what became of it. Raises InputError.
 
     Args:
         where: For errors.
-        of: Whose rows they are, likewise.
     """
-    column = rows.column(CHANGE_TYPE)
-    unknown = pc.filter(column, pc.invert(pc.is_in(column, pa.array(CHANGES))))
-    if len(unknown):
-        raise InputError(
-            f"A row{of} has {CHANGE_TYPE} {unknown[0].as_py()!r}.",
-            where=where,
-            next=f"Say one of {', '.join(CHANGES)}.",
-        )
+    unknown = unknown_changes(rows)
+    if pc.any(unknown).as_py():
+        raise InputError(f"A row {without_change(rows, unknown)}.", where=where, next=SAY_A_CHANGE)
+
+
+def unknown_changes(rows: pa.Table) -> pa.ChunkedArray:
+    """Return a mask of the rows that do not say what became of them."""
+    return pc.invert(pc.is_in(rows.column(CHANGE_TYPE), pa.array(CHANGES)))
+
+
+def without_change(rows: pa.Table, unknown: pa.ChunkedArray) -> str:
+    """What the first of the rows of a mask says instead, as a clause."""
+    return f"has {CHANGE_TYPE} {pc.filter(rows.column(CHANGE_TYPE), unknown)[0].as_py()!r}"
 
 
 def refuse_replaced(sink: Sink, where: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 
 from pipelines.runtime.connectors.source import RUNNING, default_name
+from state_ops.arrow.unfit_values import UnfitValue
 
 
 class Rows(Protocol):
@@ -96,6 +97,30 @@ class Publisher(Protocol):
 
     def close(self) -> None:
         """Give back connections."""
+        ...
+
+
+class ValueRules(Protocol):
+    """What a sink asks of values beyond their types. Small, and picklable: each task judges by it the rows that it
+    stages."""
+
+    def refused(self, rows: pa.Table) -> Iterator[UnfitValue]:
+        """Yield what the sink would not take of rows in canonical types, whose values are fit for a table already
+        (`state_ops.arrow.unfit_values`). Rows that are good must cost little."""
+        ...
+
+
+@runtime_checkable
+class Particular(Protocol):
+    """What a publisher has beside it whose sink refuses rows because of their values.
+
+    After the commit a row that the sink refuses would block all later ones. So rows are judged before, while they are
+    staged: a refused one declines its epoch, or is set aside if its source says `on_bad="quarantine"`.
+    """
+
+    def rules(self, schema: pa.Schema) -> ValueRules:
+        """Return the rules for rows of these columns, which `check` has passed, as the sink is now. Asked in each epoch
+        that has rows."""
         ...
 
 

@@ -270,8 +270,8 @@ class Stage:
 
     @property
     def takes_bad_rows(self) -> bool:
-        """Whether rows of its source that cannot be decoded are set aside."""
-        return isinstance(self.input, Source) and self.input.on_bad == QUARANTINE and self.input.decodes
+        """Whether rows of its source are set aside that cannot be decoded or stored."""
+        return isinstance(self.input, Source) and self.input.on_bad == QUARANTINE
 
     @property
     def quarantine(self) -> DeltaSink | None:

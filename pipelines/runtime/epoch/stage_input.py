@@ -89,9 +89,9 @@ def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[in
     parts: dict[int, Landed | Channel] = {}
     for side, lane in enumerate(stage.sides):
         if isinstance(lane.input, Source):
-            landed = _landed(context, epoch, lane, lane.input)
-            if landed is not None:
-                parts[side] = landed
+            from_source = landed(context, epoch, lane, lane.input)
+            if from_source is not None:
+                parts[side] = from_source
             continue
         staged = _staged(epoch, lane, lane.input)
         if staged:
@@ -100,7 +100,8 @@ def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[in
     return parts
 
 
-def _landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
+def landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
+    """What a stage reads of a source in this epoch; None if that is nothing."""
     planned = epoch.plan.slices.get(source.name)
     if planned is None or not planned.files:
         return None
@@ -127,7 +128,7 @@ def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
 def input_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
     """What the stage reads in this epoch; None if that is nothing."""
     if isinstance(stage.input, Source):
-        return _landed(context, epoch, stage, stage.input)
+        return landed(context, epoch, stage, stage.input)
     _staged(epoch, stage, stage.input)
     done = epoch.work[stage.uid]
     if done.first is None or not done.files:

@@ -19,6 +19,7 @@ from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress,
 from pipelines.runtime.epoch.stage_input import (
     input_of,
     known_watermark,
+    landed,
     makes_time,
     parts_of,
     plan,
@@ -27,14 +28,14 @@ from pipelines.runtime.epoch.stage_input import (
 )
 from pipelines.runtime.epoch.stage_shapes import check_columns, fixed_shapes, shapes_of_sides
 from pipelines.runtime.execution.executor import Channel, Landed, Several
-from pipelines.runtime.gates import evaluation, quarantine
+from pipelines.runtime.gates import evaluation, quarantine, refused_rows
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import MAIN, Progress, Shapes, watermarks
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
 from pipelines.runtime.sources.slices import EpochPlan
+from pipelines.runtime.task.refusals import Target
 from pipelines.runtime.task.run_task import KeyedTask
-from pipelines.runtime.task.staged_output import Target
 from pipelines.runtime.timings import record_ms
 from state_ops.checkpoints.checkpoint import (
     Ack,
@@ -80,7 +81,9 @@ def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Call
         job: `run_job` of this stage.
     """
     result = job()
-    if not stage.tables_aside or any(ack.error is not None for ack in result.acks):
+    if any(ack.error is not None for ack in result.acks):
+        return _without_refused(context, epoch, stage, result)
+    if not stage.tables_aside:
         return result
     clock, ms = time.perf_counter(), dict(result.ms)
     acks = _with_quarantine(context, epoch, stage, list(result.acks))
@@ -96,6 +99,21 @@ def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Call
             again = _without_failed(context, epoch, stage, acks, verdicts, looked_at)
         record_ms(ms, f"quarantine:{stage.uid}", clock)
     return StageResult(tuple(acks), tuple(verdicts), ms, result.shapes, again)
+
+
+def _without_refused(context: RunContext, epoch: InFlightEpoch, stage: Stage, result: StageResult) -> StageResult:
+    """What a job has given whose tasks have declined; with another plan, if that is since they have refused rows which
+    the sources set aside."""
+    parts = [
+        (lane, rows)
+        for lane in stage.lanes
+        if isinstance(lane.input, Source) and (rows := landed(context, epoch, lane, lane.input)) is not None
+    ]
+    shapes = context.shapes.get(stage.uid)
+    target = _targets(context, stage, shapes).get(MAIN) if shapes is not None else None
+    read = refused_rows.Read(epoch.plan, parts, context.readers, epoch.positioned)
+    acks, again = refused_rows.judged(stage, result.acks, read, target)
+    return replace(result, acks=acks, again=again)
 
 
 def run_job(
@@ -274,9 +292,6 @@ def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
 
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
-    # What is quarantined is written once the stage's gates have looked at its rows.
-    aside = {output for output, _, _ in stage.tables_aside}
-    targets = {output: _target(pipeline, sink) for output, sink in stage.sinks_by_output if output not in aside}
     doing = epoch.work[stage.uid]
     first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
@@ -296,7 +311,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         storage=context.storage,
         work_dir=work_dir(context),
         bases=progress.bases,
-        tables=targets,
+        tables=_targets(context, stage, fixed),
         channels=pipeline.outputs_read(stage).union((MAIN,) if evaluation.of_rows(stage) else ()),
         event_time=stage.input.event_time if isinstance(stage.input, Source) and not stage.sides else None,
         backend=settings.state.backend,
@@ -312,6 +327,17 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         forgotten=progress.forgotten,
         untold_timers=stage.function is not None and stage.on_timer is None and _untold(context.head, stage),
     )
+
+
+def _targets(context: RunContext, stage: Stage, fixed: Shapes) -> dict[str, Target]:
+    """By output, the sink that gets it. What is quarantined is written once the stage's gates have looked at its
+    rows."""
+    aside = {output for output, _, _ in stage.tables_aside}
+    return {
+        output: replace(_target(context.pipeline, sink), rules=context.sinks.rules(sink, fixed.outputs[output]))
+        for output, sink in stage.sinks_by_output
+        if output not in aside
+    }
 
 
 def _target(pipeline: Pipeline, sink: Sink) -> Target:

@@ -192,10 +192,10 @@ class Transitions:
             return
         for ack in result.acks:
             self._receive(epoch, ack)
-        check_acks(epoch, stage)
         if result.again is not None:
             self._failover.begin_again(epoch, result.again)
             return
+        check_acks(epoch, stage)
         epoch.ms |= result.ms
         progress = self._epochs.progress[stage.uid]
         self._epochs.progress[stage.uid] = note_progress(self._context, epoch, stage, progress)

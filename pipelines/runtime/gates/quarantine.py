@@ -27,6 +27,7 @@ from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut, Slice
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
+from state_ops.arrow.unfit_values import storable
 from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile
 from state_ops.counts import counted
 from state_ops.errors import InputError
@@ -46,8 +47,13 @@ _RAW = (("_weir_raw", pa.string()),)
 def table_schema(stage: Stage, source: pa.Schema) -> pa.Schema:
     """The columns of a quarantine table: those of the source's files, and why each row is there; where rows may be bad,
     also what stands there instead of a row."""
-    more = [pa.field(name, kind) for name, kind in (*_TOLD, *(_RAW if stage.takes_bad_rows else ()))]
+    more = [pa.field(name, kind) for name, kind in (*_TOLD, *(_RAW if _keeps_raw(stage) else ()))]
     return pa.schema([*source, *more])
+
+
+def _keeps_raw(stage: Stage) -> bool:
+    """Whether its table has what stands in place of a row that could not be decoded."""
+    return stage.takes_bad_rows and isinstance(stage.input, Source) and stage.input.decodes
 
 
 def decided(
@@ -135,7 +141,7 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
     could not be decoded."""
     assert planned.schema is not None
     uid, schema = stage.uid, table_schema(stage, planned.schema)
-    if stage.takes_bad_rows and planned.bad_rows:
+    if _keeps_raw(stage) and planned.bad_rows:
         bad = planned.bad_rows
         facts: dict[str, list[Any]] = {
             "_weir_stage": [uid] * len(bad), "_weir_gate": ["on_bad"] * len(bad),
@@ -156,14 +162,14 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
         if left_out:
             numbers = pa.array([row.row for row in left_out])
             whole = pa.concat_tables(reader.batches(file, planned.schema, max(file.rows, 1)))
-            rows = whole.take(numbers)
+            rows = storable(whole.take(numbers))
             columns = [
                 [row.stage for row in left_out], [row.gate for row in left_out], [int(epoch)] * len(left_out),
                 [row.file for row in left_out], [row.row for row in left_out], [row.reason for row in left_out],
             ]  # fmt: skip
             for (name, kind), values in zip(_TOLD, columns, strict=True):
                 rows = rows.append_column(name, pa.array(values, kind))
-            if stage.takes_bad_rows:
+            if _keeps_raw(stage):
                 rows = rows.append_column("_weir_raw", pa.nulls(len(left_out), pa.string()))
             yield rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
@@ -19,8 +20,10 @@ _PLANE = 0x10000
 def statistics(footer: pq.FileMetaData) -> str:
     """The `stats` of a file's add action, as JSON: rows, nulls, least and greatest values.
 
-    Of floats bounds are left out: Parquet's leave out NaN, which is the greatest value for Spark. Of times too, whose
-    bounds Delta writes in milliseconds. A text's are cut; the greatest one is made greater than what it stands for.
+    It never raises, whatever the values are, for the rows may be committed: a bound that Python or JSON cannot hold is
+    left out. So are the bounds of floats: Parquet's leave out NaN, which is the greatest value for Spark. And those of
+    times, which Delta writes in milliseconds. A text's are cut; the greatest one is made greater than what it stands
+    for.
     """
     schema = footer.schema.to_arrow_schema()
     stats: dict[str, Any] = {"numRecords": footer.num_rows}
@@ -41,8 +44,7 @@ def statistics(footer: pq.FileMetaData) -> str:
             continue
         if not bounded:
             continue
-        low, high = min(group.min for group in bounded), max(group.max for group in bounded)
-        low, high = _lower(low), _upper(high)
+        low, high = _bounds(bounded)
         if low is not None and high is not None:
             least[field.name], greatest[field.name] = low, high
     return as_json(stats | {"minValues": least, "maxValues": greatest, "nullCount": nulls})
@@ -50,6 +52,14 @@ def statistics(footer: pq.FileMetaData) -> str:
 
 def _has_bounds(type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type) or pa.types.is_string(type) or pa.types.is_date(type))
+
+
+def _bounds(groups: Sequence[pq.Statistics]) -> tuple[Any, Any]:
+    """The bounds of all row groups; None where Python has no such date, or the bytes are no text."""
+    try:
+        return _lower(min(group.min for group in groups)), _upper(max(group.max for group in groups))
+    except (ValueError, OverflowError, pa.ArrowException):
+        return None, None
 
 
 def _lower(value: Any) -> Any:

@@ -41,10 +41,12 @@ from pipelines.runtime.operators.event_time import EventTimeOperator
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
-from pipelines.runtime.task.staged_output import StagedOutput, Target
+from pipelines.runtime.task.refusals import Target
+from pipelines.runtime.task.staged_output import StagedOutput
 from pipelines.runtime.timings import record_ms
 from state_ops import logs
 from state_ops.arrow import frames
+from state_ops.arrow.unfit_values import unfit
 from state_ops.backends import composite
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.loader import DEFAULT, named
@@ -58,7 +60,16 @@ from state_ops.checkpoints.checkpoint import (
 )
 from state_ops.coordination.restore_progress import BEAT_SECONDS, RestoreProgress, Restoring
 from state_ops.counts import agrees, counted
-from state_ops.errors import InputError, LocalBaseError, PipelineError, StageError, TransientError, WeirError, to_report
+from state_ops.errors import (
+    InputError,
+    LocalBaseError,
+    PipelineError,
+    RefusedError,
+    StageError,
+    TransientError,
+    WeirError,
+    to_report,
+)
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.keyed.per_key.state_cache import CacheSizes
@@ -308,6 +319,7 @@ def _apply(
             counters.rows_in -= table.num_rows
         else:
             staged.write(output, table)
+    staged.check()
 
 
 def _groups(task: KeyedTask, attempt: Attempt) -> range:
@@ -471,6 +483,7 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
     """The batches in canonical types, null keys treated by policy."""
     for batch in batches:
         rows = frames.canonical(pa.Table.from_batches([batch]))
+        _check_fit(task, rows)
         rows = _without_null_keys(task, rows, counters)
         if not rows.num_rows:
             continue
@@ -483,6 +496,17 @@ def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counter
                 seen = counters.max_event_time
                 counters.max_event_time = newest if seen is None else max(newest, seen)
         yield rows
+
+
+def _check_fit(task: KeyedTask, rows: pa.Table) -> None:
+    """Refuse values that no stage can be given: Python has no such date, and a text that is not UTF-8 may end the
+    process that looks at it. Raises RefusedError."""
+    for value in unfit(rows):
+        raise RefusedError(
+            f"A row for the stage {task.stage.uid} cannot be read: its column {value.column!r} {value.problem}.",
+            where=f"stage {task.stage.uid}, epoch {task.epoch}",
+            next='Correct it where it is written, or set such rows aside with on_bad="quarantine" on the source.',
+        )
 
 
 def _note_newest_by_side(stage: Stage, rows: pa.Table, counters: _Counters) -> None:

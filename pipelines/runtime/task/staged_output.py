@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, check_changes
 from pipelines.runtime.definition import POSITIONS, ROW
-from pipelines.runtime.operators import where
+from pipelines.runtime.task.refusals import Refusal, Target, refusals
 from state_ops.arrow.parquet import PARTITION, WHERE, partition_json, staged_writer
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
-from state_ops.counts import agrees, counted
-from state_ops.errors import InputError
+from state_ops.errors import InputError, RefusedError
 from state_ops.ids import epoch_dir
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.stage_upload import MAIN, PARTS, REST, channel_path
 
+MOST_REFUSED = 10_000  # rows of an attempt of which it is told where they come from
 _MAX_PARTITIONS = 500  # of which an attempt may write rows, each to a file of its own
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where an output goes.
-
-    Attributes:
-        sink: The sink's name.
-        directory: In which its rows are staged, in the pipeline's storage.
-        key: Columns that are null in no row; none: any may be.
-        partition_by: Columns of which each file has one value.
-        where: A condition that all rows satisfy.
-    """
-
-    sink: str
-    directory: str
-    key: tuple[str, ...] = ()
-    partition_by: tuple[str, ...] = ()
-    where: str | None = None
 
 
 class StagedOutput:
@@ -66,29 +45,61 @@ class StagedOutput:
         self._rows: dict[str, int] = {}
         self._parts: dict[str, dict[str, tuple[str, int]]] = {}  # by output and partition: the local name, and rows
         self._rest: list[StagedFile] = []
+        self._refused: Refusal | None = None  # the first one
+        self._positions: dict[int, str] = {}  # of rows that are refused, with the reasons
 
     def write(self, output: str, table: pa.Table) -> None:
         """Stage rows."""
         if not table.num_rows:
             return
+        positions: pa.ChunkedArray | None = None
         if output == MAIN and self._tracked:
+            positions = table.column(ROW)
             self._write(POSITIONS, table.select([ROW]))
             table = table.drop_columns([ROW])
         self.handed_out[output] = self.handed_out.get(output, 0) + table.num_rows
-        if output not in self._targets and output not in self._channels:
+        target = self._targets.get(output)
+        if target is None and output not in self._channels:
             return
-        if output in self._targets and (key := self._targets[output].key):
-            attempt = self._attempt
-            _check_keys(self._targets[output].sink, key, table, f"stage {attempt.operator}, epoch {attempt.epoch}")
-        if output in self._targets and (condition := self._targets[output].where) is not None:
-            place = f"stage {self._attempt.operator}, epoch {self._attempt.epoch}"
-            _check_where(self._targets[output].sink, condition, table, place)
-            table = table.replace_schema_metadata({WHERE: condition})
-        if output in self._targets and self._targets[output].partition_by:
-            self._write_parts(output, self._targets[output], table)
+        if self._refuse(target, table, positions):
+            return
+        if target is not None and target.where is not None:
+            table = table.replace_schema_metadata({WHERE: target.where})
+        if target is not None and target.partition_by:
+            self._write_parts(output, target, table)
             if output not in self._channels:
                 return
         self._write(output, table)
+
+    def _refuse(self, target: Target | None, table: pa.Table, positions: pa.ChunkedArray | None) -> bool:
+        """Return whether rows are refused. Where they say where they come from, all of an attempt are gathered, for
+        `check`. Else, and from one that says nothing on, raises RefusedError."""
+        try:
+            for refusal in refusals(target, table):
+                self._refused = self._refused or refusal
+                sources = pa.nulls(1) if positions is None else positions.take(pa.array(refusal.rows))
+                if sources.null_count or len(self._positions) > MOST_REFUSED:
+                    self._positions.clear()
+                    raise self._error(refusal)
+                self._positions.update((source.as_py(), refusal.what) for source in sources)
+        except InputError as error:
+            error.where = error.where or self._where
+            raise
+        return self._refused is not None
+
+    def check(self) -> None:
+        """Raise RefusedError if rows were refused."""
+        if self._refused is not None:
+            raise self._error(self._refused)
+
+    def _error(self, refusal: Refusal) -> RefusedError:
+        error = RefusedError(refusal.what, where=self._where, next=refusal.next)
+        error.positions = dict(self._positions)
+        return error
+
+    @property
+    def _where(self) -> str:
+        return f"stage {self._attempt.operator}, epoch {self._attempt.epoch}"
 
     def _write_parts(self, output: str, target: Target, table: pa.Table) -> None:
         """Append each row to its partition's file. Rows of one partition keep their order."""
@@ -111,7 +122,7 @@ class StagedOutput:
         if len(parts) >= _MAX_PARTITIONS:
             raise InputError(
                 f"Rows for the table {target.sink} have more than {_MAX_PARTITIONS} partitions in one subtask's epoch.",
-                where=f"stage {self._attempt.operator}, epoch {self._attempt.epoch}",
+                where=self._where,
                 next=f"Partition by something coarser than {', '.join(target.partition_by)}; or let fewer rows make an "
                 "epoch (epoch.max_rows).",
             )
@@ -166,38 +177,3 @@ class StagedOutput:
 
     def _local(self, output: str) -> Path:
         return self._attempt.directory / f"{output}.parquet"
-
-
-def _check_keys(sink: str, key: Sequence[str], rows: pa.Table, where: str) -> None:
-    """Whether rows that are handed out say which key they are of, and what becomes of it. Raises InputError."""
-    for name in key:
-        if missing := rows.column(name).null_count:
-            raise InputError(
-                f"{counted(missing, 'row')} for the table {sink} {agrees(missing, 'has', 'have')} no "
-                f"{name!r}, which is its key.",
-                where=where,
-                next="Leave them out in the stage's function, or give them a key: rows without one would be inserted "
-                "again each time.",
-            )
-    if CHANGE_TYPE in rows.column_names:
-        check_changes(rows, where, f" for the table {sink}")
-
-
-def _check_where(sink: str, condition: str, rows: pa.Table, place: str) -> None:
-    """Whether rows that are handed out are among those that they replace. Raises InputError."""
-    try:
-        others = int(rows.num_rows - where.compiled(condition, rows.schema).mask(rows).sum())
-    except (where.Refused, where.Fails) as error:
-        raise InputError(
-            f"It cannot be told which rows for the table {sink} satisfy {condition}: {error}.",
-            where=place,
-            next="Write the condition so that it holds or not of each row; docs/how-to/sink-delta.md.",
-        ) from error
-    if others:
-        raise InputError(
-            f"{counted(others, 'row')} for the table {sink} {agrees(others, 'does', 'do')} not satisfy "
-            f"{condition}, whose rows are to be replaced.",
-            where=place,
-            next="Leave them out in the stage's function, or widen the condition: they would stay in the table for "
-            "ever.",
-        )
