@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 
 from pipelines.runtime.connectors.sink import (
     Expiring,
+    Judging,
     Published,
     Publisher,
     Rows,
     Sink,
     SinkOpening,
     TakingBack,
+    ValueRules,
     no_rows,
 )
 from pipelines.runtime.connectors.source import (
@@ -34,6 +36,7 @@ from pipelines.runtime.connectors.source import (
     start_of,
 )
 from pipelines.runtime.definition import FileSource
+from state_ops.arrow.unfit_values import UnfitValue
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -53,6 +56,7 @@ __all__ = [
     "Expiring",
     "FencedError",
     "InputError",
+    "Judging",
     "Lag",
     "Limits",
     "Lost",
@@ -71,6 +75,8 @@ __all__ = [
     "Source",
     "TakingBack",
     "TransientError",
+    "UnfitValue",
+    "ValueRules",
     "WeirError",
     "chain",
     "no_rows",

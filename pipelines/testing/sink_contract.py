@@ -20,7 +20,16 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening, TakingBack, no_rows
+from pipelines.runtime.connectors.sink import (
+    Judging,
+    Published,
+    Publisher,
+    Rows,
+    Sink,
+    SinkOpening,
+    TakingBack,
+    no_rows,
+)
 from pipelines.testing.expected import able, is_clear, raises, without_secrets
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PipelineError, TransientError, WeirError
 
@@ -53,6 +62,10 @@ class SinkSystem:
 
     def contents(self) -> Iterable[Row]:
         """The columns id and text of all rows that a reader sees, in any order; nothing where nothing was prepared."""
+        raise NotImplementedError
+
+    def refused_rows(self) -> pa.Table:
+        """Two rows of `SCHEMA`: a good one, and one whose value the sink refuses."""
         raise NotImplementedError
 
     def break_marker(self) -> None:
@@ -324,6 +337,19 @@ class SinkContract:
     def test_many_rows(self, system: SinkSystem) -> None:
         publish(system, None, 1, given(*range(501)))
         assert sorted(system.contents()) == sorted(given(*range(501)).rows)
+
+    def test_values_are_judged_before_the_commit(self, system: SinkSystem) -> None:
+        """The rules travel to tasks, take good rows, and name the bad one, which `publish` would refuse."""
+        with publisher(system) as opened:
+            if not isinstance(opened, Judging):
+                return
+            opened.check(SCHEMA)
+            rules = pickle.loads(pickle.dumps(opened.rules(SCHEMA)))
+        for batch in given(1, 2, 3).batches():
+            assert not list(rules.refused(pa.Table.from_batches([batch])))
+        refused = list(rules.refused(able(system.refused_rows)))
+        assert {value.row for value in refused} == {1}
+        assert all(value.column in SCHEMA.names and value.problem for value in refused)
 
     def test_rows_of_other_types_are_refused_before_they_come(self, system: SinkSystem) -> None:
         publish(system, None, 1, given(1))

@@ -111,7 +111,7 @@ class ValueRules(Protocol):
 
 
 @runtime_checkable
-class Particular(Protocol):
+class Judging(Protocol):
     """What a publisher has beside it whose sink refuses rows because of their values.
 
     After the commit a row that the sink refuses would block all later ones. So rows are judged before, while they are

@@ -25,7 +25,7 @@ from pipelines.runtime.connectors.delta_sink import (
     partitions,
     refuse_replaced,
 )
-from pipelines.runtime.connectors.sink import Expiring, Particular, Publisher, Sink, SinkOpening, ValueRules
+from pipelines.runtime.connectors.sink import Expiring, Judging, Publisher, Sink, SinkOpening, ValueRules
 from pipelines.runtime.connectors.source import LOOKING, RUNNING
 from pipelines.runtime.definition import EXACTLY_ONCE, Pipeline
 from pipelines.runtime.sinks import delta
@@ -141,7 +141,7 @@ class Sinks:
         if self._pipeline.is_table(sink):
             return None
         publisher = self.publisher(sink.name)
-        return publisher.rules(schema) if isinstance(publisher, Particular) else None
+        return publisher.rules(schema) if isinstance(publisher, Judging) else None
 
     def prepare(self, sink: Sink, schema: pa.Schema) -> None:
         """Create what is not there, or check what is. Only right before a commit: a declined epoch leaves nothing."""

@@ -49,6 +49,9 @@ class PostgresSystem(SinkSystem):
         (there,) = self.server.rows(f"SELECT to_regclass('{self.table}') IS NOT NULL")
         return self.server.rows(f"SELECT id, text FROM {self.table}") if there[0] else []
 
+    def refused_rows(self) -> pa.Table:
+        return pa.table([[1, 2], ["a", "b\0"], [None, None]], schema=SCHEMA)
+
     def break_marker(self) -> None:
         self.server.rows(f"DELETE FROM {self.schema}.weir_markers")
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.postgres.connection import ConflictError, Connection, Server, quoted
+from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 from state_ops.errors import DamageError, PipelineError
 
@@ -63,6 +64,7 @@ SELECT set_config('idle_in_transaction_session_timeout', '60s', true), set_confi
 _COLUMNS = """
 SELECT a.attname::text AS name, t.typname::text AS type, t.typtype = 'e' AS enum,
   format_type(a.atttypid, NULL) AS written, a.atttypmod AS modifier, a.attnotnull AS required,
+  (SELECT array_agg(e.enumlabel::text) FROM pg_enum e WHERE e.enumtypid = t.oid) AS labels,
   a.atthasdef OR a.attidentity <> '' AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
@@ -120,6 +122,22 @@ class _Publisher:
         columns = self._columns(schema)
         with self._server.connection() as connection:
             self._check_table(connection, columns)
+
+    def rules(self, schema: pa.Schema) -> PostgresRules:
+        columns = self._columns(schema)
+        with self._server.connection() as connection:
+            there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
+            (server,) = connection.rows("SELECT current_setting('server_encoding') AS encoding")
+        required = [
+            name for name in columns if name in there and there[name]["required"] and name not in self._sink.key
+        ]
+        texts = [
+            (name, _text_rule(there.get(name, {"type": type, "enum": False, "modifier": -1})))
+            for name, type in columns.items()
+            if type in ("text", "text[]")
+        ]
+        change = (CHANGE, CHANGES, DELETES)
+        return PostgresRules(self._sink.key, tuple(required), tuple(texts), server["encoding"], change)
 
     def prepare(self, schema: pa.Schema) -> None:
         columns = self._columns(schema)
@@ -349,6 +367,14 @@ def _type(type: pa.DataType) -> str | None:
     if pa.types.is_dictionary(type):
         return _type(type.value_type)
     return _TYPES.get(type)
+
+
+def _text_rule(column: dict[str, Any]) -> TextRule:
+    """What a column of the table asks of texts."""
+    if column["enum"]:
+        return TextRule("enum", labels=tuple(column["labels"]))
+    type, modifier = column["type"].replace("text[]", "_text"), column["modifier"]
+    return TextRule(type, modifier - 4 if type == "varchar" and modifier >= 4 else None)
 
 
 def _misfit(type: str, column: dict[str, Any]) -> str | None:
