@@ -111,10 +111,10 @@ def decoder(
         for at, value in enumerate(values):
             writer = reader
             if registry:
-                if len(value) < _HEADER.size or value[0]:
+                number = number_of(value)
+                if number is None:
                     reasons[at] = "it does not begin with the number of a schema"
                     continue
-                number = _HEADER.unpack_from(value)[1]
                 if writers and number not in writers:
                     reasons[at] = f"it was written with schema {number} of the registry, which the source does not have"
                     continue
@@ -133,6 +133,14 @@ def decoder(
         return rows, reasons
 
     return decode
+
+
+def number_of(value: bytes) -> int | None:
+    """The number of its schema in a registry with which a value begins, behind a zero; None: it does not."""
+    if len(value) < _HEADER.size or value[0]:
+        return None
+    number: int = _HEADER.unpack_from(value)[1]
+    return number
 
 
 def _without_uuids(schema: Any) -> Any:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.connectors.kafka import avro
 from pipelines.runtime.connectors.kafka.client import Client
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
-from state_ops.errors import LostError
+from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO, unfit
+from state_ops.errors import LostError, first_line
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 JSON, AVRO, BYTES = "json", "avro", "bytes"
 SKIP, REJECT, KEEP = "skip", "reject", "keep"
 STRING = "string"
+_NO_TIME = 0  # TIMESTAMP_NOT_AVAILABLE of librdkafka
 
 Decoder = Callable[[Sequence[bytes]], tuple[pa.Table, dict[int, str]]]
 """Values to rows. Of values that cannot be decoded there are no rows, and by their place the reasons."""
@@ -139,9 +141,12 @@ class RowDecoder:
         if self._tombstones == REJECT:
             reasons |= {at: "it has no value (a tombstone)" for at, value in enumerate(values) if value is None}
         valued = [at for at, value in enumerate(values) if value is not None and at not in reasons]
-        table, unfit = self._decode([values[at] for at in valued])  # type: ignore[misc]
-        reasons |= {valued[at]: reason for at, reason in unfit.items()}
-        decoded = [at for at in valued if at not in reasons] if unfit else valued
+        timeless = self._bad_times(bunch) if "timestamp" in self._extra else {}
+        reasons |= {at: reason for at, reason in timeless.items() if at not in reasons}
+        valued = [at for at in valued if at not in reasons]
+        table, unread = _fit(*self._decode([values[at] for at in valued]))  # type: ignore[misc]
+        reasons |= {valued[at]: reason for at, reason in unread.items()}
+        decoded = [at for at in valued if at not in reasons] if unread else valued
         kept = decoded
         if self._tombstones == KEEP and len(valued) < len(values):
             kept = [at for at in range(len(values)) if at not in reasons]
@@ -162,10 +167,18 @@ class RowDecoder:
             pairs = [[{"name": name, "value": value} for name, value in headers_of(message)] for message in bunch]
             return pa.array(pairs, type)
         if what == "timestamp":
-            moments = np.array([message.timestamp() for message in bunch], np.int64).reshape(-1, 2)
-            return pa.array(moments[:, 1] * 1000, pa.int64(), mask=moments[:, 0] == 0).cast(type)
+            moments = [_moment(message) for message in bunch]
+            return pa.array([None if moment is None else moment * 1000 for moment in moments], type)
         of_message = {"partition": "partition", "offset": "offset", "topic": "topic"}[what]
         return pa.array([getattr(message, of_message)() for message in bunch], type)
+
+    def _bad_times(self, bunch: Sequence[Message]) -> dict[int, str]:
+        """By place, why a message's timestamp is none: producers give microseconds or nanoseconds for milliseconds."""
+        return {
+            at: f"its timestamp is {moment} milliseconds since 1970, outside of the years 1 to 9999"
+            for at, message in enumerate(bunch)
+            if (moment := _moment(message)) is not None and not FIRST_MICRO <= moment * 1000 <= LAST_MICRO
+        }
 
     def _bad_keys(self, bunch: Sequence[Message]) -> dict[int, str]:
         reasons = {}
@@ -177,6 +190,26 @@ class RowDecoder:
                 except UnicodeDecodeError:
                     reasons[at] = "its key is no UTF-8"
         return reasons
+
+
+def _moment(message: Message) -> int | None:
+    """A message's timestamp in milliseconds since 1970; None: it has none, which clients also write as -1."""
+    kind, moment = message.timestamp()
+    return None if kind == _NO_TIME or moment == -1 else moment
+
+
+def _fit(table: pa.Table, reasons: Mapping[int, str]) -> tuple[pa.Table, dict[int, str]]:
+    """Decoded rows without those whose values nothing behind can hold, and by place of a value the reasons.
+
+    Args:
+        reasons: Of the values that have no row in the table.
+    """
+    lost = {value.row: f"{value.column} {value.problem}" for value in reversed([*unfit(table)])}
+    if not lost:
+        return table, dict(reasons)
+    places = [at for at in range(len(table) + len(reasons)) if at not in reasons]
+    kept = pa.array([row not in lost for row in range(len(table))])
+    return table.filter(kept), {**reasons, **{places[row]: reason for row, reason in lost.items()}}
 
 
 def _types(keys: str) -> dict[str, pa.DataType]:
@@ -215,10 +248,45 @@ def decoder(values: str, schema: pa.Schema | str | None, registry: bool, written
 
         def decode_avro(contents: Sequence[bytes]) -> tuple[pa.Table, dict[int, str]]:
             rows, reasons = records(contents)
-            return frames.canonical(pa.Table.from_pylist(rows, stored)), reasons
+            parts, lost = list[pa.Table](), dict[int, str]()
+            _by_halves(rows, stored, 0, parts, lost)
+            places = [at for at in range(len(contents)) if at not in reasons]
+            table = frames.canonical(pa.concat_tables([stored.empty_table(), *parts]))
+            return table, reasons | {places[row]: reason for row, reason in lost.items()}
 
         return decode_avro
     return lambda contents: _json(contents, columns)
+
+
+def _by_halves(
+    rows: Sequence[Any], columns: pa.Schema, first: int, parts: list[pa.Table], lost: dict[int, str]
+) -> None:
+    """Make tables of decoded values. Where Arrow refuses some of them, halves are tried, down to the values it refuses.
+
+    Args:
+        first: The number of the first of them.
+        parts: Gets the tables, in order.
+        lost: Gets by number why a value has no row.
+    """
+    try:
+        parts.append(pa.Table.from_pylist(rows, columns))
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+        if len(rows) == 1:
+            lost[first] = _misfit(rows[0], columns) or f"it has a value that no column can hold: {first_line(error)}"
+            return
+        half = len(rows) // 2
+        _by_halves(rows[:half], columns, first, parts, lost)
+        _by_halves(rows[half:], columns, first + half, parts, lost)
+
+
+def _misfit(row: Mapping[str, Any], columns: pa.Schema) -> str | None:
+    """Which of a value's fields its column cannot hold; None: each alone can be."""
+    for field in columns:
+        try:
+            pa.array([row.get(field.name)], field.type)
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+            return f"the field {field.name!r} does not fit into {field.type}"
+    return None
 
 
 def row_columns(columns: pa.Schema, extra: Mapping[str, str], keys: str) -> pa.Schema:
@@ -238,8 +306,10 @@ def _json(contents: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict
     """Values as lines. A value with line ends is one that people have laid out: they stand between its tokens."""
     from pipelines.runtime.connectors.formats.decoding import decode
 
-    reasons = {at: "it is empty" for at, value in enumerate(contents) if not value.strip()}
-    lines = [value if at not in reasons else b"{" for at, value in enumerate(contents)] if reasons else list(contents)
+    # A mark of the byte order is none of a message's, wherever in a bunch that stands.
+    values = [value.removeprefix(codecs.BOM_UTF8) for value in contents]
+    reasons = {at: why for at, value in enumerate(values) if (why := _no_json(value)) is not None}
+    lines = [value if at not in reasons else b"{" for at, value in enumerate(values)] if reasons else values
     text = b"\n".join(lines)
     if text.count(b"\n") >= len(lines) or b"\r" in text:
         text = b"\n".join(_on_one_line(line) for line in lines)
@@ -249,6 +319,21 @@ def _json(contents: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict
         for rejected in batch.rejected:
             reasons.setdefault(rejected.number - 1, rejected.reason)
     return pa.concat_tables(tables), reasons
+
+
+def _no_json(value: bytes) -> str | None:
+    """Why a value is no JSON, as far as its first bytes say; None: they may begin an object."""
+    if not value.strip():
+        return "it is empty"
+    if value.startswith(codecs.BOM_UTF8):
+        return "it begins with two marks of the byte order"
+    number = avro.number_of(value)
+    if number is not None:
+        return (
+            f"it begins with the number of a schema in a registry ({number}), so it is no plain JSON: of Avro say "
+            'values="avro", schema=... and registry=True; JSON of a registry has to be written without that number'
+        )
+    return None
 
 
 def _on_one_line(value: bytes) -> bytes:
