@@ -175,10 +175,13 @@ class Batch:
     Attributes:
         rows: Decoded.
         rejected: Those among them that cannot be.
+        numbers: Asked for where each of `rows` is in its part, as `Rejected.number` says it. None: rows of the part are
+            counted, rejected ones among them.
     """
 
     rows: pa.Table
     rejected: tuple[Rejected, ...] = ()
+    numbers: Callable[[], Sequence[int]] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

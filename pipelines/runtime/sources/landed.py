@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count, islice
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -149,11 +150,12 @@ class LandingAttempt:
         self.files.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.files.scratch, suffix=".parquet") as local:
             writer: pq.ParquetWriter | None = None
-            count = 0
+            before = 0
             try:
                 for batch in batches:
-                    rows, late = _not_later(frames.canonical(batch.rows), event_time, latest, count)
-                    count += batch.rows.num_rows
+                    numbers = batch.numbers or partial(_counted, batch, before)
+                    rows, late = _not_later(frames.canonical(batch.rows), event_time, latest, numbers)
+                    before += batch.rows.num_rows + len(batch.rejected)
                     self._take_room([*batch.rejected, *late], where)
                     rejected += [*batch.rejected, *late]
                     if len(rejected) > _MOST_REJECTED:
@@ -202,10 +204,10 @@ def size_of(rejected: Iterable[Rejected | BadRow]) -> int:
 
 
 def _not_later(
-    rows: pa.Table, event_time: str | None, latest: int | None, first: int
+    rows: pa.Table, event_time: str | None, latest: int | None, numbers: Callable[[], Sequence[int]]
 ) -> tuple[pa.Table, list[Rejected]]:
-    """The rows whose event time is not beyond the latest one, and what is said of the others. first: the number of rows
-    before these."""
+    """The rows whose event time is not beyond the latest one, and what is said of the others. numbers: as of
+    `Batch`."""
     if latest is None or event_time is None or event_time not in rows.column_names:
         return rows, []
     if not pa.types.is_timestamp(rows.schema.field(event_time).type):  # refused by name, once the file is looked at
@@ -213,13 +215,20 @@ def _not_later(
     is_later = pc.fill_null(pc.greater(rows.column(event_time).cast(pa.int64()), latest), False)
     if not pc.any(is_later).as_py():
         return rows, []
-    numbers = pc.indices_nonzero(is_later).to_pylist()
+    places, given = pc.indices_nonzero(is_later).to_pylist(), numbers()
     shown = frames.python_rows(rows.filter(is_later))
     late = [
-        Rejected(first + number + 1, f"{event_time} lies too far ahead: {row[event_time]}", literal(row)[:4096])
-        for number, row in zip(numbers, shown, strict=True)
+        Rejected(given[place], f"{event_time} lies too far ahead: {row[event_time]}", literal(row)[:4096])
+        for place, row in zip(places, shown, strict=True)
     ]
     return rows.filter(pc.invert(is_later)), late
+
+
+def _counted(batch: Batch, before: int) -> list[int]:
+    """The numbers of a batch's rows in their part, where every row counts. before: the number of rows before these."""
+    rejected = {row.number for row in batch.rejected}
+    counted = (number for number in count(before + 1) if number not in rejected)
+    return list(islice(counted, batch.rows.num_rows))
 
 
 def _too_many(where: str, rejected: list[Rejected]) -> InputError:

@@ -177,9 +177,12 @@ def test_a_drill_leaves_out_the_same_rows_too_far_in_the_future(tmp_path):
     site = site_of(tmp_path, source, WEIR_CHECKPOINTS__NUM_RETAINED="2")
     for number in range(2):
         (site.landing / f"{number}.csv").write_text(
-            f"id,n,at\na,{number},2026-05-01T12:00:00Z\na,9,2126-05-01T12:00:00Z\n"
+            f"id,n,at\na,{number},2026-05-01T12:00:00Z\na,x,2026-05-01T12:00:00Z\na,9,2126-05-01T12:00:00Z\n"
         )
         epochs(site)
+    (aside,) = site.storage.glob("tables/*_quarantine")
+    told = pl.read_delta(str(aside)).select("_weir_file", "_weir_row").sort(pl.all()).rows()
+    assert told == [(f"{number}.csv", line) for number in range(2) for line in (3, 4)]
     assert totals(site) == {"a": (2, 1)}
     done = drill.drill(site.pipeline, site.settings, executor=InMemoryExecutor())
     assert done.replay is not None and not done.problems, done

@@ -123,9 +123,10 @@ class AvroReader:
                 lost.setdefault(row, f"the field {field.name!r} is no {field.type}")
         rows = pa.table(columns, schema=self.schema)
         if not lost:
-            return Batch(rows)
-        kept = pa.array([row not in lost for row in range(len(rows))])
-        return Batch(rows.filter(kept), tuple(Rejected(block.first + row, lost[row]) for row in sorted(lost)))
+            return Batch(rows, numbers=lambda: range(block.first, block.first + len(rows)))
+        kept = [row for row in range(len(rows)) if row not in lost]
+        rejected = tuple(Rejected(block.first + row, lost[row]) for row in sorted(lost))
+        return Batch(rows.take(pa.array(kept, pa.int64())), rejected, lambda: [block.first + row for row in kept])
 
     def _facts(self) -> dict[str, bytes]:
         facts = {}

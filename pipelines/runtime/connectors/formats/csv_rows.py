@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +88,7 @@ class CsvReader:
                 reasons.setdefault(int(row), f"column {field.name!r} is no {field.type}")
         rows = pa.table(columns, schema=self.schema)
         if records is None and not unfit and not reasons:
-            return Batch(rows)
+            return Batch(rows, numbers=lambda: _lines(block, self._records.split(block.data)))
         records = records if records is not None else list(self._records.split(block.data))
         return self._without(rows, block, records, unfit, reasons)
 
@@ -146,13 +146,12 @@ class CsvReader:
         bad |= {read[row]: reason for row, reason in reasons.items()}
         kept = np.ones(len(rows), bool)
         kept[list(reasons)] = False
-        rejected, line, before = [], block.first, 0
+        rejected, lines = [], _lines(block, records)
         for at in sorted(bad):
-            record = records[at]
-            line, before = line + line_ends(block.data[before : record.start]), record.start
-            raw = block.data[record.start : record.end].decode(errors="replace")[:_RAW]
-            rejected.append(Rejected(line, bad[at], raw))
-        return Batch(rows.filter(pa.array(kept)), tuple(rejected))
+            raw = block.data[records[at].start : records[at].end].decode(errors="replace")[:_RAW]
+            rejected.append(Rejected(lines[at], bad[at], raw))
+        numbers = [lines[at] for row, at in enumerate(read) if kept[row]]
+        return Batch(rows.filter(pa.array(kept)), tuple(rejected), lambda: numbers)
 
     def _named(self, schema: pa.Schema | None) -> list[str]:
         """The names of the file's columns. Reads the header."""
@@ -195,6 +194,15 @@ class CsvReader:
                     next="Repair the file, move it away, or correct the source's schema; nothing of this epoch was "
                     "applied.",
                 )
+
+
+def _lines(block: Block, records: Iterable[Record]) -> list[int]:
+    """The lines at which records of a block begin."""
+    lines, line, before = [], block.first, 0
+    for record in records:
+        line, before = line + line_ends(block.data[before : record.start]), record.start
+        lines.append(line)
+    return lines
 
 
 def _chained(first: Block, rest: Iterator[Block]) -> Iterator[Block]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,15 @@ class JsonReader:
     def decoded(self, block: Block) -> Batch:
         """The rows of a block. May be called from any thread."""
         try:
-            return Batch(self._by_arrow(block.data))
+            return Batch(self._by_arrow(block.data), numbers=lambda: _numbers(block))
         except UnfitError:
             pass
         tables, rejected = list[pa.Table](), list[Rejected]()
         if lines := list(lines_of(block)):
             self._by_halves(lines, tables, rejected)
-        return Batch(pa.concat_tables([self.schema.empty_table(), *tables]), tuple(rejected))
+        bad = {row.number for row in rejected}
+        rows = pa.concat_tables([self.schema.empty_table(), *tables])
+        return Batch(rows, tuple(rejected), lambda: [number for number, _ in lines if number not in bad])
 
     def _by_halves(self, lines: Sequence[tuple[int, bytes]], tables: list[pa.Table], rejected: list[Rejected]) -> None:
         try:
@@ -168,6 +171,12 @@ def lines_of(block: Block) -> Iterator[tuple[int, bytes]]:
         if text := line.strip(_BLANK):
             yield number, text
         number += line_ends(line)
+
+
+def _numbers(block: Block) -> list[int]:
+    """The numbers of a block's lines, where each is an object."""
+    lines = block.data.removesuffix(b"\n").split(b"\n")
+    return list(accumulate((line_ends(line + b"\n") for line in lines[:-1]), initial=block.first))
 
 
 def loaded(text: bytes) -> dict[str, Any]:

@@ -157,7 +157,9 @@ class RowDecoder:
         rejected = tuple(
             Rejected(int(bunch[at].offset() or 0), reasons[at], _raw(values[at])) for at in sorted(reasons)
         )
-        return Batch(pa.table(columns, schema=self.schema), rejected)
+        return Batch(
+            pa.table(columns, schema=self.schema), rejected, lambda: [int(message.offset() or 0) for message in chosen]
+        )
 
     def _extra_column(self, what: str, bunch: Sequence[Message]) -> pa.Array:
         type = _types(self._keys)[what]
