@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats import hive
+from pipelines.runtime.connectors.formats.spelling import check_spelling
 from pipelines.runtime.connectors.source import ADD, Source
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.landing import LandingDirectory
@@ -130,6 +131,7 @@ class FileCheck:
                 fields.append(field.with_type(self._partition_type(field.name, partitions[field.name], field.type)))
                 continue
             if field.name not in self.columns.names:
+                check_spelling(expected.names, self.columns.names, f"The input file {self.file.name}", self.where)
                 if self.source.evolve == ADD:
                     fields.append(field)
                     continue

@@ -258,16 +258,19 @@ class FilesReader(SourceReader):
         if left is not None and left.is_of(file) and landed_files.storage.size(landed_files.path(left.rows.stored)):
             return left.rows, left.bad_rows
         from pipelines.runtime.connectors.formats.decoding import decode, infer
+        from pipelines.runtime.connectors.formats.spelling import check_spelling
 
         source, where = self.source, self.uri(file)
         options, schema = dict(source.options), source.schema or _stored_columns(gathered.schema, file)
         if schema is None or (source.schema is None and source.evolve == ADD):
             with self.landing.opened(file) as stream:
                 there = infer(source.format, options, stream, where)
+            if schema is not None:
+                check_spelling(schema.names, there.names, f"The input file {file.name}", where)
             schema = there if schema is None else _with_new(schema, there)
         attempt.room = MOST_REJECTED_BYTES  # a file alone: what comes behind it goes into the next slice
         with self.landing.opened(file) as stream:
-            batches = decode(source.format, options, stream, schema, where)
+            batches = decode(source.format, options, stream, schema, where, partial=source.evolve == ADD)
             landed = attempt.land(batches, source.event_time, gathered.latest, where)
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
         bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]

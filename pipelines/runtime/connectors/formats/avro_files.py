@@ -26,6 +26,7 @@ from pipelines.runtime.connectors.formats.avro_schema import (
     NoSchemaError,
     UnreadSchemaError,
 )
+from pipelines.runtime.connectors.formats.spelling import there_of
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
@@ -52,7 +53,7 @@ class AvroReader:
         schema: The columns that are read, in canonical types; None: all.
     """
 
-    def __init__(self, file: Bytes, schema: pa.Schema | None, block_bytes: int) -> None:
+    def __init__(self, file: Bytes, schema: pa.Schema | None, block_bytes: int, *, partial: bool = False) -> None:
         self._file, self._bytes, self._block_bytes = file, _Exact(file), block_bytes
         if self._bytes.read(len(_MAGIC)) != _MAGIC:
             raise file.damaged("it is no Avro file")
@@ -66,6 +67,8 @@ class AvroReader:
         self._header = _header(self._columns, self._sync)
         self.stored = frames.canonical_schema(pa.schema([(name, of.type) for name, of in self._columns.items()]))
         self.schema = self.stored if schema is None else schema
+        if partial:
+            self.schema = there_of(self.schema, self._columns, file.where)
         absent = [name for name in self.schema.names if name not in self._columns]
         if absent:
             raise InputError(

@@ -12,6 +12,7 @@ import pyarrow.csv as pcsv
 
 from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.records import UNCLOSED, Record, Records
+from pipelines.runtime.connectors.formats.spelling import there_of
 from pipelines.runtime.connectors.formats.stream import Block, Bytes, is_utf8, last_line, line_ends
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.errors import InputError, PipelineError
@@ -59,13 +60,17 @@ class CsvReader:
         schema: The columns that are read, in canonical types; None: all, as text.
     """
 
-    def __init__(self, file: Bytes, schema: pa.Schema | None, options: CsvOptions, block_bytes: int) -> None:
+    def __init__(
+        self, file: Bytes, schema: pa.Schema | None, options: CsvOptions, block_bytes: int, *, partial: bool = False
+    ) -> None:
         self._file, self._options = file, options
         self._records = Records(options.delimiter.encode(), options.quote.encode(), options.multiline)
         bounds = self._records.last if options.multiline else last_line
         self._blocks = file.blocks(block_bytes, bounds)
         self._names = self._named(schema)
         self.schema = schema if schema is not None else pa.schema([(name, pa.string()) for name in self._names])
+        if partial:
+            self.schema = there_of(self.schema, self._names, file.where)
         self._check_names()
 
     def blocks(self) -> Iterator[Block]:

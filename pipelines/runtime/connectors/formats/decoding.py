@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
@@ -28,7 +28,9 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 class _Reader(Protocol):
-    """One file of a format, opened."""
+    """One file of a format, opened. schema: the columns that it reads of the file."""
+
+    schema: pa.Schema
 
     def blocks(self) -> Iterator[Block]: ...
 
@@ -124,6 +126,8 @@ def decode(
     schema: pa.Schema,
     where: str,
     block: int = BLOCK_BYTES,
+    *,
+    partial: bool = False,
 ) -> Iterator[Batch]:
     """The rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory.
 
@@ -132,6 +136,7 @@ def decode(
         schema: The columns that are read; batches have them in canonical types.
         where: As for `infer`.
         block: Bytes that are decoded at once.
+        partial: The file may lack columns, which are null then, but not all of them. JSON lines always may.
 
     Raises:
         InputError: The file is damaged, or lacks a column; batches before that place have been handed out.
@@ -142,12 +147,13 @@ def decode(
     file, columns = Bytes(stream, where, chosen.encoding), frames.canonical_schema(schema)
     reader: _Reader
     if isinstance(chosen, CsvOptions):
-        reader = CsvReader(file, columns, chosen, block)
+        reader = CsvReader(file, columns, chosen, block, partial=partial)
     elif isinstance(chosen, AvroOptions):
-        reader = AvroReader(file, columns, block)
+        reader = AvroReader(file, columns, block, partial=partial)
     else:
         reader = JsonReader(file, columns, chosen, block)
-    yield from _in_order(reader.decoded, reader.blocks())
+    for batch in _in_order(reader.decoded, reader.blocks()):
+        yield batch if reader.schema == columns else replace(batch, rows=frames.aligned(batch.rows, columns))
 
 
 def _in_order(decoded: Callable[[Block], Batch], blocks: Iterator[Block]) -> Iterator[Batch]:
