@@ -67,6 +67,13 @@ def fingerprint_of_stage(stage: Stage) -> str:
     return walk.digest.hexdigest()[:16]
 
 
+def fingerprint_of(value: object) -> str:
+    """Hex digits that change with a value: of functions, with their code and that of the project which they name."""
+    walk = _Walk()
+    walk.add(value)
+    return walk.digest.hexdigest()[:16]
+
+
 @functools.cache
 def _shipped() -> str:
     """The code of Weir's own packages, as this process saw it at the first call."""

@@ -87,6 +87,32 @@ def read_by(sql: str, given: Sequence[str]) -> list[str]:
     return _read(_tokens(sql), given)
 
 
+def tokens(sql: str) -> tuple[str, ...]:
+    """The words of SQL without comments, in small letters where capitals mean nothing."""
+    return tuple(token if token[0] in "'\"`" else token.lower() for token in _tokens(sql))
+
+
+def name_of(sql: str) -> str | None:
+    """The name of a column that SQL makes; None: it makes several, or Spark gives it one."""
+    value, made = _named(sql)
+    return None if made is None or value[:1] == ["*"] else made.lower()
+
+
+def value_of(columns: Sequence[str], name: str) -> tuple[str, ...]:
+    """The words of SQL that make a column; its name, if it stays what it is."""
+    for sql in columns:
+        value, made = _named(sql)
+        if made is not None and made.lower() == name.lower() and value[:1] != ["*"]:
+            words = tokens(" ".join(value))
+            return (name,) if [*map(bare, words)] == [name.lower()] else words
+    return (name,)
+
+
+def bare(token: str) -> str:
+    """A column's name without backquotes, in small letters."""
+    return _bare(token).lower()
+
+
 def _named(sql: str) -> tuple[list[str], str | None]:
     """The tokens of a column's value, and its name; None: Spark makes one of the value."""
     tokens = _tokens(sql)

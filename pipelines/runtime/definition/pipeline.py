@@ -41,6 +41,8 @@ class Pipeline:
         retired: Uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their
             state, positions and values are dropped.
         added: Names of sources that are new, and whose whole input is meant for stages that have state already.
+        same_rows: Uids of stages whose transform, or function without a key, was written otherwise and makes the same
+            of each row as before, so that changes go on taking back what it made.
         on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
             checkpoint is used.
         branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
@@ -62,11 +64,13 @@ class Pipeline:
     added: tuple[str, ...] = ()
     delivery: str = EXACTLY_ONCE
     days_by: tuple[str, ...] = ()
+    same_rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "pipeline")
         check_parallelism(1, self.max_parallelism)
-        for field in ("owners", "retired", "added", "days_by"):  # in a text every part of a name would be one of them
+        for field in ("owners", "retired", "added", "days_by", "same_rows"):
+            # in a text every part of a name would be one of them
             names = getattr(self, field)
             object.__setattr__(self, field, (names,) if isinstance(names, str) else tuple(names))
         for field, kind in (("stages", Stage), ("on_restore", Expected)):

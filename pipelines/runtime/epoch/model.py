@@ -20,6 +20,7 @@ from pipelines.runtime.definition import Stage, is_clocked
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.watermarks import SidesTime
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import EpochPlan, Slice
@@ -143,8 +144,8 @@ class StageProgress:
         if is_clocked(stage):
             watermark = recorded.clock
         due = {int(subtask): moment for subtask, moment in recorded.due.items()}
-        sides = SidesTime.from_json(recorded.sides)
-        return cls(watermark, swept, bases, waiting=waiting, forgotten=forgotten, sides=sides, due=due)
+        sides_time = SidesTime.from_json(recorded.sides).of(stage, sides.places_before(stage, recorded))
+        return cls(watermark, swept, bases, waiting=waiting, forgotten=forgotten, sides=sides_time, due=due)
 
     def after(
         self,

@@ -32,6 +32,7 @@ from pipelines.runtime.epoch.stage_shapes import sinks_of
 from pipelines.runtime.execution.spark import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates
+from pipelines.runtime.operators.compared.changes import recorded_sql
 from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
@@ -492,7 +493,7 @@ def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: 
         window=meaning(stage),
         ttl=asdict(stage.ttl) if stage.ttl else None,
         forgotten=asdict(forgotten) if (forgotten := epoch.forgotten.get(stage.uid)) else None,
-        **changeable(stage),
+        **{**changeable(stage), "sql": recorded_sql(stage)},
         files_total=len(state),
         files_new=len(new),
         bytes_total=sum(file.bytes for file in state),

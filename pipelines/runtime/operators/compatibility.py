@@ -382,12 +382,13 @@ def _join_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iter
 
 def _sides_swapped(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     """An input that was the other side: also where both have the same columns, so that nothing else tells."""
-    was, now = recorded.inputs, sides.inputs_of(stage)
-    if was is None or was == now:
-        return
+    now, before = sides.inputs_of(stage), sides.places_before(stage, recorded)
     for place, (left, right) in enumerate((("left", "right"), ("right", "left"))):
-        if now[place] == was[1 - place]:
-            what = f"{now[place]} was the {right} side, and is the {left} one, while state has rows of each side"
+        if before[place] == 1 - place:
+            sql = sides.sql_of(stage.lanes[place]) if now[0] == now[1] else {}
+            with_sql = ", ".join(f"{name}={value!r}" for name, value in sql.items() if value)
+            named = f"{now[place]} ({with_sql})" if with_sql else now[place]
+            what = f"{named} was the {right} side, and is the {left} one, while state has rows of each side"
             yield _refused(stage.uid, "inputs", what)
 
 
@@ -444,7 +445,7 @@ def changeable(stage: Stage) -> dict[str, Any]:
         "forgets": _forgets(stage),
         "suffix": stage.join.suffix if stage.join else None,
         "inputs": sides.inputs_of(stage),
-        "sql": [{"where": lane.where, "columns": list(lane.columns)} for lane in stage.lanes],
+        "sql": [sides.sql_of(lane) for lane in stage.lanes],
         "upserted": {sink.name: list(sink.key) for sink in stage.sinks if isinstance(sink, UpsertSink)},
     }
 

@@ -4,7 +4,7 @@ is to be said to who goes on from it. What its stages keep is `compatibility`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,13 @@ from pipelines.runtime.definition import (
     Pipeline,
     Source,
     Stage,
-    keeps_changes,
     sources_of,
 )
+from pipelines.runtime.operators.compared.changes import taken_back
 from pipelines.runtime.operators.compatibility import Finding, Verdict, changeable, meaning
 from pipelines.runtime.operators.joins import sides
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, from_micros, stats_of
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.counts import agrees, counted
 from state_ops.keyed import ttl
@@ -48,7 +48,7 @@ _DELIVERED = {
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
     """Stages and sources that came and went since a checkpoint, rows that wait for a stage which would not find them,
     and another delivery."""
-    about = (_delivery, _waiting, _stages, _outputs, _upserts, _inputs, _begun_before, _sources)
+    about = (_delivery, _waiting, _stages, _outputs, _upserts, _inputs, taken_back, _sources)
     return [finding for of in about for finding in of(pipeline, head)]
 
 
@@ -115,57 +115,37 @@ def _inputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         recorded, now = stats_of(head, stage.uid), changeable(stage)
         if recorded.inputs is None:
             continue
+        places = sides.places_before(stage, recorded)
         if sorted(recorded.inputs) != sorted(now["inputs"]):
             was, reads = (" and ".join(inputs) for inputs in (recorded.inputs, now["inputs"]))
             what = f"it read {was}, and reads {reads} from the next epoch on{_EARLIER_STAY}"
+            new = [input for input, place in zip(now["inputs"], places, strict=True) if place is None]
+            what += _of_watermark(stage, head, recorded, new)
             yield Finding("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
-        for input, sql in zip(now["inputs"], now["sql"], strict=True):
-            one = len(recorded.inputs) == len(now["inputs"]) == 1
-            before = 0 if one else recorded.inputs.index(input) if input in recorded.inputs else None
+        elif stage.join is None and places != [*range(len(places))]:
+            what = "its inputs are in another order, which changes nothing: how far each has come is known by its name"
+            yield Finding("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+        one = len(recorded.inputs) == len(now["inputs"]) == 1
+        for input, sql, place in zip(now["inputs"], now["sql"], places, strict=True):
+            before = 0 if one else place
             if recorded.sql is not None and before is not None:
                 yield from _sql_findings(stage.uid, "" if one else f"of {input} ", recorded.sql[before], sql)
 
 
-def _begun_before(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    """Aggregates of changes that have begun before these read them: they would take back rows that never came."""
-    for stage in pipeline.stages:
-        recorded = head.operators.get(stage.uid)
-        if stage.aggregation is None or (recorded is not None and recorded.inputs is None):  # of an earlier release
-            continue
-        begun = _changes_begun(stage, head, _read_before(head, recorded))
-        if begun is not None:
-            what = f"it would read the changes of {begun} from the middle, and take back rows that never came to it"
-            next = (
-                "Let it read changes that begin with it: of a stage with a new uid, which then starts with empty state,"
-                " or of a source with another name, which is read from its beginning."
-            )
-            yield Finding("stage", stage.uid, "changes", Verdict.REFUSED, what, next)
+def _of_watermark(stage: Stage, head: Checkpoint, recorded: OperatorStats, new: Sequence[str]) -> str:
+    """Say what other inputs do to the watermark of a stage.
 
-
-def _changes_begun(stage: Stage, head: Checkpoint, before: set[str]) -> str | None:
-    """The source, or the stage with state, whose changes a stage has not read before although they have begun."""
-    for lane, name in zip(stage.lanes, sides.inputs_of(stage), strict=True):
-        if name in before or not (lane.reads_changes and lane.transform is None and keeps_changes(lane)):
-            continue
-        if isinstance(lane.input, Source):
-            begun = name if head.offsets.get(lane.input.name) else None
-        elif lane.input.has_state:
-            begun = name if stats_of(head, lane.input.uid).has_state else None
-        else:
-            begun = _changes_begun(lane.input, head, before)
-        if begun is not None:
-            return begun
-    return None
-
-
-def _read_before(head: Checkpoint, recorded: OperatorStats | None) -> set[str]:
-    """What a stage read, also through stages without state, in the words of `sides.inputs_of`."""
-    inputs = set[str]() if recorded is None else set(recorded.inputs or ())
-    for name in tuple(inputs):
-        through = head.operators.get(name.removeprefix("the stage ").partition(",")[0])
-        if through is not None and not through.has_state:
-            inputs |= _read_before(head, through)
-    return inputs
+    Args:
+        new: Its inputs that it has not read before.
+    """
+    watermark = head.watermarks.get(stage.uid)
+    if watermark is None or not (stage.sides or recorded.sides):
+        return ""
+    if not new:
+        return "; its watermark goes on by the inputs that are left"
+    since = f"{from_micros(watermark):%Y-%m-%d %H:%M:%S} UTC"
+    waits = f"; its watermark stays until rows of {' and '.join(new)} have come, or are waited for no more"
+    return f"{waits}, and rows of it from before {since} are late for what goes by that"
 
 
 _EARLIER_STAY = "; what was made of earlier rows stays as it is"

@@ -173,6 +173,17 @@ class SidesTime:
         after, since = source.length("idle_after"), self.quiet.get(source.name)
         return after is not None and since is not None and now - since >= after
 
+    def of(self, stage: Stage, places: Sequence[int | None]) -> SidesTime:
+        """Return the same for the stage as it is now. Nothing is known of an input that is new.
+
+        Args:
+            places: By input, its place among those of which this is known; None: it is new.
+        """
+        newest = tuple(None if place is None or not self.newest else self.newest[place] for place in places)
+        read = {source.name for source in sources_of(stage)}
+        quiet = {name: since for name, since in self.quiet.items() if name in read}
+        return SidesTime(newest if stage.sides else (), quiet)
+
     def to_json(self) -> dict[str, Any]:
         due = {} if self.due is None else {"due": self.due}
         return {"newest": list(self.newest), "quiet": dict(self.quiet), **due}

@@ -10,11 +10,13 @@ holds for rows of one input on their way, order, retries and limits of memory, h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.definition import MAIN, Source, Stage
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP
 
@@ -31,6 +33,32 @@ def inputs_of(stage: Stage) -> list[str]:
     """The inputs of a stage, as its checkpoint records which is which."""
     outputs = ["" if lane.from_output == MAIN else f", output {lane.from_output}" for lane in stage.lanes]
     return [f"{name_of(stage, side)}{output}" for side, output in enumerate(outputs)]
+
+
+def sql_of(lane: Stage) -> dict[str, Any]:
+    """The SQL that makes a stage's rows of one input, as its checkpoint records it."""
+    return {"where": lane.where, "columns": list(lane.columns)}
+
+
+def places_before(stage: Stage, recorded: OperatorStats) -> list[int | None]:
+    """The place that each input of a stage had when a checkpoint recorded the stage; None for an input that is new.
+
+    Inputs are found by their names. Of two that read the same, each is found by its SQL, then in order.
+    """
+    now, sql = inputs_of(stage), [sql_of(lane) for lane in stage.lanes]
+    if recorded.inputs is None:  # an earlier release, which recorded no names: as many inputs are taken to be the same
+        was_many = len(recorded.sides["newest"]) if recorded.sides else 0
+        return [*range(len(now))] if was_many == len(now) else [None] * len(now)
+    had = recorded.sql or [dict[str, Any]()] * len(recorded.inputs)
+    was = [{part: sql_before.get(part) for part in ("where", "columns")} for sql_before in had]
+    left, places = [*range(len(recorded.inputs))], list[int | None]([None] * len(now))
+    for by_sql in (True, False):
+        for number, name in enumerate(now):
+            alike = (at for at in left if recorded.inputs[at] == name and (not by_sql or was[at] == sql[number]))
+            if places[number] is None and (found := next(alike, None)) is not None:
+                places[number] = found
+                left.remove(found)
+    return places
 
 
 def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
