@@ -12,13 +12,14 @@ again (docs/adr/0061-a-marker-in-every-sink.md).
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.kafka import encoding, headers
+from pipelines.runtime.connectors.kafka import encoding, headers, values
 from pipelines.runtime.connectors.kafka.client import Client
 from pipelines.runtime.connectors.kafka.headers import Sent
 from pipelines.runtime.connectors.kafka.marker import Marker, stored
@@ -100,6 +101,21 @@ class KafkaPublisher:
 
     def check(self, schema: pa.Schema) -> None:
         encoding.check(schema, self._sink.values, self._sink.schema, self._sink.key, self._where)
+        if not self._sink.key and self._settings().is_compacted:
+            raise PipelineError(
+                f"The topic {self._topic} is compacted (cleanup.policy), and takes no message without a key.",
+                where=self._where,
+                next="Say key=... for this sink, or write to another topic.",
+            )
+
+    def rules(self, schema: pa.Schema) -> values.MessageRules:  # noqa: ARG002
+        sink, headers_like = self._sink, headers.of(sys.maxsize, self._id, sys.maxsize)(sys.maxsize)
+        longest = sum(len(name) + len(value or b"") for name, value in headers_like)
+        options = self._client.configuration()
+        return values.rules(sink.key, sink.values, sink.schema, sink.schema_id, self._settings(), options, longest)
+
+    def _settings(self) -> values.TopicSettings:
+        return values.settings_of(self._client, self._topic, dict(self._sink.topic_options))
 
     def prepare(self, schema: pa.Schema | None = None) -> None:  # noqa: ARG002
         if self._exists():
