@@ -175,12 +175,20 @@ def _show_rewind(plan: RewindPlan) -> None:
         (
             "sink",
             sink.name,
-            f"{'gives back' if sink.stays is None else 'keeps'} what {sink.kind} was given since checkpoint "
-            f"{sink.then or 'the beginning'}",
+            (
+                f"{'gives back' if sink.stays is None else 'keeps'} what {sink.kind} was given since checkpoint "
+                f"{sink.then or 'the beginning'}"
+            )
+            if sink.has != sink.then
+            else "has no rows that are taken back",
         )
         for sink in plan.sinks
     ]
-    print_table([*states, *sources, *tables, *sinks])
+    never = [
+        ("not published", name, f"{', '.join(map(str, ids))}: taken back before their rows came into it")
+        for name, ids in plan.never.items()
+    ]
+    print_table([*states, *sources, *tables, *sinks, *never])
     print_obstacles(plan.obstacles)
 
 

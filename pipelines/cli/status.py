@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,10 +19,14 @@ from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN
 from pipelines.runtime.timings import bottleneck
 from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, from_micros, rows_lost
-from state_ops.coordination import gate_hold, lease, restore_progress, suspension
+from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.unpublished import before_first, unpublished
+from state_ops.coordination import gate_hold, lease, publishing_refused, restore_progress, suspension
 from state_ops.coordination.gate_hold import GateHold
+from state_ops.coordination.publishing_refused import Refused
 from state_ops.coordination.restore_progress import Restoring
 from state_ops.counts import counted
+from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 
 _FILES_SHOWN = 10
@@ -98,6 +102,12 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "unapplied", f"{counted(rows, 'row')} in front of {uid}"
     for uid, moment in facts["watermarks"].items():
         yield "watermark", f"{uid}: {moment}"
+    for sink in (*facts["tables"], *facts["sinks"]):
+        if sink["unpublished"] is not None:
+            ids, why = sink["unpublished"]["checkpoints"], sink["unpublished"]["why"]
+            because = f": {why}" if why is not None else ", or that is not recorded yet"
+            some = f"since checkpoint {ids[0]}, {counted(len(ids), 'checkpoint')}"
+            yield "unpublished", escape(f"{sink['name']} lacks committed rows {some}{because}")
     for table in facts["tables"]:
         yield "table", f"{table['name']}: {short(table['path'])}"
     for sink in facts["sinks"]:
@@ -129,6 +139,9 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
     arrived = backlog.arrivals(pipeline, settings, head)
     waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
+    publications = registry.publications()  # before the checkpoints, which come first
+    lacking = unpublished(registry.checkpoints(), publications)
+    refused = publishing_refused.read(storage) if lacking else {}
     unreachable = {name: arrivals.problem for name, arrivals in arrived.items() if arrivals.problem is not None}
     return {
         "pipeline": pipeline.title,
@@ -168,16 +181,39 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             {
                 "name": sink.name,
                 "path": storage.full(table_path(sink.name)),
-                "last_published": head.published(sink.name) if head else None,
+                **_published(registry, head, sink.name, lacking, refused),
             }
             for sink in pipeline.sinks
             if pipeline.is_table(sink)
         ],
         "sinks": [
-            {"name": sink.name, "kind": sink.kind, "last_published": head.published(sink.name) if head else None}
+            {"name": sink.name, "kind": sink.kind, **_published(registry, head, sink.name, lacking, refused)}
             for sink in pipeline.sinks
             if not pipeline.is_table(sink)
         ],
+    }
+
+
+def _published(
+    registry: Registry,
+    head: Checkpoint | None,
+    sink: str,
+    lacking: Mapping[str, tuple[CheckpointId, ...]],
+    refused: Mapping[str, Refused],
+) -> dict[str, Any]:
+    """What a sink has, and what is committed and not published in it."""
+    ids = lacking.get(sink)
+    if not ids:
+        return {"last_published": head.published(sink) if head else None, "unpublished": None}
+    note = refused.get(sink)
+    known = note is not None and note.checkpoint in ids
+    return {
+        "last_published": before_first(registry.checkpoints(), sink, ids),
+        "unpublished": {
+            "checkpoints": list(ids),
+            "why": note.why if note is not None and known else None,
+            "since": note.when if note is not None and known else None,
+        },
     }
 
 

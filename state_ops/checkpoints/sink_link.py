@@ -24,6 +24,7 @@ class SinkLink(Recorded):
         column, start, end: Of the promotion of a range instead, the column of its event time and its bounds, in
             microseconds since 1970 UTC.
         branch: The id of the branch that was promoted.
+        lacks: Checkpoints that a rewind took back before their rows were published: the sink never got them.
     """
 
     id: CheckpointId
@@ -37,9 +38,15 @@ class SinkLink(Recorded):
     start: int = 0
     end: int = 0
     branch: str | None = None
+    lacks: list[int] = field(default_factory=list)
     names: tuple[str, ...] = field(default=("id", "before"), kw_only=True)
 
     @property
     def takes_back(self) -> bool:
         """Whether rows after `to` were taken back from the sink with this very record."""
         return "to" in self.names
+
+    def following(self, parent: SinkLink | None) -> SinkLink:
+        """Return the link with what the sink's whole chain keeps from its parent's link."""
+        kept = {name: getattr(parent, name) for name in ("taken", "lacks") if parent is not None}
+        return self.updated(**{name: ids for name, ids in kept.items() if ids})

@@ -113,7 +113,9 @@ MEANINGS: dict[Kind, _Meaning] = {
         Severity.FOREIGN, "Whether it has what the registry says is not known: look at its server, then check again."
     ),
     Kind.UNPUBLISHED_ROWS: _Meaning(
-        Severity.LEFTOVER, "`--repair` publishes them; so does the next run.", Repair.PUBLISH
+        Severity.LEFTOVER,
+        "`--repair` publishes them; so does the next run. Does the sink refuse them: docs/playbooks/rows-refused.md",
+        Repair.PUBLISH,
     ),
     Kind.UNRECORDED_PUBLICATION: _Meaning(
         Severity.LEFTOVER, "`--repair` records it; so does the next run.", Repair.PUBLISH

@@ -8,7 +8,7 @@
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     landed/<source>/<uuid>.parquet                                              for an epoch in flight
     registry/<table>/...                                                        Delta; data files of Weir's names
-    coordinator/lease.json, held.json, halt.json, fsck.json, fsck-quick.json, drill.json
+    coordinator/lease.json, held.json, halt.json, unpublished.json, fsck.json, fsck-quick.json, drill.json
     coordinator/requests/<uuid>.json, holds/<uuid>.json, restoring/<digest>.json
     promotes.json, backfill.json                                                of a branch
 
@@ -52,7 +52,7 @@ _LANDED = re.compile(r"landed/[^/]+/[0-9a-f]{32}\.(?:parquet|json)")
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
 _BY_ANYBODY = (f"{HOLDS}/", "coordinator/requests/", f"{restore_progress.DIRECTORY}/")
 _NOTES = re.compile(
-    r"coordinator/(?:lease|origin|held|halt|fsck|fsck-quick|drill|(?:requests|holds|restoring)/[0-9a-f]{32})\.json|(?:promotes|backfill)\.json"
+    r"coordinator/(?:lease|origin|held|halt|unpublished|fsck|fsck-quick|drill|(?:requests|holds|restoring)/[0-9a-f]{32})\.json|(?:promotes|backfill)\.json"
 )
 _LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
 _PROBED_AFTER = re.compile(rf"registry/{re.escape(PROBE)}g(\d+)-")

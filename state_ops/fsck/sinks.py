@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint, abandoned
+from state_ops.coordination import publishing_refused
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
+from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 
 TOP, OUTPUTS = "tables", "outputs"
@@ -121,14 +123,15 @@ def chain_problems(
         what = f"Checkpoints up to {newest} have rows for the table {name}, which is gone."
         yield Finding.of(Kind.MISSING_TABLE, what, table.path)
         return
-    with_rows = [row for row in seen.checkpoints if row.published(name) == row.id]
+    left = abandoned(seen.checkpoints)  # nobody publishes these any more
+    with_rows = [row for row in seen.checkpoints if row.published(name) == row.id and row.id not in left]
     recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}
     lacking = [row for row in with_rows if row.id > (table.version or 0)]
     if behind:
         lacking = [row for row in lacking if row.id not in recorded]
     elif (table.version or 0) < newest:
         published = [row.id for row in lacking if row.id in recorded]
-        if published or not lacking or lacking[0].sinks[name].before != table.version:
+        if published or not lacking or table.version not in _may_follow(seen, lacking[0], name):
             what = (
                 f"Its last published checkpoint is {table.version}; the registry says {max(published, default=newest)}."
             )
@@ -136,13 +139,24 @@ def chain_problems(
             return
     if seen.alive:
         return  # who coordinates publishes what it committed, and records it
+    refused = publishing_refused.read(storage) if lacking else {}
     for row in with_rows:
         if row in lacking:
-            what = f"Checkpoint {row.id} is complete, and its rows are not in {table.title} yet."
+            why = f": {refused[name].why}" if name in refused else "."
+            what = f"Checkpoint {row.id} is complete, and its rows are not in {table.title} yet{why}"
             yield Finding.of(Kind.UNPUBLISHED_ROWS, what, table.path, (row.id,))
         elif row.id not in recorded:
             what = f"Checkpoint {row.id} is published in {table.title}, and the registry does not say so."
             yield Finding.of(Kind.UNRECORDED_PUBLICATION, what, table.path, (row.id,))
+
+
+def _may_follow(seen: Survey, row: Checkpoint, sink: str) -> set[CheckpointId | None]:
+    """Where a sink may stand before a checkpoint is published in it: a rewind follows any of what it abandons."""
+    links = [row.sinks[sink]]
+    if row.kind in TAKES_BACK:
+        links += [other.sinks[sink] for other in seen.checkpoints if other.id < row.id and sink in other.sinks]
+        return {id for link in links for id in (link.id, link.before)}
+    return {links[0].before}
 
 
 def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:

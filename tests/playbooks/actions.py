@@ -268,6 +268,31 @@ def _(project: Project, table: str) -> None:
     assert deleted["num_deleted_rows"] > 0
 
 
+@action(r"a run is cut off between commit and publish")
+def _(project: Project) -> None:
+    cut = "def cut(*_): raise OSError('cut off')"
+    code, output = project.bash(
+        f"""python3 -c "
+import pipelines.runtime.ownership.publish as publish
+{cut}
+publish._publish = cut
+from pipelines.cli.main import app
+app(['run', 'flights', '--until-caught-up'])"
+"""
+    )
+    assert code != 0 and "cut off" in output, output
+
+
+@action(r"somebody adds a constraint to the table (\w+)")
+def _(project: Project, table: str) -> None:
+    DeltaTable(str(project.site.storage / "tables" / table)).alter.add_constraint({"short": "dep_delay < 100000"})
+
+
+@action(r"somebody drops the constraint of the table (\w+)")
+def _(project: Project, table: str) -> None:
+    DeltaTable(str(project.site.storage / "tables" / table)).alter.drop_constraint("short")
+
+
 # -- a disk
 
 

@@ -108,6 +108,8 @@ class Rewind(Printed):
     sources: dict[str, SourceRewind]
     tables: dict[str, TableRewind]
     sinks: dict[str, SinkRewind]
+    unpublished: dict[str, list[int]]
+    """By sink, the checkpoints that are taken back before their rows came into it."""
     obstacles: list[str]
     checkpoint: int | None
     """Its own; null: a dry run."""

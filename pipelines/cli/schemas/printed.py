@@ -37,17 +37,28 @@ class LastCheckpoint(Printed):
     """Counters since the pipeline's first epoch."""
 
 
+class Unpublished(Printed):
+    checkpoints: list[int]
+    """Committed, and their rows are not in the sink as far as the registry knows; oldest first."""
+    why: str | None
+    """Why the last try to publish them failed; null: nobody knows."""
+    since: str | None
+    """When it failed."""
+
+
 class Table(Printed):
     name: str
     path: str
     last_published: int | None
     """The newest checkpoint whose rows are in it."""
+    unpublished: Unpublished | None
 
 
 class OtherSink(Printed):
     name: str
     kind: str
     last_published: int | None
+    unpublished: Unpublished | None
 
 
 class Status(Printed):

@@ -91,6 +91,10 @@ class WatchedSink(Printed):
     behind: int
     """How many retained checkpoints have rows that it lacks."""
     published_at: str | None
+    lacks_since: int | None
+    """The oldest of those."""
+    why: str | None
+    """Why the last try to publish it failed; null: nobody knows."""
 
 
 class Watched(Printed):

@@ -249,6 +249,8 @@ class SinkFigures:
         kind: "table", or what else it is.
         newest: The newest checkpoint with rows for it.
         behind: How many retained checkpoints have rows that it lacks, as far as the registry knows.
+        lacks_since: The oldest of them; None: it has all.
+        why: Why the last try to publish it failed; None: nobody knows.
     """
 
     name: str
@@ -256,6 +258,8 @@ class SinkFigures:
     newest: int | None
     behind: int
     published_at: datetime | None
+    lacks_since: int | None = None
+    why: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -266,6 +270,8 @@ def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
     """The sinks of a pipeline."""
     published = {row.sink: row.published_at for row in sorted(look.publications, key=lambda row: row.checkpoint_id)}
     lacking = [sink for _, sink in look.unpublished]
+    since = {sink: int(id) for id, sink in reversed(look.unpublished)}
+    why = {sink: refused.why for sink, refused in look.refused.items() if sink in since}
     return [
         SinkFigures(
             name=sink.name,
@@ -273,6 +279,8 @@ def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
             newest=look.head.published(sink.name) if look.head else None,
             behind=lacking.count(sink.name),
             published_at=published.get(sink.name),
+            lacks_since=since.get(sink.name),
+            why=why.get(sink.name),
         )
         for sink in pipeline.sinks
     ]

@@ -24,9 +24,11 @@ from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, to_micros
 from state_ops.checkpoints.registry import Pin, Publication, Registry
 from state_ops.checkpoints.restore_log import Restored
-from state_ops.coordination import lease, restore_progress, results, suspension
+from state_ops.checkpoints.unpublished import unpublished
+from state_ops.coordination import lease, publishing_refused, restore_progress, results, suspension
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
+from state_ops.coordination.publishing_refused import Refused
 from state_ops.coordination.restore_progress import Restoring
 from state_ops.coordination.results import Checked, Drilled
 from state_ops.coordination.suspension import Suspension
@@ -59,6 +61,7 @@ class Look:
             slower ones.
         checked, drilled: What the last checks of the storage and the last drill have found.
         fsck_scheduled, drill_scheduled: Whether the configuration has these run by themselves.
+        refused: By sink, why the last try to publish failed.
     """
 
     interval: float
@@ -81,6 +84,7 @@ class Look:
     drilled: Drilled | None = None
     fsck_scheduled: bool = False
     drill_scheduled: bool = False
+    refused: Mapping[str, Refused] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -91,13 +95,8 @@ class Look:
     @property
     def unpublished(self) -> list[tuple[CheckpointId, str]]:
         """Retained checkpoints with output that a sink lacks, each with the sink's name."""
-        published = {(row.checkpoint_id, row.sink) for row in self.publications}
-        return [
-            (row.id, sink)
-            for row in self.retained
-            for sink, link in row.sinks.items()
-            if link.id == row.id and (row.id, sink) not in published
-        ]
+        lacking = unpublished(self.retained, self.publications)
+        return sorted((id, sink) for sink, ids in lacking.items() for id in ids)
 
     @property
     def hangs(self) -> bool:
@@ -186,6 +185,7 @@ class Watched:
             self._results = results.checked(storage), results.drilled(storage)
             self._results_rest_until = now + _RESULTS_SECONDS if self._closely else 0.0
         checked, drilled = self._results
+        publications = registry.publications()
         return Look(
             interval=self.settings.checkpoints.interval_seconds,
             holder=holder,
@@ -194,7 +194,8 @@ class Watched:
             generation=registry.generation(),
             retained=retained,
             pins=registry.pins(),
-            publications=registry.publications(),
+            publications=publications,
+            refused=publishing_refused.read(storage) if unpublished(retained, publications) else {},
             arrived=arrived,
             missing=missing,
             restored=restored,

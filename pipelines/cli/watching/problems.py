@@ -207,14 +207,14 @@ def _epochs(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[P
 
 
 def _storage(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[Problem]:
-    behind = {sink for _, sink in look.unpublished}
+    behind = {sink: id for id, sink in reversed(look.unpublished)}  # with the oldest checkpoint that it lacks
     if behind and look.alive is False:
         died = look.holder is not None and not look.holder.stopped  # then its successor publishes them, as ever
         yield Problem(
             LOOK if died else WRONG,
-            f"committed rows are missing in {', '.join(sorted(behind))}",
+            f"committed rows are missing in {'; '.join(_lacking(look, sink, id) for sink, id in sorted(behind.items()))}",
             f"weir run {name} publishes them first, or names what stops it",
-            None if died else "docs/playbooks/sink-altered.md",
+            None if died else "docs/playbooks/rows-refused.md",
         )
     if look.restored is not None and not look.restored.valid:
         yield Problem(
@@ -233,6 +233,12 @@ def _storage(name: str, look: Look, epochs: Sequence[EpochFigures]) -> Iterator[
             "A ttl, or a watermark that stands still?",
             "docs/playbooks/state-too-large.md",
         )
+
+
+def _lacking(look: Look, sink: str, since: int) -> str:
+    refused = look.refused.get(sink)
+    why = f": {refused.why}" if refused is not None else ""
+    return f"{sink} since checkpoint {since}{why}"
 
 
 def _results(name: str, look: Look) -> Iterator[Problem]:

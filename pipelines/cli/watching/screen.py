@@ -345,7 +345,8 @@ def sink_table(row: Row) -> Table:
         table.add_column(title, no_wrap=True, justify="left" if title == "KIND" else "right")
     for sink in row.sinks:
         since = "-" if sink.published_at is None else _since(sink.published_at)
-        behind = Text(str(sink.behind), style=_STYLES[LOOK] if sink.behind else "")
+        said = f"{sink.behind} since {sink.lacks_since}" if sink.behind else "0"
+        behind = Text(said, style=_STYLES[LOOK] if sink.behind else "")
         table.add_row(clean(sink.name), sink.kind, str(sink.newest or "-"), behind, since)
     return table
 

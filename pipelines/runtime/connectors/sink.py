@@ -164,6 +164,15 @@ class Expiring(Protocol):
         ...
 
 
+@runtime_checkable
+class InParts(Protocol):
+    """What a publisher has beside it that brings a checkpoint's rows in by several transactions."""
+
+    def begun(self) -> int | None:
+        """The checkpoint of whose rows a part is there; None: none is. It only reads."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SinkOpening:
     """What a definition is opened with.

@@ -632,7 +632,7 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
             requests.take(storage, sent)
         with ExitStack() as owned:
             try:
-                owner = owned.enter_context(owning(pipeline, settings, epochs=False))
+                owner = owned.enter_context(owning(pipeline, settings, epochs=False, publishes=True))
             except BusyError:
                 if time.monotonic() > deadline:
                     raise
@@ -700,10 +700,14 @@ def _whole(
         files += _brought(owner, source, table, id, None)
         before = decided.head.published(table.table)
         if before is not None or table.comes:
-            sinks[table.table] = SinkLink(id, before).updated(
-                to=decided.base.published(table.table),
-                at=table.back.version if table.back is not None else 0,
-                branch=here.branch.id,
+            sinks[table.table] = (
+                SinkLink(id, before)
+                .following(decided.head.sinks.get(table.table))
+                .updated(
+                    to=decided.base.published(table.table),
+                    at=table.back.version if table.back is not None else 0,
+                    branch=here.branch.id,
+                )
             )
     # An edit of the branch is numbered as the branch counts, and one of the pipeline's is taken back.
     totals = {name: value for name, value in tip.totals.items() if name != EDITED}
@@ -724,9 +728,8 @@ def _range(
     sinks = dict(head.sinks)
     for table in decided.tables:
         files += _brought(owner, source, table, id, only)
-        sinks[table.table] = SinkLink(id, head.published(table.table)).updated(
-            column=table.column, start=only.start, end=only.end, branch=here.branch.id
-        )
+        link = SinkLink(id, head.published(table.table)).following(head.sinks.get(table.table))
+        sinks[table.table] = link.updated(column=table.column, start=only.start, end=only.end, branch=here.branch.id)
     offsets = dict(head.offsets)
     for name, reader in owner.context.readers.items():
         if name in offsets:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -47,7 +48,13 @@ from state_ops.storage.storage import Storage
 _TRANSFERS = 4
 
 
-def begin(owner: Ownership, head: Checkpoint, sinks: Iterable[str], *beyond: Checkpoint) -> CheckpointId:
+def begin(
+    owner: Ownership,
+    head: Checkpoint,
+    sinks: Iterable[str],
+    *beyond: Checkpoint,
+    lacking: Mapping[str, Sequence[CheckpointId | None]] = MappingProxyType({}),
+) -> CheckpointId:
     """Take an id for a checkpoint that changes sinks.
 
     Args:
@@ -55,13 +62,14 @@ def begin(owner: Ownership, head: Checkpoint, sinks: Iterable[str], *beyond: Che
         sinks: Those that are to change. They are checked first, because nobody could change one that is not where the
             newest checkpoint says.
         beyond: Checkpoints of other storages whose ids the new one must exceed.
+        lacking: By sink that lacks committed rows which are taken back, as `Sinks.check_chain` has it.
 
     Raises:
         DamageError: A sink is elsewhere.
     """
     changed = list(sinks)
     for sink in changed:
-        owner.context.sinks.check_chain(sink, head)
+        owner.context.sinks.check_chain(sink, head, lacking.get(sink, ()))
     above = max(owner.last_id, owner.context.sinks.newest(changed, head))
     return replace(owner, last_id=above).begin(head, *beyond)
 

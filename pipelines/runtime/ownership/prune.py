@@ -34,8 +34,13 @@ def needed(
         as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.
     """
     reasons: dict[CheckpointId, list[str]] = {}
-    for row in unpublished(registry, as_owner=as_owner):
+    lacking = unpublished(registry, as_owner=as_owner)
+    for row in lacking:
         reasons.setdefault(row.id, []).append("a sink lacks its rows")
+    if lacking and (before := lacking[0].parent_id) is not None:
+        reasons.setdefault(before, []).append(
+            f"checkpoint {lacking[0].id}, which a sink lacks, can be taken back to it"
+        )
     for path, hold in holds.items():
         if hold.commit_id:
             reasons.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")

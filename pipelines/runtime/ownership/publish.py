@@ -23,7 +23,10 @@ from state_ops.checkpoints.checkpoint import (
     StateFile,
 )
 from state_ops.checkpoints.registry import Publication, Registry
-from state_ops.errors import DamageError, PipelineError
+from state_ops.checkpoints.unpublished import unpublished as by_sink
+from state_ops.coordination import publishing_refused
+from state_ops.errors import DamageError, FencedError, PipelineError, TransientError, WeirError
+from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.storage.transfers import at_once
 
@@ -33,10 +36,14 @@ log = Logger("weir.sink")
 def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> list[Publication]:
     """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op.
 
+    A sink that refuses a checkpoint gets none of the later ones. The other sinks get theirs, which is recorded before
+    the refusal is raised, so that nobody who looks takes their rows for missing.
+
     At most once: what the registry says was published is not published again, whatever became of it.
     """
     once: list[Publication] = []
     published: list[Publication] = []
+    refused: dict[str, tuple[Checkpoint, Exception]] = {}
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
         # Taking back twice changes nothing, and input must not be read again before tables are without its rows.
         if context.pipeline.at_most_once and checkpoint.kind not in TAKES_BACK:
@@ -45,13 +52,54 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
         sinks = [sink for sink, link in checkpoint.sinks.items() if link.id == checkpoint.id]
         staged: dict[str, list[StateFile]] = {sink: [] for sink in sinks if checkpoint.kind in TAKES_BACK}
         delivered = context.early.pop(checkpoint.id, None)
-        published += (
-            delivered
-            if delivered is not None
-            else _publish_all(context, checkpoint, _staged(context.registry.files(checkpoint), staged))
-        )
+        if delivered is not None:
+            published += delivered
+            continue
+        staged = _staged(context.registry.files(checkpoint), staged)
+        done, failed = _tried(context, checkpoint, {sink: staged[sink] for sink in staged.keys() - refused.keys()})
+        published += done
+        refused |= {sink: (checkpoint, error) for sink, error in failed.items()}
     context.registry.record_publications(context.generation, published)
+    if refused:
+        publishing_refused.note(context.storage, {sink: (row.id, error) for sink, (row, error) in refused.items()})
+    for sink, (checkpoint, error) in sorted(refused.items()):
+        raise _with_a_way_on(context, checkpoint, sink, error)
     return [*once, *published]
+
+
+def _tried(
+    context: RunContext, checkpoint: Checkpoint, staged: dict[str, list[StateFile]]
+) -> tuple[list[Publication], dict[str, Exception]]:
+    """Publish a checkpoint to each sink; returns what was done, and by sink why not.
+
+    Raises FencedError: another process owns the pipeline."""
+
+    def one(sink: str) -> Publication | Exception:
+        try:
+            return _publish_all(context, checkpoint, {sink: staged[sink]})[0]
+        except Exception as error:
+            return error
+
+    outcomes = dict(zip(sorted(staged), at_once([partial(one, sink) for sink in sorted(staged)]), strict=True))
+    failed = {sink: outcome for sink, outcome in outcomes.items() if isinstance(outcome, Exception)}
+    for error in failed.values():
+        if isinstance(error, FencedError):
+            raise error
+    return [outcome for outcome in outcomes.values() if not isinstance(outcome, Exception)], failed
+
+
+def _with_a_way_on(context: RunContext, checkpoint: Checkpoint, sink: str, error: Exception) -> Exception:
+    """Return the error of a sink that does not take a committed checkpoint's rows as they are, with how to take that
+    checkpoint back. Other errors pass by themselves, or are of a place that has to be put back first."""
+    passing = not isinstance(error, WeirError) or isinstance(error, TransientError | DamageError)
+    if passing or checkpoint.kind in TAKES_BACK:
+        return error
+    assert isinstance(error, WeirError)
+    title, name = context.pipeline.title, f"Checkpoint {checkpoint.id} is committed and not published in {sink}"
+    back = "" if checkpoint.parent_id is None else f": weir rewind {title} --to {checkpoint.parent_id}"
+    way = f"{name}: no row is lost, and the next run tries again. Or correct the stage and take it back{back} "
+    error.next = f"{error.next or ''} {way}(docs/playbooks/rows-refused.md).".strip()
+    return error
 
 
 def _publish_once(context: RunContext, checkpoint: Checkpoint) -> list[Publication]:
@@ -142,7 +190,14 @@ def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequ
             )
         app_id = context.pipeline.app_id
         return restore_version.rewind(
-            context.storage, app_id, sink, checkpoint, files, replaces=scratch if replaces else None, evolves=grows
+            context.storage,
+            app_id,
+            sink,
+            checkpoint,
+            files,
+            chain=_chain(context.registry, sink),
+            replaces=scratch if replaces else None,
+            evolves=grows,
         )
     storage, app_id, footers = context.storage, context.pipeline.app_id, context.sinks.footers
     if replaces:
@@ -179,7 +234,7 @@ def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Se
 
 
 def _move_marker(
-    publisher: Publisher, move: Callable[[int | None], Published], before: int | None, chain: frozenset[int]
+    publisher: Publisher, move: Callable[[int | None], Published], before: int | None, chain: frozenset[int | None]
 ) -> Published:
     """Move a sink's marker to a checkpoint that abandons others, so that none of these can be published any more.
 
@@ -198,21 +253,30 @@ def _move_marker(
                 raise
 
 
-def _chain(registry: Registry, sink: str) -> frozenset[int]:
-    """The checkpoints, as far as the retained ones tell, that were ever to be published in a sink."""
+def _chain(registry: Registry, sink: str) -> frozenset[int | None]:
+    """The markers that a sink may have, as far as the retained checkpoints tell: of all that were ever to be published
+    in it, and none at all where nothing has been published yet."""
     links = [row.sinks[sink] for row in registry.checkpoints(as_owner=True) if sink in row.sinks]
-    return frozenset(id for link in links for id in (link.id, link.before) if id is not None)
+    is_empty = all(row.sink != sink for row in registry.publications(as_owner=True))
+    ids = frozenset(id for link in links for id in (link.id, link.before))
+    return ids if is_empty else ids - {None}
+
+
+def lacking_by_sink(registry: Registry, *, as_owner: bool = False) -> dict[str, tuple[CheckpointId, ...]]:
+    """By sink, the retained checkpoints whose rows it lacks, as far as the registry knows.
+
+    Args:
+        as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.
+    """
+    publications = registry.publications(as_owner=as_owner)  # before the checkpoints, which come first
+    return by_sink(registry.checkpoints(as_owner=as_owner), publications)
 
 
 def unpublished(registry: Registry, *, as_owner: bool = False) -> list[Checkpoint]:
     """Retained checkpoints whose rows some sink lacks, as far as the registry knows: publishing may have been cut off.
 
     Args:
-        as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.
+        as_owner: As for `lacking_by_sink`.
     """
-    published = {(row.checkpoint_id, row.sink) for row in registry.publications(as_owner=as_owner)}
-    return [
-        row
-        for row in registry.checkpoints(as_owner=as_owner)
-        if any((row.id, sink) not in published for sink, link in row.sinks.items() if link.id == row.id)
-    ]
+    ids = {id for ids in lacking_by_sink(registry, as_owner=as_owner).values() for id in ids}
+    return [row for row in registry.checkpoints(as_owner=as_owner) if row.id in ids]

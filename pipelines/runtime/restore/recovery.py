@@ -18,7 +18,8 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint
-from state_ops.errors import DamageError, HoldingError, InputError, WeirError
+from state_ops.coordination import publishing_refused
+from state_ops.errors import DamageError, FencedError, HoldingError, InputError, WeirError, plainly
 from state_ops.logs import Logger
 
 log = Logger("weir.run")
@@ -32,6 +33,8 @@ def owning(
     run_id: str | None = None,
     *,
     epochs: bool = True,
+    publishes: bool | None = None,
+    back_to: int | None = None,
     claimed_by: Callable[[Ownership], None] | None = None,
 ) -> Iterator[Ownership]:
     """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed
@@ -41,6 +44,9 @@ def owning(
         executor: What runs stages, by default Spark, which the first epoch starts.
         epochs: Whether some may run; commands that only name, prune or end need no table to be where the newest
             checkpoint says, as after `weir cancel --delete` none is.
+        publishes: Whether a sink that does not take what is committed ends this. None: only if epochs may run. A
+            command that names or edits checkpoints goes on without.
+        back_to: The checkpoint that the caller takes the pipeline back to. What came after it is not published first.
         claimed_by: Is told of the claim before anything is recovered, which may take long.
 
     Raises:
@@ -51,7 +57,7 @@ def owning(
         if claimed_by is not None:
             claimed_by(owner)
         try:
-            yield recovered(owner, epochs)
+            yield recovered(owner, epochs, epochs if publishes is None else publishes, back_to)
         except HoldingError as error:
             context = owner.context
             if epochs and not _next_run_rewinds(context, error) and not _next_run_is_past(context, error):
@@ -72,10 +78,10 @@ def _next_run_is_past(context: RunContext, error: HoldingError) -> bool:
     return isinstance(error, InputError) and error.epoch is not None and context.pipeline.at_most_once
 
 
-def recovered(owner: Ownership, epochs: bool) -> Ownership:
+def recovered(owner: Ownership, epochs: bool, publishes: bool, back_to: int | None = None) -> Ownership:
     """Finish what a dead predecessor began: publish what a sink lacks, or take it back; prove what is to be built on;
     prune; remove what nothing names any more. Returns the ownership, at the rewind where the newest checkpoint was
-    damaged and the settings want that."""
+    damaged and the settings want that. Arguments as of `owning`."""
     context = owner.context
     if context.pipeline.branch is not None and owner.head is None:
         raise WeirError(
@@ -85,10 +91,7 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
             f"{context.pipeline.branch.name}; "
             f"or drop it: weir fork {context.pipeline.name} --drop {context.pipeline.branch.name}",
         )
-    lacking = unpublished(context.registry)
-    if lacking:
-        log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
-        publish_missing(context, lacking)
+    _publish_what_was_left(context, publishes, back_to)
     head = context.registry.head()
     for sink in context.pipeline.sinks if epochs else ():
         context.sinks.renew(sink.name, head)
@@ -109,6 +112,25 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
     prune(context)
     remove_leftovers(context)
     return owner
+
+
+def _publish_what_was_left(context: RunContext, publishes: bool, back_to: int | None) -> None:
+    """Publish what a sink lacks. Rows that stay must be there before a rewind; rows that are taken back need not come
+    first, and a sink that refuses them must not keep anybody from that."""
+    lacking = [row for row in unpublished(context.registry) if back_to is None or row.id <= back_to]
+    if not lacking:
+        return
+    log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
+    try:
+        publish_missing(context, lacking)
+    except FencedError:
+        raise
+    except Exception as error:
+        if publishes or back_to is not None:
+            raise
+        log.warning("what the last run left is not published", error=plainly(error))
+    else:
+        publishing_refused.clear(context.storage)
 
 
 def _check_objects(context: RunContext, head: Checkpoint) -> None:

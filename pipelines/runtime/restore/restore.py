@@ -228,7 +228,9 @@ def back_to_valid(owner: Ownership, damage: DamageError) -> Checkpoint:
         except DamageError as error:
             log.warning("an earlier checkpoint is damaged too", checkpoint=int(row.id), what=error.what)
             continue
-        decided = rewind.planned(context.pipeline, context.settings, context.storage, context.registry, head, row)
+        decided = rewind.planned(
+            context.pipeline, context.settings, context.sinks, context.storage, context.registry, head, row
+        )
         rewind.check(decided, context.pipeline.title, ())
         return rewind.carry_out(owner, decided, f"checkpoint {head.id} is damaged: {damage.what}")
     raise DamageError(

@@ -7,13 +7,18 @@ from there.
 
 The row is an intent: from its commit on the head is the rewind, whatever becomes of this process. Tables are taken back
 after it, like rows that are published after their checkpoint, by whoever comes next if need be. Before it nothing is
-changed."""
+changed.
+
+Rows of 4 and 5 that a sink has not got yet are not published first: a sink may refuse them for ever. The rewind moves
+the sink's marker from wherever it stands in the chain, so that nobody publishes them any more, and its link records
+that the sink never got them (docs/adr/0120-a-rewind-publishes-nothing-that-it-takes-back.md)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from configs.settings import Settings
@@ -23,15 +28,18 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.derived_checkpoint import begin, commit, publish, unchanged
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.ownership.publish import lacking_by_sink
 from pipelines.runtime.restore import rows_back
 from pipelines.runtime.sinks import restore_version
-from pipelines.runtime.sinks.opening import kind_in
+from pipelines.runtime.sinks.opening import Sinks, kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.positions import Arrivals
 from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.sink_link import SinkLink
+from state_ops.checkpoints.unpublished import before_first, lacks, never_published
+from state_ops.coordination import publishing_refused
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
@@ -77,6 +85,7 @@ class SinkRewind:
         lost: What it would have to have again and has not, in words; None: nothing.
         moves: Its marker moves to the rewind, so that none of those checkpoints can be published any more. It cannot
             where the code has the sink no more.
+        has: The newest checkpoint that it has, or may have, rows of.
     """
 
     name: str
@@ -86,13 +95,15 @@ class SinkRewind:
     stays: str | None
     lost: str | None
     moves: bool
+    has: CheckpointId | None
 
     @property
     def obstacles(self) -> list[str]:
         """What has to be accepted, in words."""
         since = self.then or "the beginning"
         stays = f"rows of checkpoints after {since} stay in the sink {self.name}: {self.stays}"
-        return ([stays] if self.stays is not None else []) + ([self.lost] if self.lost is not None else [])
+        keeps = self.stays is not None and self.has != self.then
+        return ([stays] if keeps else []) + ([self.lost] if self.lost is not None else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,9 @@ class RewindPlan:
         tables: Those of the pipeline, also where nothing is given back.
         obstacles: Why it is refused unless they are accepted, in words.
         sinks: Those that are no tables.
+        lacking: By sink that lacks committed rows which are taken back: the checkpoint that it has for certain, and
+            then those that it lacks, as far as the registry knows.
+        never: By sink, those that it lacks as it says itself: they are not published first.
     """
 
     head: Checkpoint
@@ -117,6 +131,8 @@ class RewindPlan:
     tables: tuple[TableRewind, ...]
     obstacles: tuple[str, ...]
     sinks: tuple[SinkRewind, ...] = ()
+    lacking: Mapping[str, tuple[CheckpointId | None, ...]] = field(default_factory=dict)
+    never: Mapping[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -146,6 +162,7 @@ class RewindPlan:
                 sink.name: {"kind": sink.kind, "published": sink.published, "then": sink.then, "stays": sink.stays}
                 for sink in self.sinks
             },
+            "unpublished": {sink: list(ids) for sink, ids in self.never.items()},
             "obstacles": list(self.obstacles),
         }
 
@@ -157,15 +174,26 @@ def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
     head = registry.head()
     target = whole(pipeline, registry, to)
     assert head is not None, "there is a checkpoint, so there is a newest one"
-    decided = planned(pipeline, settings, storage, registry, head, target)
+    with Sinks(pipeline, settings, storage) as sinks:
+        decided = planned(pipeline, settings, sinks, storage, registry, head, target)
     tables = [rows_back.looked_at(pipeline, storage, table, settings.work_dir) for table in decided.tables]
     return replace(decided, tables=tuple(tables))
 
 
 def planned(
-    pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, head: Checkpoint, to: Checkpoint
+    pipeline: Pipeline,
+    settings: Settings,
+    open_sinks: Sinks,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint,
+    to: Checkpoint,
 ) -> RewindPlan:
-    """What a rewind from the newest checkpoint to another one would do."""
+    """What a rewind from the newest checkpoint to another one would do.
+
+    Args:
+        open_sinks: They are asked for their markers, where the registry does not say what they have.
+    """
     if to.id == head.id:
         raise ConfigurationError(
             f"{pipeline.title} is at checkpoint {to.id} already.",
@@ -177,7 +205,9 @@ def planned(
         again, gone = reader.again(to.offsets.get(name), head.offsets.get(name))
         sources.append(SourceRewind(name, Arrivals(tuple(again), unit=reader.unit), tuple(gone), reader.piece))
     tables, obstacles = [], []
-    elsewhere = given(pipeline, head, to)
+    lacking = _lacking(registry, to)
+    never = {name: _never(open_sinks, pipeline, name, head, ids) for name, ids in lacking.items()}
+    elsewhere = given(pipeline, head, to, {name: _newest_there(ids, never[name]) for name, ids in lacking.items()})
     for name in dict.fromkeys([*(sink.name for sink in pipeline.sinks), *head.sinks]):  # also those that the code lacks
         if not has_table(pipeline, head, name):
             continue
@@ -199,9 +229,47 @@ def planned(
             )
     obstacles += hindrances(tables)
     obstacles += [obstacle for sink in elsewhere for obstacle in sink.obstacles]
+    obstacles += [
+        f"rows of checkpoint {id} never came into the sink {name}, because a rewind took them back before they were "
+        "published: they would be missing"
+        for name, id in never_published(head, to).items()
+    ]
     uids = {*head.operators, *to.operators}
     sizes = {uid: (stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
-    return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles), elsewhere)
+    return RewindPlan(
+        head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles), elsewhere, lacking,
+        {name: ids for name, ids in never.items() if ids},
+    )  # fmt: skip
+
+
+def _lacking(registry: Registry, to: Checkpoint) -> dict[str, tuple[CheckpointId | None, ...]]:
+    """By sink that lacks rows of checkpoints after `to`, the one that it has for certain, and then those."""
+    rows = registry.checkpoints()
+    ids = {name: tuple(id for id in ids if id > to.id) for name, ids in lacking_by_sink(registry).items()}
+    return {name: (before_first(rows, name, some), *some) for name, some in ids.items() if some}
+
+
+def _never(
+    sinks: Sinks, pipeline: Pipeline, name: str, head: Checkpoint, lacking: Sequence[CheckpointId | None]
+) -> tuple[CheckpointId, ...]:
+    """Return which checkpoints a sink lacks, as it says itself; none where it cannot tell, or has a part of one."""
+    certain, *ids = lacking
+    sink = pipeline.sink(name)
+    if sink is not None and not pipeline.is_table(sink) and not sink.exactly_once:
+        return ()
+    try:
+        marker = sinks.marker(name, head, certain)
+        begun = sinks.begun(name)
+    except WeirError as error:
+        log.warning("a sink does not say what it has", sink=name, error=error.what)
+        return ()
+    has = max(marker or 0, begun or 0)
+    return tuple(id for id in ids if id is not None and id > has)
+
+
+def _newest_there(lacking: Sequence[CheckpointId | None], never: Collection[CheckpointId]) -> CheckpointId | None:
+    """The newest checkpoint that a sink has, or may have, rows of."""
+    return [id for id in lacking if id not in never][-1]
 
 
 def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
@@ -210,8 +278,17 @@ def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
     return pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
 
 
-def given(pipeline: Pipeline, head: Checkpoint, to: Checkpoint) -> tuple[SinkRewind, ...]:
-    """The sinks that are no tables and have been given rows since an earlier checkpoint."""
+def given(
+    pipeline: Pipeline,
+    head: Checkpoint,
+    to: Checkpoint,
+    newest: Mapping[str, CheckpointId | None] = MappingProxyType({}),
+) -> tuple[SinkRewind, ...]:
+    """The sinks that are no tables and have been given rows since an earlier checkpoint.
+
+    Args:
+        newest: By sink that lacks committed rows, the newest checkpoint that it has rows of.
+    """
     sinks = []
     for name in head.sinks:
         published, then, sink = head.published(name), to.published(name), pipeline.sink(name)
@@ -226,7 +303,8 @@ def given(pipeline: Pipeline, head: Checkpoint, to: Checkpoint) -> tuple[SinkRew
         lost = (
             f"checkpoint {gone[0][1]} has taken rows back from the sink {name} that do not come again" if gone else None
         )
-        sinks.append(SinkRewind(name, kind, published, then, why, lost, sink is not None))
+        has = newest.get(name, published)
+        sinks.append(SinkRewind(name, kind, published, then, why, lost, sink is not None, has))
     return tuple(sinks)
 
 
@@ -298,14 +376,17 @@ def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkp
     """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
     context, head, to = owner.context, decided.head, decided.to
     moved = [sink.name for sink in decided.sinks if sink.moves]
-    id = begin(owner, head, [*(table.table for table in decided.tables), *moved])
+    id = begin(owner, head, [*(table.table for table in decided.tables), *moved], lacking=decided.lacking)
     taken_back = {
-        table.table: SinkLink(id, head.published(table.table)).updated(to=to.published(table.table), at=table.version)
+        table.table: SinkLink(id, head.published(table.table))
+        .following(head.sinks[table.table])
+        .updated(to=to.published(table.table), at=table.version)
         for table in decided.tables
         if head.published(table.table) is not None
     }
     markers = {name: marker_moves(owner.context, head, name, id, to) for name in moved}
-    base = replace(to, sinks=head.sinks | taken_back | markers, format_version=max(to.format_version, WITH_PARTS))
+    changed = {name: lacks(link, decided.never.get(name, ())) for name, link in (taken_back | markers).items()}
+    base = replace(to, sinks=head.sinks | changed, format_version=max(to.format_version, WITH_PARTS))
     files, what = unchanged(context, to), f"to checkpoint {to.id}"
     row = commit(context, base, id, files, kind=REWIND, what=what, reason=reason, head=head, parent=to.id)
     log.info(
@@ -316,4 +397,5 @@ def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkp
         abandoned=[int(checkpoint) for checkpoint in decided.abandoned],
     )
     publish(context, row)
+    publishing_refused.clear(context.storage)
     return row

@@ -14,11 +14,12 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.ownership.publish import publish_missing, unpublished
+from pipelines.runtime.ownership.publish import lacking_by_sink, publish_missing
 from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.unpublished import before_first
 from state_ops.coordination import lease, results
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, FencedError, plainly
 from state_ops.fsck.check import Reading, check
 from state_ops.fsck.findings import Finding, Kind, Report, Severity
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
@@ -88,9 +89,10 @@ def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, 
             link = head.sinks.get(name) if head is not None else None
             if link is None:
                 return sinks.marker(name, head, None)
-            is_there = all(row.id != link.id for row in unpublished(registry))
+            lacking = lacking_by_sink(registry).get(name)
+            there = before_first(registry.checkpoints(), name, lacking) if lacking else link.id
             try:
-                return sinks.marker(name, head, link.id if is_there else link.before)
+                return sinks.marker(name, head, there)
             except DamageError:  # it has forgotten the marker, and nothing is there from which it could be made again
                 return None
 
@@ -111,7 +113,7 @@ def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry)
 
 def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
     """Look again as the owner, publish what is committed, drop what belongs to no checkpoint, delete what nothing
-    names; returns what was done.
+    names; returns what was done. A sink that refuses rows keeps nobody from the rest.
 
     For the owner between two epochs: nothing of its own may be in flight.
 
@@ -126,7 +128,12 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
         return plan
     if plan.publish:
         ids = {id for finding in plan.publish for id in finding.checkpoints}
-        publish_missing(context, [row for row in context.registry.checkpoints() if row.id in ids])
+        try:
+            publish_missing(context, [row for row in context.registry.checkpoints() if row.id in ids])
+        except FencedError:
+            raise
+        except Exception as error:  # the next look finds them again, and says why
+            log.warning("a sink does not take what is committed", error=plainly(error))
     carry_out(context.storage, context.registry, context.generation, plan)
     return plan
 

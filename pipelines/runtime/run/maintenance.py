@@ -164,11 +164,11 @@ def rewind(
         DamageError: An object of that checkpoint is missing or altered.
         WeirError: There is no such checkpoint or there are other obstacles; nothing is changed then.
     """
-    with owning(pipeline, settings, epochs=False) as owner:
+    with owning(pipeline, settings, epochs=False, back_to=to) as owner:
         context = owner.context
         target, head = chosen(pipeline, context.registry, to), context.registry.head()
         assert head is not None, "the target is there"
-        decided = rewinds.planned(pipeline, settings, context.storage, context.registry, head, target)
+        decided = rewinds.planned(pipeline, settings, context.sinks, context.storage, context.registry, head, target)
         rewinds.check(decided, pipeline.title, accepted)
         restore.verify(context, target)
         return rewinds.carry_out(owner, decided, reason)

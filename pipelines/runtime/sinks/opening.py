@@ -6,7 +6,7 @@ process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import RLock
 from types import TracebackType
@@ -25,7 +25,7 @@ from pipelines.runtime.connectors.delta_sink import (
     partitions,
     refuse_replaced,
 )
-from pipelines.runtime.connectors.sink import Expiring, Judging, Publisher, Sink, SinkOpening, ValueRules
+from pipelines.runtime.connectors.sink import Expiring, InParts, Judging, Publisher, Sink, SinkOpening, ValueRules
 from pipelines.runtime.connectors.source import LOOKING, RUNNING
 from pipelines.runtime.definition import EXACTLY_ONCE, Pipeline
 from pipelines.runtime.sinks import delta
@@ -158,13 +158,17 @@ class Sinks:
             publisher.check(schema)
             publisher.prepare(schema)
 
-    def check_chain(self, name: str, head: Checkpoint | None) -> None:
+    def check_chain(self, name: str, head: Checkpoint | None, lacking: Sequence[CheckpointId | None] = ()) -> None:
         """Whether a sink is where the newest checkpoint says. Raises DamageError when it is ahead or behind.
 
         Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double
         them.
+
+        Args:
+            lacking: Of a pipeline that is taken back, the checkpoint that the sink has for certain, and then those that
+                were committed since: it may be at any of them.
         """
-        problem = self.diverged(name, head)
+        problem = self.diverged(name, head, lacking)
         if problem is None:
             return
         if self._at_table(name, head):
@@ -196,13 +200,19 @@ class Sinks:
                 "epoch and the run has come to its end, then change: docs/how-to/delivery.md",
             )
 
-    def diverged(self, name: str, head: Checkpoint | None) -> str | None:
-        """How a sink is not where the newest checkpoint says, in words; None if it is, or has no marker to tell."""
+    def diverged(self, name: str, head: Checkpoint | None, lacking: Sequence[CheckpointId | None] = ()) -> str | None:
+        """How a sink is not where the newest checkpoint says, in words; None if it is, or has no marker to tell.
+
+        Args:
+            lacking: As for `check_chain`.
+        """
         sink = self._pipeline.sink(name)
         was, now = kind_in(head, name), self._kind(sink) if sink is not None else kind_in(head, name)
         if was != now and head is not None and head.published(name) is not None:
             return f"it is {now or 'a table'} now, and checkpoint {head.published(name)} knows it as {was or 'a table'}"
         published = head.published(name) if head is not None else None
+        if lacking and self.marker(name, head, lacking[0]) in lacking:
+            return None
         marker = self.marker(name, head, published) if self._pipeline.early else None
         if marker is not None and marker > (published or 0):
             return None  # it has rows of an epoch that failed after they were delivered
@@ -227,6 +237,14 @@ class Sinks:
         if self._pipeline.sink(name) is None:
             return None
         return marker_of(self.publisher(name), published)
+
+    def begun(self, name: str) -> int | None:
+        """The checkpoint of whose rows a sink has a part, where it publishes in several transactions; None: none."""
+        sink = self._pipeline.sink(name)
+        if sink is None or self._pipeline.is_table(sink):
+            return None
+        publisher = self.publisher(name)
+        return publisher.begun() if isinstance(publisher, InParts) else None
 
     def newest(self, names: Iterable[str], head: Checkpoint | None) -> CheckpointId:
         """The highest id that some sinks have; 0: none. At least once, they may have rows of an epoch of which neither
@@ -255,10 +273,7 @@ class Sinks:
         """
         sink, link = self._pipeline.sink(name), SinkLink(id, before)
         kind = self._kind(sink) if sink is not None else None
-        if kind is None:
-            return link
-        link = link.updated(kind=kind)
-        return link.updated(taken=parent.taken) if parent is not None and parent.taken else link
+        return (link if kind is None else link.updated(kind=kind)).following(parent)
 
     def _as_table(self, sink: Sink, schema: pa.Schema, check: Callable[..., None]) -> None:
         """Check or create a table for what a sink makes of rows of these columns."""

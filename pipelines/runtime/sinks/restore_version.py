@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -187,6 +187,7 @@ def rewind(
     checkpoint: Checkpoint,
     files: Sequence[StateFile] = (),
     *,
+    chain: Collection[int | None] = (),
     replaces: Path | None = None,
     evolves: bool = False,
 ) -> Publication:
@@ -194,6 +195,7 @@ def rewind(
 
     Args:
         files: A branch's rows, which come in the same commit.
+        chain: The ids of what is abandoned, of which the table may have any.
         replaces: They are the only ones of what they replace; a directory for files, one for each transfer at a time.
         evolves: The table gets the columns of theirs that it lacks.
     """
@@ -204,7 +206,9 @@ def rewind(
         rests: list[DataFile] = []
         if adds:  # what comes back was in this very table
             new = check_committed(storage, handle, table, checkpoint.id, adds, evolves=evolves)
-        then, _ = _since(storage, handle, table, sink.to)
+        then, since = _since(storage, handle, table, sink.to)
+        # A process that has not heard of the rewind may have published what is abandoned after that was decided.
+        at = max([sink.at, *(int(entry["version"]) for entry in since if CHECKPOINT in entry)])
         now, wanted = active_files(handle), files_at(storage, table, then)
         if replaces is not None and adds and then is not None:
             was = fenced_table.open_table(storage, table_path(table), then)
@@ -213,7 +217,7 @@ def rewind(
             gone = {file.path for file in out}
             wanted = [file for file in wanted if file.path not in gone]
         active = {file.path for file in now}
-        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, sink.at), wanted)
+        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, at), wanted)
         if any(file.path not in active for file in goes):
             # Its rows are in other files by now, so only the whole version can come back.
             log.warning("what others committed since a rewind was decided is taken back too", table=table)
@@ -225,7 +229,7 @@ def rewind(
 
     directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
     damaged = partial(_unreachable, storage, table)
-    committed = commit(storage, app_id, table, checkpoint, sink.before, change_of, damaged)
+    committed = commit(storage, app_id, table, checkpoint, sink.before, change_of, damaged, chain)
     if committed.change is None:
         return publication(checkpoint, table, committed.version, 0, 0, started)
     if replaces is not None and adds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -178,6 +178,7 @@ def commit(
     previous: int | None,
     change_of: Callable[[DeltaTable], Change],
     damaged: Callable[[str], DamageError],
+    chain: Collection[int | None] = (),
 ) -> Committed:
     """Commit a checkpoint's change to a table, unless the table has it already.
 
@@ -186,6 +187,7 @@ def commit(
         change_of: What is to be committed, on the very version that a handle shows. It is asked again when others have
             committed meanwhile.
         damaged: The error for a table that is not where the chain says, which it gets in words.
+        chain: Of a checkpoint that abandons others, their ids: the table may have any of them instead.
 
     Raises:
         DamageError: The table is gone, ahead or behind, or others commit all the time.
@@ -199,7 +201,7 @@ def commit(
         version = handle.transaction_version(sink_app)
         if version is not None and version >= checkpoint.id:
             return Committed(_version_of(storage, table, handle, checkpoint.id), handle, None)
-        if version != previous:
+        if version != previous and version not in chain:
             raise damaged(f"its last published checkpoint is {version}, but the registry says {previous}")
         change = change_of(handle)
         metadata = {CHECKPOINT: str(checkpoint.id), **mark(storage, table), **(change.metadata or {})}

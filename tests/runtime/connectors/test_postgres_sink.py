@@ -18,7 +18,7 @@ import pytest
 from pipelines.runtime.connectors.postgres.sink import PostgresSink
 from pipelines.runtime.connectors.sink import Publisher, SinkOpening, no_rows
 from pipelines.testing import SinkContract, SinkSystem
-from pipelines.testing.sink_contract import SCHEMA, given, publish
+from pipelines.testing.sink_contract import SCHEMA, GivenRows, given, publish
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, TransientError
 from tests.tools.postgres_server import PASSWORD, Postgres
 
@@ -546,3 +546,15 @@ def test_a_long_history_leaves_one_marker(system: PostgresSystem):
             opened_sink.publish(checkpoint - 1 or None, checkpoint, no_rows())
     ((app_id, checkpoint, at),) = system.server.rows(f"SELECT * FROM {system.schema}.weir_markers")
     assert (app_id, checkpoint) == ("contract/main/out", 19) and at > began - timedelta(minutes=1)
+
+
+def test_what_the_server_refuses_names_constraint_column_and_row(postgres):
+    system = PostgresSystem(postgres)
+    publish(system, None, 1, given(1))
+    postgres.rows(f"ALTER TABLE {system.table} ADD CONSTRAINT few CHECK (id < 3)")
+    with pytest.raises(PipelineError) as refused:
+        publish(system, 1, 2, GivenRows([(2, "a"), (7, "b\x1b[31m" + "c" * 500)]))
+    error = refused.value
+    assert 'violates check constraint "few"' in error.what
+    assert "Failing row contains (7, b" in error.where and "\x1b" not in error.where
+    assert "ccc" not in error.what and len(error.where) < 400

@@ -147,6 +147,10 @@ class KafkaPublisher:
         newest = stored(self._client, self._topic, self._id)
         return newest.checkpoint if newest is not None else None
 
+    def begun(self) -> int | None:
+        newest = stored(self._client, self._topic, self._id)
+        return newest.next if newest is not None else None
+
     def recalled(self, published: int) -> int | None:
         newest = stored(self._client, self._topic, self._id)
         return (newest if newest is not None else self._recalled(published)).checkpoint

@@ -6,7 +6,8 @@ ADBC's driver is loaded when the first connection is made, so that definitions c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +35,9 @@ _TRANSIENT = ("08", "53", "55", "57", "58", "XX")
 _CONFLICTS = ("40",)
 _READ_ONLY = "25006"
 _CONFIGURATION = ("28", "3D", "42501")
+_DETAIL = re.compile(r"^DETAIL:\s+(.*)$", re.MULTILINE)
+_NAMED = (("constraint", "CONSTRAINT_NAME"), ("column", "COLUMN_NAME"))
+_MOST_SHOWN = 200  # characters of what the server says of a row
 _AWAY = ("connect", "server closed", "canceling", "terminating", "could not receive", "could not send")
 _REFUSALS = (
     "authentication",
@@ -172,7 +176,9 @@ def translated(where: str, refused: type[WeirError], secrets: list[str] | None =
 
 
 def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str]) -> WeirError:
-    details = dict(getattr(error, "details", ()))
+    details = {_text(name): value for name, value in getattr(error, "details", ())}
+    if not details and (said := _DETAIL.search(str(error))):  # Arrow's reader has the server's words alone
+        details["PG_DIAG_MESSAGE_DETAIL"] = said[1]
     primary = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error).rpartition("[libpq] ")[2] or str(error))
     text = primary.decode(errors="replace") if isinstance(primary, bytes) else primary
     for secret in secrets:
@@ -202,9 +208,30 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
             where=where,
             next="See whether it is up and can be reached from here, then run again.",
         )
+    named = [
+        f"{what} {name}" for what, field in _NAMED if (name := _said(details, field, secrets)) and name not in text
+    ]
+    more = [*([f"SQLSTATE {state}"] if state != "?" else []), *named]
+    listed, row = ", ".join(more), _said(details, "MESSAGE_DETAIL", secrets)
     return refused(
-        f"The Postgres server refuses a statement: {text}{'' if state == '?' else f' (SQLSTATE {state})'}.", where=where
+        f"The Postgres server refuses a statement: {text}{f' ({listed})' if more else ''}.",
+        where=f"{where}: {row}" if row else where,
     )
+
+
+def _text(raw: Any) -> str:
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+
+
+def _said(details: Mapping[str, Any], field: str, secrets: Sequence[str]) -> str:
+    """One field of the server's error on one line, without control characters; empty if it has none.
+
+    The detail names the row, by its key or its first columns, which is what a person needs to find it."""
+    text = _text(details.get(f"PG_DIAG_{field}", ""))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _info(options: Mapping[str, str], patience: float) -> str:
