@@ -7,7 +7,7 @@ pages to look at.
                       says of it
     figures <uid>     a row for each retained checkpoint with rows for the stage: its gates on figures
 
-Reads only, and starts no Spark. The pages are made by Great Expectations' own site builder, beside the place where they
+Reads only, and starts no Spark. A value of a row is a text on the pages and nothing else (`data_docs_pages`). The pages are made by Great Expectations' own site builder, beside the place where they
 go, and put there at
 once: who reads them finds the old ones or the new ones. What they load from elsewhere (scripts, styles, fonts, logos)
 is put beside them, so that they
@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,9 @@ def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None =
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
         (building / _MARK).touch()
-        verdicts = list(_asked(_subjects(pipeline, settings, left_out), building, left_out))
-        _with_assets(building)
+        nonce = secrets.token_urlsafe(16)
+        verdicts = list(_asked(_subjects(pipeline, settings, left_out), building, left_out, nonce))
+        _with_assets(building, nonce)
         _put(building, target)
     except OSError as error:
         raise TransientError(
@@ -195,11 +197,13 @@ def _rows(
 # -- Great Expectations
 
 
-def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str]) -> Iterator[Verdict]:
+def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str], nonce: str) -> Iterator[Verdict]:
     with evaluation.apart() as (gx, context):
+        from pipelines.runtime.gates import data_docs_pages  # of Great Expectations' classes
+
         for name in list(context.get_site_names()):
             context.delete_data_docs_site(name)
-        context.add_data_docs_site("weir", _site(directory))
+        context.add_data_docs_site("weir", data_docs_pages.site(str(directory), nonce))
         source = context.data_sources.add_pandas("weir")
         for subject in subjects:
             by_form: dict[evaluation.Form, list[evaluation.Asked]] = {}
@@ -229,20 +233,14 @@ def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str]) -
         context.build_data_docs(site_names=["weir"])
 
 
-def _site(directory: Path) -> Mapping[str, Any]:
-    return {
-        "class_name": "SiteBuilder",
-        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(directory)},
-    }
-
-
 # -- without a network
 
 
-def _with_assets(site: Path) -> None:
+def _with_assets(site: Path, nonce: str) -> None:
     """Put beside the pages what they load from other hosts, and let them load it from there; links to other hosts lead
     nowhere."""
+    from pipelines.runtime.gates import data_docs_pages
+
     with zipfile.ZipFile(_ASSETS) as archive:
         archive.extractall(site / _VENDOR)
         there = {_plain(name): f"{_VENDOR}/{name}" for name in archive.namelist()}
@@ -257,7 +255,8 @@ def _with_assets(site: Path) -> None:
             return before + ("#" if before.lower().startswith("href") else "data:,")
 
         text = _STATIC.sub(rf"\g<1>{up}static/", _SEALED.sub("", page.read_text()))
-        page.write_text(_REFERENCE.sub(local, text))
+        text = _REFERENCE.sub(local, text)
+        page.write_text(data_docs_pages.sealed(text, nonce) if page.suffix == ".html" else text)
 
 
 def _plain(url: str) -> str:

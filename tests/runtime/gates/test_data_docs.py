@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import expect, on_state, on_table, postgres
+from pipelines.api import Epoch, ValueState, agg, expect, on_state, on_table, postgres
 from pipelines.runtime.gates import data_docs, restore_gates
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank
@@ -162,6 +164,63 @@ def test_the_pages_load_nothing_from_elsewhere_and_what_they_load_is_there(bank)
     for style in site.rglob("*.css"):
         assert not OUTSIDE.search(style.read_text()), style
     assert (site / "static/vendor/licenses/jquery.txt").is_file()
+
+
+SCRIPT = "<script>document.documentElement.setAttribute('data-pwned','ran')</script>"
+COLUMN = "<script>1</script>"
+IMAGE = """'"><img src=x onerror="document.documentElement.setAttribute('data-pwned','ran')">"""
+
+
+def books_html(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """As the small pipeline does, with a column whose name is HTML."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows.select("id", "at", "amount", (pl.col("id") + IMAGE).alias(COLUMN))
+
+
+@pytest.fixture
+def hostile(tmp_path) -> data_docs.Report:
+    """Pages about rows of which a value, a key and the name of a column are HTML."""
+    asked = [
+        expect("ExpectColumnValuesToBeInSet", column="id", value_set=["ok", SCRIPT], on_failure="warn"),
+        expect("ExpectColumnDistinctValuesToBeInSet", column="id", value_set=["ok"], on_failure="warn"),
+        expect("ExpectColumnPairValuesToBeEqual", column_A="id", column_B=COLUMN, on_failure="warn"),
+        expect("ExpectTableColumnsToMatchSet", column_set=["a"], on_failure="warn"),
+        expect("ExpectColumnValuesToBeNull", column=COLUMN, on_failure="warn"),
+    ]
+    bank = gated(tmp_path, *asked)
+    stages = (replace(bank.site.pipeline.stages[0], function=books_html),)
+    state = on_state("accounts", expect("ExpectColumnValuesToBeInSet", column="id", value_set=["ok"]))
+    bank = Bank(replace(bank.site, pipeline=replace(bank.site.pipeline, stages=stages, on_restore=(state,))))
+    bank.site.landing.mkdir(parents=True)
+    rows = pa.table({"id": [SCRIPT, IMAGE, "ok"], "at": [1, 2, 3], "amount": [4, 5, 6]})
+    pq.write_table(rows, bank.site.landing / "1.parquet")
+    bank.epochs()
+    return data_docs.build(bank.site.pipeline, bank.site.settings)
+
+
+def test_a_value_is_a_text_on_the_pages(hostile):
+    shown = 0
+    for page in hostile.index.parent.rglob("*.html"):
+        text = page.read_text()
+        assert SCRIPT not in text and COLUMN not in text and "<img src=x" not in text
+        assert "&amp;lt;" not in text, "it is escaped once"
+        (policy,) = re.findall(r'<head><meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+        (nonce,) = re.findall(r"script-src 'nonce-([\w-]{20,})'", policy)
+        assert re.findall(r"<script(?! nonce=\"" + nonce + '")', text) == []
+        shown += text.count("&lt;script&gt;")
+    assert shown >= 5
+
+
+def test_no_script_of_a_value_runs_in_a_browser(hostile):
+    browser = needs("chromium", "chromium")
+    for page in hostile.index.parent.rglob("*.html"):
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
+        seen = subprocess.run([browser, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+        assert "</html>" in seen.stdout and 'data-pwned="ran"' not in seen.stdout, page
+    # Were a value not escaped, the page's policy would not let it run.
+    page.write_text(page.read_text().replace("<body", f"<div>{SCRIPT}{IMAGE}</div><body"))
+    seen = subprocess.run([browser, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    assert "<div><script>" in seen.stdout and 'data-pwned="ran"' not in seen.stdout
 
 
 @pytest.mark.long
