@@ -162,7 +162,12 @@ def write_json(structlog: Any, level: int = logging.INFO) -> None:
 
 def write(level: str, logger: str, event: str, **fields: Any) -> None:
     """Write one JSON line to stderr, whatever the form of others is."""
-    _write(_line(datetime.now(UTC), level, logger, event, fields))
+    _write(line(level, logger, event, **fields))
+
+
+def line(level: str, logger: str, event: str, **fields: Any) -> str:
+    """Return what `write` writes."""
+    return _line(datetime.now(UTC), level, logger, event, fields)
 
 
 def as_json(fields: Mapping[str, Any]) -> str:

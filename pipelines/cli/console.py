@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -33,11 +34,13 @@ class ErrorStream(logs.Stderr):
         return sys.stderr.encoding
 
     def write(self, text: str) -> int:
+        stream = _heard[-1] if _heard else sys.stderr
         if not logs.is_json():
-            return super().write(text)
+            return stream.write(text)
         plain = _ANSI.sub("", text).strip()
         if plain:
-            logs.write("info", "weir", plain)
+            stream.write(logs.line("info", "weir", plain) + "\n")
+            stream.flush()
         return len(text)
 
     def isatty(self) -> bool:
@@ -72,6 +75,36 @@ def handing_out() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Drop all that this process and those that it starts write to stdout and stderr while the `with` block lasts: log
+    lines, prints of authors' code, the JVM's own lines. Only what commands say by `err` reaches stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    copy = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace", buffering=1)
+    with copy, Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        _heard.append(copy if _is_process_stderr() else sys.stderr)
+        try:
+            for number in kept:
+                os.dup2(nowhere.fileno(), number)
+            with redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield
+        finally:
+            _heard.pop()
+            for number, descriptor in kept.items():
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+
+
+def _is_process_stderr() -> bool:
+    """Whether sys.stderr writes to the descriptor of the process: a test runner may have put another stream there."""
+    try:
+        return sys.stderr.fileno() == 2
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
 def _stdout() -> TextIO:
     return sys.stdout.stdout if isinstance(sys.stdout, _Prints) else sys.stdout
 
@@ -84,6 +117,7 @@ def is_for_programs(context: typer.Context, value: Any) -> Any:
 
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+_heard: list[TextIO] = []  # where `err` writes while all else is hushed
 err = Console(file=cast(TextIO, ErrorStream()), highlight=False, soft_wrap=True)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LIVE_SECONDS, _LOOK_SECONDS = 0.5, 0.2

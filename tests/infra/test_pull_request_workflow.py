@@ -18,7 +18,7 @@ from tests.tools.servers import needs
 
 HUB = """#!/bin/sh
 case "$*" in
-  "api --paginate repos/somebody/shop/issues/7/comments --jq "*) exec jq -r "$5" "$COMMENTS" ;;
+  "api --paginate repos/somebody/shop/issues/7/comments --jq "*) exec jq -r "$5" "$LISTED" ;;
 esac
 echo "$@" >> "$HANDED_OVER"
 """
@@ -39,7 +39,7 @@ def bank(tmp_path) -> Bank:
 
 
 def steps(workflow: dict) -> dict[str, dict]:
-    return {step["name"]: step for step in workflow["jobs"]["production"]["steps"] if "run" in step}
+    return {step["name"]: step for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
 
 
 def ended(step: dict, env: dict[str, str]) -> subprocess.CompletedProcess:
@@ -50,13 +50,15 @@ def ended(step: dict, env: dict[str, str]) -> subprocess.CompletedProcess:
 
 def test_its_commands_write_the_comment_and_hand_it_over(workflow, bank, tmp_path):
     needs("jq", "jq")  # which the hub's own program has in it
-    job = workflow["jobs"]["production"]
+    job = workflow["jobs"]["try"]
     programs = tmp_path / "programs"
     programs.mkdir()
     hub = programs / "gh"  # the hub itself is not here: what it would get is noted
     hub.write_text(HUB)
     hub.chmod(0o755)
-    comment, summary = tmp_path / "comment.md", tmp_path / "summary.md"
+    comment, summary = tmp_path / "comments" / "small.md", tmp_path / "summary.md"
+    comment.parent.mkdir()
+    comment.write_text("**weir ci small: nothing differs**, says the repository")
     env = {
         **bank.site.env,
         "WEIR_ENV": job["env"]["WEIR_ENV"],
@@ -68,10 +70,13 @@ def test_its_commands_write_the_comment_and_hand_it_over(workflow, bank, tmp_pat
         "RUNNER_TEMP": str(tmp_path),
         "GITHUB_STEP_SUMMARY": str(summary),
         "HANDED_OVER": str(tmp_path / "handed-over"),
-        "COMMENTS": str(tmp_path / "comments.json"),
+        "COMMENTS": str(comment.parent),
+        "LISTED": str(tmp_path / "comments.json"),
         "GH_REPO": "somebody/shop",
     }
-    assert re.fullmatch(r"--epochs \d+", job["env"]["OPTIONS"])
+    assert job["env"]["OPTIONS"] == "--epochs 2 --samples 0"
+    refused = ended(steps(workflow)["Try"], {**env, "PIPELINE": "nosuch"})
+    assert refused.returncode == 2 and not comment.exists(), "what was committed is nobody's comment"
     tried = ended(steps(workflow)["Try"], env)
     assert tried.returncode == 0, tried.stderr
     assert comment.read_text().startswith("**weir ci small: nothing differs**")
@@ -94,8 +99,8 @@ def test_its_commands_write_the_comment_and_hand_it_over(workflow, bank, tmp_pat
 
 def test_a_pull_request_that_a_gate_would_hold_fails_and_is_commented_all_the_same(workflow):
     comment = steps(workflow)["Comment"]
-    assert comment["if"].startswith("always()")
-    assert not any("continue-on-error" in step for step in workflow["jobs"]["production"]["steps"])
+    assert comment["run"] and workflow["jobs"]["comment"]["if"] == "always()"
+    assert not any("continue-on-error" in step for job in workflow["jobs"].values() for step in job["steps"])
 
 
 def test_what_it_installs_with_is_a_target_of_the_makefile(workflow):
@@ -107,7 +112,14 @@ def test_what_it_installs_with_is_a_target_of_the_makefile(workflow):
 
 
 def test_it_may_write_nothing_but_the_comment(workflow):
-    assert workflow["permissions"] == {"contents": "read", "pull-requests": "write", "id-token": "write"}
+    assert workflow["permissions"] == {}
+    tries, comments = (workflow["jobs"][name] for name in ("try", "comment"))
+    assert tries["permissions"] == {"contents": "read", "id-token": "write"}
+    assert comments["permissions"] == {"pull-requests": "write"}
+    assert "token" not in json.dumps(tries["env"]).lower() and "run: make" not in json.dumps(comments)
+    used = [step["uses"] for job in (tries, comments) for step in job["steps"] if "uses" in step]
+    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
+    assert tries["steps"][0]["with"] == {"persist-credentials": False}
     assert workflow[True] == {"pull_request": None}, "not pull_request_target, which has secrets for code of strangers"
 
 

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from configs.settings import load
-from pipelines.cli.console import Json, Name, data_alone, err, print_json, waiting
+from pipelines.cli.console import Json, Name, data_alone, err, hushed, print_json, waiting
 from pipelines.cli.shell import completion
 from pipelines.loading import named
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations.pull_request import comment, review
 from pipelines.runtime.operations.pull_request.review import DEFAULT_FAILURES, KINDS, MAIN, Review
-from state_ops.errors import ConfigurationError, PipelineError, StageError
+from state_ops.errors import (
+    ConfigurationError,
+    MissingError,
+    PipelineError,
+    PrunedError,
+    StageError,
+    TransientError,
+    WeirError,
+)
 
 _NOTHING = "nothing"
+_Samples = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help=(
+            "How many rows and keys that differ are shown of each table and stage. 0: no value of a row is shown or"
+            " logged, and nothing that the code prints."
+        ),
+    ),
+]
 
 
 def ci(
@@ -39,10 +61,7 @@ def ci(
         Path | None,
         typer.Option(metavar="DIR", help="Where everything is written meanwhile; by default below local.work_dir."),
     ] = None,
-    samples: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="How many rows and keys that differ are shown of each table and stage."),
-    ] = 10,
+    samples: _Samples = 10,
     fail_on: Annotated[
         str,
         typer.Option(
@@ -61,17 +80,15 @@ def ci(
     something of --fail-on is found: by default a refused plan, code that fails, or a gate that would hold; 2: wrong usage or configuration.
     """
     fails = _kinds(fail_on)
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise ConfigurationError(
-            f"--output {output} is no file in a directory that is there.",
-            next="Make the directory, or name another file.",
-        )
+    if output is not None:
+        _clear(output)
     try:
-        with data_alone():  # the comment is printed too
+        with data_alone() if samples > 0 else _without_values(pipeline):  # the comment is printed too
             tried = _tried(pipeline, origin, epochs, scratch, samples, in_process)
     except SystemExit as left:  # with whose code it would end, 0 perhaps
         raise StageError(
-            f"The code of {pipeline} has left Python, by sys.exit({left.code!r}): nothing was compared.",
+            f"The code of {pipeline} has left Python, by sys.exit({repr(left.code) if samples else '...'}): nothing was"
+            " compared.",
             next="Let it raise an exception instead.",
         ) from None
     if output is not None:
@@ -83,6 +100,34 @@ def ci(
         typer.echo(comment.markdown(tried, samples), nl=False)
     if tried.fails(fails):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _without_values(pipeline: str) -> Iterator[None]:
+    """Let no value of production's rows reach the log, whoever writes it or raises an error with one."""
+    try:
+        with hushed():
+            yield
+    except (ConfigurationError, MissingError, PrunedError, TransientError):  # which are about no row
+        raise
+    except Exception as error:
+        places = [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)[-1:]]
+        raise WeirError(
+            f"{type(error).__name__}; what it says is left out, since it may have values of rows (--samples 0).",
+            where=f"pipeline {pipeline}, {''.join(places)}",
+            next="Run it without --samples 0 where only those read the log who may read production.",
+        ) from None
+
+
+def _clear(output: Path) -> None:
+    """Remove what `--output` names, so that nobody takes an old file for the comment. Raises ConfigurationError for
+    what can be no file."""
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise ConfigurationError(
+            f"--output {output} is no file in a directory that is there.",
+            next="Make the directory, or name another file.",
+        )
+    output.unlink(missing_ok=True)
 
 
 def _kinds(text: str) -> set[str]:

@@ -7,11 +7,10 @@ pages to look at.
                       says of it
     figures <uid>     a row for each retained checkpoint with rows for the stage: its gates on figures
 
-Reads only, and starts no Spark. A value of a row is a text on the pages and nothing else (`data_docs_pages`). The pages are made by Great Expectations' own site builder, beside the place where they
-go, and put there at
-once: who reads them finds the old ones or the new ones. What they load from elsewhere (scripts, styles, fonts, logos)
-is put beside them, so that they
-need no network: `data_docs_assets.zip` has it, with versions and licences.
+Reads only, and starts no Spark. A value of a row is a text on the pages and nothing else (`data_docs_pages`). The pages
+are made by Great Expectations' own site builder, beside the place where they go, and put there at once: who reads them
+finds the old ones or the new ones. What they load from elsewhere (scripts, styles, fonts, logos) is put beside them, so
+that they need no network: `data_docs_assets.zip` has it, with versions and licences.
 """
 
 from __future__ import annotations

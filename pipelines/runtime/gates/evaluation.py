@@ -109,6 +109,11 @@ class Verdict:
         return f"{self.gate}: {self.outcome}"
 
     @property
+    def in_counts(self) -> str:
+        """What the gate has seen, without a value: for log lines, which more people read than may see rows."""
+        return f"{self.gate}: {f'{self.unexpected:,} of ' if self.unexpected else ''}{counted(self.rows, 'row')}"
+
+    @property
     def outcome(self) -> str:
         """What the gate has seen, for people."""
         rows, sample = counted(self.rows, "row"), self._sample_in_words()
@@ -181,7 +186,7 @@ def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
         raise refusal(uid, verdicts, "; ".join(map(str, failed)))
     for verdict in verdicts:
         if not verdict.passed:
-            log.warning("a gate failed, and only warns", stage=uid, of=verdict.of, verdict=str(verdict))
+            log.warning("a gate failed, and only warns", stage=uid, of=verdict.of, verdict=verdict.in_counts)
 
 
 def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:

@@ -49,7 +49,7 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
         failed[of] += [f"{of} {name}: {verdict}" for verdict in verdicts if verdict.holds]
         for verdict in verdicts:
             if not (verdict.passed or verdict.holds):
-                log.warning("an expectation failed, and only warns", of=of, name=name, verdict=str(verdict))
+                log.warning("an expectation failed, and only warns", of=of, name=name, verdict=verdict.in_counts)
     what = f"{NOT_HELD}: {'; '.join(failed['state'] + failed['table'])}."
     if failed["state"]:
         raise DamageError(what)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -56,7 +58,7 @@ from tests.recovery.harness import Site
 from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.recovery.test_joins import Shop
-from tests.runtime.debugging import planted
+from tests.runtime.debugging import planted, talking
 from tests.runtime.rides import SOURCE, Rides
 from tests.tools.sampling import sampled
 
@@ -383,6 +385,43 @@ def test_what_is_expected_of_a_restore_is_asked_and_without_samples_no_value_is_
     assert "found " in outcome["example"]
     (outcome,) = json.loads(weir(bank.site, "ci", "small", "--in-process", "--json", "--samples", "0").out)["gates"]
     assert outcome["failed"] and outcome["example"] == ""
+
+
+@pytest.mark.parametrize("says", ["pipeline", "raising", "leaving"])
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_without_samples_no_value_reaches_the_log_whoever_says_it(tmp_path, says, form):
+    """What a function prints, logs, warns of or raises, what another process prints for it, and what gates log."""
+    bank = bank_of(tmp_path / "site", small.pipeline, 1, 2)
+    env = {
+        **os.environ,
+        **bank.site.env,
+        "WEIR_PIPELINES__SMALL__OBJECT": f"tests.runtime.debugging.talking:{says}",
+        "WEIR_LOGGING__FORMAT": form,
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from pipelines.cli.main import process; process()",
+        "ci",
+        "small",
+        "--in-process",
+        "--epochs",
+        "1",
+        "--debug",
+    ]
+    said = []
+    for samples in ("0", "3"):
+        ended = subprocess.run([*command, "--samples", samples], env=env, capture_output=True, text=True, timeout=120)
+        said.append(ended.stdout + ended.stderr)
+    assert talking.SECRET not in said[0], said[0]
+    assert talking.SECRET in said[1]
+    if says == "pipeline":
+        assert "nothing differs" in said[0]
+    elif says == "raising":
+        assert "The function of the stage accounts raised ValueError." in said[0]
+        assert f'File "{talking.__file__}", line ' in said[0], "where it was raised"
+    else:
+        assert "has left Python" in said[0]
 
 
 def test_more_rows_than_may_be_set_aside_are_a_gate_that_would_hold_and_no_fault_of_the_code(tmp_path):

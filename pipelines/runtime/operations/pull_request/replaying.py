@@ -7,6 +7,7 @@ here, so that the epochs after it can be compared too; who writes the comment sa
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -48,6 +49,13 @@ from state_ops.ids import CheckpointId
 from state_ops.storage.branches import Branch
 
 BRANCH = "ci"
+# How errors of an author's code begin, up to the text of what the code has raised.
+_WITHOUT_VALUES = re.compile(
+    r"The (?:function|transform) of the stage \w+ raised [\w.]+|The stage \w+ failed: [\w.]+"
+    r"|The stage \w+ returned (?:columns|values)\b[\w ]*"
+)
+_PLACE = re.compile(r'^  File "(?P<file>[^"\n]+)", line \d+, in [\w<>]+$', re.MULTILINE)
+_OF_NO_VALUE = ("VanishedError", "LostError", "PrunedError")  # they name files and positions alone
 _SECONDS = 24 * 3600.0  # of an epoch: this machine is another one than production's, and whoever waits has a limit
 
 
@@ -80,26 +88,28 @@ class Failed:
             blame.
         error: In words, without secrets.
         traceback: Of the author's code; "" if it is not that which raised.
+        kind: The class of the error; "" for code that cannot be imported, which has seen no rows.
     """
 
     epoch: int | None
     cause: str
     error: str
     traceback: str = ""
+    kind: str = ""
 
     def in_words(self, *, values: bool) -> str:
-        """The error. Without values, of a gate what it stands for, and of all else the first line, which says what
-        happened."""
+        """Return the error. Without values: of a gate what the error stands for; of all else what failed, the classes
+        of the errors, and the lines of code. The text of an error may have the value that caused it."""
         if values:
             return self.error
         if self.cause == "gates":
             return "More rows than a gate may set aside; what it has seen of them is left out, like all values."
-        return first_line_of(self.error)
-
-
-def first_line_of(text: str) -> str:
-    """The first line of an error, which says what happened."""
-    return text.splitlines()[0] if text else text
+        if self.kind in ("", *_OF_NO_VALUE):
+            return next(iter(self.error.splitlines()), "")
+        said = _WITHOUT_VALUES.match(self.error)
+        what = said[0] if said is not None else f"{self.kind}: its text is left out, like all values"
+        places = [place[0] for place in _PLACE.finditer(self.traceback) if Path(place["file"]).is_file()]
+        return "\n".join([f"{what}.", *places])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +201,7 @@ def replay(
         is_of_plan = at is not None and not planned
         traceback = error.traceback if isinstance(error, StageError) else ""
         cause = _cause(error, is_of_plan=is_of_plan)
-        failed = Failed(int(at.id) if at is not None else None, cause, str(error), traceback)
+        failed = Failed(int(at.id) if at is not None else None, cause, str(error), traceback, type(error).__name__)
         return Replayed(tuple(played), failed)
     finally:
         for reader in sources.values():

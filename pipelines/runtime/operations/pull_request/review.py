@@ -39,7 +39,6 @@ from pipelines.runtime.operations.pull_request.replaying import (
     Failed,
     Replayed,
     branch_of,
-    first_line_of,
     new_sources,
     replay,
     settings_for,
@@ -221,6 +220,14 @@ class Review:
         }
 
 
+def _without_values(plan: StatePlan) -> StatePlan:
+    """A plan without what errors about entries of state say, which may have their values."""
+    left_out = "State cannot be read; what the error says is left out, like all values."
+    findings = (replace(each, what=left_out) if each.aspect == "sample" else each for each in plan.findings)
+    samples = (each if each.problem is None else replace(each, problem=left_out) for each in plan.samples)
+    return replace(plan, findings=tuple(findings), samples=tuple(samples))
+
+
 def _epoch_to_dict(epoch: EpochPlayed) -> dict[str, Any]:
     return {
         "id": int(epoch.recorded.id),
@@ -347,7 +354,7 @@ class _Trial:
         try:
             plan = compared(self._as_production(), looking, storage, registry, head, runs, only_code=True)
             stops = plan.stops
-            return plan
+            return plan if self.sample > 0 else _without_values(plan)
         finally:
             if stops and head is not None and not registry.holds(head):  # what cannot be read is no fault of the code
                 raise PrunedError(f"Checkpoint {head.id} was pruned while it was being read.", next="Ask again.")
@@ -378,7 +385,8 @@ class _Trial:
                 and failed.epoch < chosen.epochs[-1].id
             ):
                 upto = failed.epoch
-                notes.append(f"Epoch {upto} cannot be replayed, so only later ones are: {first_line_of(failed.error)}")
+                why = next(iter(failed.in_words(values=self.sample > 0).splitlines()), "")
+                notes.append(f"Epoch {upto} cannot be replayed, so only later ones are: {why}")
                 shutil.rmtree(place, ignore_errors=True)
                 continue
             with self._timed("compare"):
