@@ -248,24 +248,43 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
 
 def active_files(handle: DeltaTable) -> list[DataFile]:
     """The files of the handle's version, from the log alone."""
-    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
-    columns = {name: actions.column(name).to_pylist() for name in actions.column_names if _is_used(name)}
-    partitions = [name for name in columns if name.startswith("partition.")]
-    bounds = [name for name in columns if name.startswith("min.")]
+    actions = add_actions(handle)
+    partitions, least = told(actions, "partition"), told(actions, "min")
+    files = zip(*(actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
     return [
         DataFile(
-            columns["path"][row],
-            columns["size_bytes"][row],
-            columns["num_records"][row] or 0,
-            tuple((name.removeprefix("partition."), _text(columns[name][row])) for name in partitions),
-            tuple(
-                (name.removeprefix("min."), columns[name][row])
-                for name in bounds
-                if isinstance(columns[name][row], int)
-            ),
+            path,
+            size,
+            rows or 0,
+            tuple((name, _text(values[row])) for name, values in partitions.items()),
+            tuple((name, values[row]) for name, values in least.items() if isinstance(values[row], int)),
         )
-        for row in range(actions.num_rows)
+        for row, (path, size, rows) in enumerate(files)
     ]
+
+
+def add_actions(handle: DeltaTable) -> pa.Table:
+    """Return the files of the handle's version as delta-rs lists them, with what the log tells of their columns in
+    structs: flattened, a column "a.b" and the field b of a struct a would have one name."""
+    return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=False)).read_all()
+
+
+def told(actions: pa.Table, what: str) -> dict[str, list[Any]]:
+    """Return by column that is not nested what the log tells of it, file by file.
+
+    Args:
+        actions: Of `add_actions`.
+        what: "partition", "min", "max" or "null_count".
+    """
+    if what not in actions.column_names:
+        return {}
+    type, chunks = actions.schema.field(what).type, actions.column(what).chunks
+    parts = [chunk.flatten() for chunk in chunks]
+    return {
+        field.name: [value for part in parts for value in part[at].to_pylist()]
+        for at, field in enumerate(type)
+        if not pa.types.is_nested(field.type)
+    }
 
 
 def _text(value: Any) -> str | None:
@@ -273,10 +292,6 @@ def _text(value: Any) -> str | None:
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_used(column: str) -> bool:
-    return column in ("path", "size_bytes", "num_records") or column.startswith(("partition.", "min."))
 
 
 def _now() -> int:

@@ -94,9 +94,9 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
         columns: Only those of them that are there.
     """
     with _staged(storage, file) as parquet:
-        if columns is not None:
-            columns = [name for name in parquet.schema_arrow.names if name in columns]
-        return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta.fenced_table
+        names = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
+        # Without threads: see state_ops.delta.fenced_table. For "a.b" Arrow also reads the field b of a struct a.
+        return parquet.read(None if columns is None else names, use_threads=False).select(names)
 
 
 def staged_tables(

@@ -23,7 +23,7 @@ from pipelines.runtime.sinks.statistics import is_ambiguous, statistics
 from pipelines.runtime.sinks.table_commit import local_file, table_path
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
-from state_ops.delta.log_entries import DataFile
+from state_ops.delta.log_entries import DataFile, add_actions, told
 from state_ops.errors import PipelineError
 from state_ops.ids import new_attempt_id
 from state_ops.storage.storage import Storage
@@ -150,7 +150,7 @@ def _rest(rows: Predicate, source: pq.ParquetFile, file: DataFile) -> Iterator[p
 
 
 def _constants(handle: DeltaTable, columns: pa.Schema) -> dict[str, tuple[Any, ...]]:
-    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
+    actions = add_actions(handle)
     if not columns.names:
         return {}
     values = [_constant(actions, field) for field in columns]
@@ -163,14 +163,14 @@ def _constants(handle: DeltaTable, columns: pa.Schema) -> dict[str, tuple[Any, .
 
 def _constant(actions: pa.Table, field: pa.Field) -> list[tuple[bool, Any]]:
     """Of each file whether it is known to have one value of a column, and that."""
-    if f"partition.{field.name}" in actions.column_names:
-        return [(True, value) for value in actions.column(f"partition.{field.name}").to_pylist()]
-    names = [f"{what}.{field.name}" for what in ("min", "max", "null_count")]
+    partition = told(actions, "partition").get(field.name)
+    if partition is not None:
+        return [(True, value) for value in partition]
+    bounds = [values for what in ("min", "max", "null_count") if (values := told(actions, what).get(field.name))]
     exact = pa.types.is_integer(field.type) or pa.types.is_string(field.type) or pa.types.is_date(field.type)
-    if not exact or any(name not in actions.column_names for name in names):
+    if not exact or len(bounds) < 3:
         return [(False, None)] * actions.num_rows
-    bounds = zip(*(actions.column(name).to_pylist() for name in names), strict=True)
     return [
         (least is not None and least == greatest and nulls == 0 and not is_ambiguous(least), least)
-        for least, greatest, nulls in bounds
+        for least, greatest, nulls in zip(*bounds, strict=True)
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.runtime.sources.parquet.footers import places
 from state_ops.delta.log_entries import as_json
 
 _COLUMNS = 32  # as many as Delta looks at by default, so that entries of wide tables stay small
@@ -30,9 +31,9 @@ def statistics(footer: pq.FileMetaData) -> str:
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    places = {footer.schema.column(at).path: at for at in range(len(footer.schema))}
+    at_of = places(footer)
     for field in list(schema)[:_COLUMNS]:
-        at = places.get(field.name)
+        at = at_of.get(field.name)
         if at is None or not footer.num_rows:  # nested, or without rows
             continue
         groups = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]

@@ -48,7 +48,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table
-from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.delta.log_entries import DataFile, active_files, add_actions, told
 from state_ops.ids import new_attempt_id
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
@@ -255,11 +255,11 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 def _bounds(handle: DeltaTable, column: str) -> Bounds:
     """By a file's path, the least and the greatest value of a column that the log has."""
-    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
-    low, high = f"min.{column}", f"max.{column}"
-    if low not in actions.column_names or high not in actions.column_names:
+    actions = add_actions(handle)
+    low, high = told(actions, "min").get(column), told(actions, "max").get(column)
+    if low is None or high is None:
         return {}
-    values = zip(actions.column(low).to_pylist(), map(not_below, actions.column(high).to_pylist()), strict=True)
+    values = zip(low, map(not_below, high), strict=True)
     return dict(zip(actions.column("path").to_pylist(), values, strict=True))
 
 

@@ -14,7 +14,7 @@ from pipelines.runtime.connectors.formats.spelling import check_spelling
 from pipelines.runtime.connectors.source import ADD, Source
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.landing import LandingDirectory
-from pipelines.runtime.sources.parquet.footers import alone, by_arrow, enums, nanos, times, too_large
+from pipelines.runtime.sources.parquet.footers import by_arrow, enums, nanos, times, too_large
 from pipelines.runtime.sources.parquet.parquet_files import retyped
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
@@ -96,8 +96,8 @@ class FileCheck:
         if column is None or not self.rows:
             return None
         statistics = times(self.footer, column)
-        if statistics is not None or not alone(self.footer, column):
-            return statistics.greatest if statistics is not None else None
+        if statistics is not None:
+            return statistics.greatest
         parts = [greatest(part) for part in self.landing.parquet.column(self.file, column, _LOOKED_AT)]
         return max((newest for newest in parts if newest is not None), default=None)
 

@@ -192,9 +192,9 @@ def test_a_field_of_the_same_name_inside_a_struct_is_not_the_event_time(landing)
     assert newest(landing) == to_micros(hour(1))
 
 
-def test_a_column_whose_name_is_also_a_path_into_a_struct_tells_nothing(landing):
+def test_a_column_whose_name_is_also_a_path_into_a_struct_tells_its_own_time(landing):
     put(landing, "1", ns=1, columns={"meta": [{"at": hour(23)}], "meta.at": [hour(1)]})
-    assert reader_of(landing, event_time="meta.at").plan(None, LIMITS, None).newest is None
+    assert reader_of(landing, event_time="meta.at").plan(None, LIMITS, None).newest == to_micros(hour(1))
 
 
 # -- limits

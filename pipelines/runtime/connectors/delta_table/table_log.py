@@ -395,7 +395,7 @@ class TableLog:
         with self._lock:
             if self._files[0] != version:
                 handle = self._handle(version)
-                files = _files(_table(handle.get_add_actions(flatten=True)))
+                files = _files(_table(handle.get_add_actions(flatten=False)))
                 kept: dict[str, pa.BooleanArray] = {}
                 if "deletionVectors" in (handle.protocol().reader_features or ()):
                     with scrubbing():
@@ -465,8 +465,11 @@ def _below(uri: str, paths: Collection[str]) -> str:
 
 def _files(actions: pa.Table) -> list[DataFile]:
     """Files as delta-rs lists them, in an order that is the same each time."""
-    partitions = [name for name in actions.column_names if name.startswith("partition.")]
-    texts = {name.removeprefix("partition."): actions[name].cast(pa.string()).to_pylist() for name in partitions}
+    typed = actions["partition"].chunks if "partition" in actions.column_names else []
+    texts: dict[str, list[str | None]] = {}
+    for chunk in typed:
+        for field, values in zip(chunk.type, chunk.flatten(), strict=True):
+            texts.setdefault(field.name, []).extend(values.cast(pa.string()).to_pylist())
     listed = zip(
         *(actions[name].to_pylist() for name in ("modification_time", "path", "size_bytes", "num_records")),
         range(actions.num_rows),

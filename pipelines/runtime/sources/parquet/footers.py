@@ -36,14 +36,14 @@ def times(footer: pq.FileMetaData, column: str) -> Times | None:
 
     Those of times of 96 bits, and of values by an old calendar, do not.
     """
-    places = _places(footer, column)
-    if len(places) != 1 or footer.schema.column(places[0]).physical_type == "INT96" or old_calendar(footer) is not None:
+    place = places(footer).get(column)
+    if place is None or footer.schema.column(place).physical_type == "INT96" or old_calendar(footer) is not None:
         return None
-    groups = [footer.row_group(group).column(places[0]).statistics for group in range(footer.num_row_groups)]
+    groups = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
     if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
         return None
     # The stored numbers, since rows may have times that no datetime has: an OverflowError here would end the run.
-    unit = json.loads(footer.schema.column(places[0]).logical_type.to_json()).get("timeUnit", "days")
+    unit = json.loads(footer.schema.column(place).logical_type.to_json()).get("timeUnit", "days")
     return Times(
         _micros(min(statistics.min_raw for statistics in groups), unit),
         _micros(max(statistics.max_raw for statistics in groups), unit),
@@ -51,15 +51,16 @@ def times(footer: pq.FileMetaData, column: str) -> Times | None:
     )
 
 
-def alone(footer: pq.FileMetaData, column: str) -> bool:
-    """Whether a column can be read without others: no field inside a struct has its name for a path."""
-    return len(_places(footer, column)) == 1
-
-
-def _places(footer: pq.FileMetaData, column: str) -> list[int]:
-    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a
-    # struct's.
-    return [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
+def places(footer: pq.FileMetaData) -> dict[str, int]:
+    """Return where a file has its columns that are not nested. Their paths do not tell: a column "a.b" and the field b
+    of a struct a have the same."""
+    found, at = dict[str, int](), 0
+    for field in footer.schema.to_arrow_schema():
+        count = leaf_count(field.type)
+        if not pa.types.is_nested(field.type):
+            found.setdefault(field.name, at)
+        at += count
+    return found
 
 
 def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
