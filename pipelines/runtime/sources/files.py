@@ -270,7 +270,8 @@ class FilesReader(SourceReader):
             schema = there if schema is None else _with_new(schema, there)
         attempt.room = MOST_REJECTED_BYTES  # a file alone: what comes behind it goes into the next slice
         with self.landing.opened(file) as stream:
-            batches = decode(source.format, options, stream, schema, where, partial=source.evolve == ADD)
+            is_inferred, may_lack = source.schema is None, source.evolve == ADD
+            batches = decode(source.format, options, stream, schema, where, partial=may_lack, keeps_digits=is_inferred)
             landed = attempt.land(batches, source.event_time, gathered.latest, where)
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
         bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from pipelines.runtime.connectors.formats import texts
@@ -18,6 +19,7 @@ from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.errors import InputError, PipelineError
 
 _RAW = 4096  # characters of a bad row that are kept
+_MOST_COLUMNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,20 @@ class CsvReader:
     Args:
         file: Its bytes.
         schema: The columns that are read, in canonical types; None: all, as text.
+        keeps_digits: A number with more digits than float64 holds makes a bad row.
     """
 
     def __init__(
-        self, file: Bytes, schema: pa.Schema | None, options: CsvOptions, block_bytes: int, *, partial: bool = False
+        self,
+        file: Bytes,
+        schema: pa.Schema | None,
+        options: CsvOptions,
+        block_bytes: int,
+        *,
+        partial: bool = False,
+        keeps_digits: bool = False,
     ) -> None:
-        self._file, self._options = file, options
+        self._file, self._options, self._keeps_digits = file, options, keeps_digits
         self._records = Records(options.delimiter.encode(), options.quote.encode(), options.multiline)
         bounds = self._records.last if options.multiline else last_line
         self._blocks = file.blocks(block_bytes, bounds)
@@ -84,39 +94,50 @@ class CsvReader:
             records = self._checked(block)
             data = b"".join(data[record.start : record.end] + b"\n" for record in records if record.reason is None)
         unfit: list[pcsv.InvalidRow] = []
-        table = self._cut_out(data, unfit)
+        table = self._cut_out(data, self._names, self.schema.names, self._options.null, unfit)
         columns, reasons = [], dict[int, str]()
         for field in self.schema:
             values, lost = texts.converted(table.column(field.name), field.type)
             columns.append(values)
             for row in lost:
                 reasons.setdefault(int(row), f"column {field.name!r} is no {field.type}")
+            if self._keeps_digits:
+                for row in texts.shortened(table.column(field.name), field.type):
+                    reasons.setdefault(int(row), f"column {field.name!r} {texts.NO_LONGER}")
         rows = pa.table(columns, schema=self.schema)
         if records is None and not unfit and not reasons:
             return Batch(rows, numbers=lambda: _lines(block, self._records.split(block.data)))
         records = records if records is not None else list(self._records.split(block.data))
         return self._without(rows, block, records, unfit, reasons)
 
-    def _cut_out(self, data: bytes, unfit: list[pcsv.InvalidRow]) -> pa.RecordBatch:
-        """The columns as text. unfit: gets the records with more or fewer values than there are columns."""
+    def _cut_out(
+        self, data: bytes, names: list[str], wanted: list[str], null: Sequence[str], unfit: list[pcsv.InvalidRow]
+    ) -> pa.RecordBatch:
+        """Return the wanted columns as text.
+
+        Args:
+            names: Those of all columns.
+            null: Texts that are null.
+            unfit: Gets the records with more or fewer values than there are columns.
+        """
 
         def skip(row: pcsv.InvalidRow) -> str:
             unfit.append(row)
             return "skip"
 
-        wanted, options = self.schema.names, self._options
+        options = self._options
         if not data.strip(b"\r\n"):
             return pa.record_batch([pa.array([], pa.string()) for _ in wanted], names=wanted)
         table = pcsv.read_csv(
             pa.BufferReader(data),
-            pcsv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._names),
+            pcsv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
             pcsv.ParseOptions(
                 delimiter=options.delimiter, quote_char=options.quote or False, newlines_in_values=options.multiline,
                 invalid_row_handler=skip,
             ),
             pcsv.ConvertOptions(
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, check_utf8=False,
-                null_values=list(options.null), strings_can_be_null=True, quoted_strings_can_be_null=False,
+                null_values=list(null), strings_can_be_null=True, quoted_strings_can_be_null=False,
             ),
         )  # fmt: skip
         whole = table.combine_chunks()
@@ -159,33 +180,76 @@ class CsvReader:
         return Batch(rows.filter(pa.array(kept)), tuple(rejected), lambda: numbers)
 
     def _named(self, schema: pa.Schema | None) -> list[str]:
-        """The names of the file's columns. Reads the header."""
+        """Return the names of the file's columns, as read by the rules of rows: a column without a name is `_c` and its
+        place, as Spark calls it. Reads the header.
+
+        Raises:
+            InputError: The header is no row, or has too many columns.
+        """
         first = next(self._blocks, None)
         if first is None:
             return schema.names if schema is not None else []
-        record = next(self._records.split(first.data), None)
+        if not self._options.header and schema is not None:
+            self._blocks = _chained(first, self._blocks)
+            return list(schema.names)
+        records = list(self._records.split(first.data)) if not self._options.header else []
+        rows = (record for record in records if record.reason is None)
+        record = next(rows, None) or next(self._records.split(first.data), None)
         if record is None:
             return self._named(schema)
-        text = first.data[record.start : record.end].decode(errors="replace")
-        values = next(csv.reader([text], delimiter=self._options.delimiter, **self._dialect))  # type: ignore[arg-type]
+        text, line = first.data[record.start : record.end], first.first + line_ends(first.data[: record.start])
         if self._options.header:
             end = record.end + (2 if first.data.startswith(b"\r\n", record.end) else 1)
             first = Block(first.data[end:], first.first + line_ends(first.data[:end]))
         self._blocks = _chained(first, self._blocks)
-        if self._options.header:
-            return values
-        return schema.names if schema is not None else [f"_c{at}" for at in range(len(values))]
+        if self._options.header and text[:4].lower() == b"sep=" and len(text) == 5:  # a line for Excel
+            self._check_separator(text[4:].decode())
+            return self._named(schema)
+        names = self._values(text, record.reason, line)
+        if not self._options.header:
+            return [f"_c{at}" for at in range(len(names))]
+        has_nameless = schema is not None and "" in schema.names  # earlier releases called it so
+        return [name if name or has_nameless else f"_c{at}" for at, name in enumerate(names)]
 
-    @property
-    def _dialect(self) -> dict[str, object]:
-        quote = self._options.quote
-        return {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
+    def _values(self, text: bytes, reason: str | None, line: int) -> list[str]:
+        """Return the values of the first record."""
+        if reason is None and not is_utf8(text):
+            reason = "it is no UTF-8, so give the source its encoding="
+        if reason is None and (most := text.count(self._options.delimiter.encode()) + 1) > _MOST_COLUMNS:
+            reason = f"it has {most} columns, more than {_MOST_COLUMNS}"
+        if reason is not None:
+            raise self._refused(f"The first row of an input file, at line {line}, cannot be read: {reason}.")
+        unfit: list[pcsv.InvalidRow] = []
+        places = [str(at) for at in range(most)]
+        row = self._cut_out(text, places, places, (), unfit)
+        if unfit:  # a delimiter is quoted
+            places = places[: unfit[0].actual_columns]
+            row = self._cut_out(text, places, places, (), [])
+        return [column[0].as_py() or "" for column in row.columns]
+
+    def _check_separator(self, separator: str) -> None:
+        if separator != self._options.delimiter:
+            raise InputError(
+                f"The first line of an input file is sep={separator}, a note for Excel, and the source reads columns "
+                f"by {self._options.delimiter!r}.",
+                where=self._file.where,
+                next=f"Read such files by a source with delimiter={separator!r}.",
+            )
+
+    def _refused(self, what: str) -> InputError:
+        return InputError(
+            what,
+            where=self._file.where,
+            next="Repair the file, move it away, or correct the source's options and schema; nothing of this epoch was "
+            "applied.",
+        )
 
     def _check_names(self) -> None:
         """Raises InputError if the header is not what the schema needs."""
-        twice = sorted({name for name in self.schema.names if self._names.count(name) > 1})
-        absent = [name for name in self.schema.names if name not in self._names]
-        extra = [name for name in self._names if name not in self.schema.names] if self._options.extra == "fail" else []
+        there, wanted = Counter(self._names), set(self.schema.names)
+        twice = sorted(name for name in wanted if there[name] > 1)
+        absent = [name for name in self.schema.names if name not in there]
+        extra = [name for name in self._names if name not in wanted] if self._options.extra == "fail" else []
         problems = (
             (twice, "names columns twice"),
             (absent, "lacks columns"),
@@ -193,12 +257,7 @@ class CsvReader:
         )
         for names, problem in problems:
             if names and self._names:
-                raise InputError(
-                    f"The header of an input file {problem}: {', '.join(map(repr, names))}.",
-                    where=self._file.where,
-                    next="Repair the file, move it away, or correct the source's schema; nothing of this epoch was "
-                    "applied.",
-                )
+                raise self._refused(f"The header of an input file {problem}: {', '.join(map(repr, names))}.")
 
 
 def _lines(block: Block, records: Iterable[Record]) -> list[int]:
@@ -216,16 +275,25 @@ def _chained(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
 
 
 def inferred(reader: CsvReader) -> pa.Schema:
-    """The type of each column of a file that is read as text: the first one that all its values have, or text."""
+    """Return the type of each column of a file that is read as text: the first one that all its values have, or text.
+
+    It is text as well if a number would lose digits as float64, and if no value but empty texts tells a type.
+    """
     candidates = {name: list(texts.INFERRED) for name in reader.schema.names}
-    valued = set[str]()
+    valued, with_points = set[str](), set[str]()
     for block in reader.blocks():
         rows = reader.decoded(block).rows
+        if not rows.num_rows:
+            continue
         for name, types in candidates.items():
-            column = pa.concat_arrays(rows.column(name).chunks) if rows.num_rows else pa.array([], pa.string())
-            if column.null_count < len(column):
-                valued.add(name)
-                candidates[name] = [type for type in types if texts.fits(column, type)]
-    return pa.schema(
-        [(name, types[0] if types and name in valued else pa.string()) for name, types in candidates.items()]
-    )
+            column = rows.column(name).chunk(0)
+            if not types or not (pc.max(pc.binary_length(column)).as_py() or 0):
+                continue
+            valued.add(name)
+            candidates[name] = [type for type in types if texts.fits(column, type)]
+            if name not in with_points and pc.any(pc.match_substring_regex(column, "[^0-9+-]")).as_py():
+                with_points.add(name)
+    schema = {name: types[0] if types and name in valued else pa.string() for name, types in candidates.items()}
+    # Whole numbers beyond int64 are no float64, though it may have a place for some of them.
+    whole = {name for name, type in schema.items() if type == pa.float64()} - with_points
+    return pa.schema([(name, pa.string() if name in whole else type) for name, type in schema.items()])

@@ -6,9 +6,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import IO, Any, Protocol
 
+import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats import csv_rows, json_types, texts
@@ -18,7 +20,7 @@ from pipelines.runtime.connectors.formats.json_lines import JsonOptions, JsonRea
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
 from pipelines.runtime.connectors.source import Batch
 from state_ops.arrow import frames
-from state_ops.errors import PipelineError
+from state_ops.errors import InputError, PipelineError, WeirError, first_line
 
 CSV, JSON, AVRO = "csv", "json", "avro"
 Options = CsvOptions | JsonOptions | AvroOptions
@@ -113,10 +115,13 @@ def infer(
         TransientError: Storage fails.
     """
     chosen = options_of(format, options)
-    file = Bytes(stream, where, chosen.encoding)
-    if isinstance(chosen, CsvOptions):
-        return csv_rows.inferred(CsvReader(file, None, chosen, block))
-    return AvroReader(file, None, block).stored if isinstance(chosen, AvroOptions) else json_types.inferred(file, block)
+    with _foreseen(where):
+        file = Bytes(stream, where, chosen.encoding)
+        if isinstance(chosen, CsvOptions):
+            return csv_rows.inferred(CsvReader(file, None, chosen, block))
+        if isinstance(chosen, AvroOptions):
+            return AvroReader(file, None, block).stored
+        return json_types.inferred(file, block)
 
 
 def decode(
@@ -128,6 +133,7 @@ def decode(
     block: int = BLOCK_BYTES,
     *,
     partial: bool = False,
+    keeps_digits: bool = False,
 ) -> Iterator[Batch]:
     """The rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory.
 
@@ -137,6 +143,8 @@ def decode(
         where: As for `infer`.
         block: Bytes that are decoded at once.
         partial: The file may lack columns, which are null then, but not all of them. JSON lines always may.
+        keeps_digits: The types are inferred, so a number of CSV or JSON with more digits than float64 holds makes a bad
+            row. A declared float64 rounds.
 
     Raises:
         InputError: The file is damaged, or lacks a column; batches before that place have been handed out.
@@ -144,16 +152,42 @@ def decode(
     """
     chosen = options_of(format, options)
     check_schema(format, schema)
-    file, columns = Bytes(stream, where, chosen.encoding), frames.canonical_schema(schema)
-    reader: _Reader
-    if isinstance(chosen, CsvOptions):
-        reader = CsvReader(file, columns, chosen, block, partial=partial)
-    elif isinstance(chosen, AvroOptions):
-        reader = AvroReader(file, columns, block, partial=partial)
-    else:
-        reader = JsonReader(file, columns, chosen, block)
-    for batch in _in_order(reader.decoded, reader.blocks()):
+    with _foreseen(where):
+        file, columns = Bytes(stream, where, chosen.encoding), frames.canonical_schema(schema)
+        reader: _Reader
+        if isinstance(chosen, CsvOptions):
+            reader = CsvReader(file, columns, chosen, block, partial=partial, keeps_digits=keeps_digits)
+        elif isinstance(chosen, AvroOptions):
+            reader = AvroReader(file, columns, block, partial=partial)
+        else:
+            reader = JsonReader(file, columns, chosen, block, keeps_digits)
+    rows = _in_order(reader.decoded, reader.blocks())
+    while True:
+        with _foreseen(where):
+            batch = next(rows, None)
+        if batch is None:
+            return
         yield batch if reader.schema == columns else replace(batch, rows=frames.aligned(batch.rows, columns))
+
+
+class UnforeseenInputError(InputError):
+    """A file that cannot be decoded for a reason that no reader names: a library, or Weir itself, failed on it."""
+
+
+@contextmanager
+def _foreseen(where: str) -> Iterator[None]:
+    """Let no error leave a reader that does not name its file, whichever library raises it."""
+    try:
+        yield
+    except (WeirError, MemoryError):
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        raise UnforeseenInputError(
+            f"An input file cannot be decoded: {type(error).__name__}: {first_line(error)}",
+            where=where,
+            next="Repair the file, or move it away; nothing of this epoch was applied. Please report it with the file: "
+            "its reader should say what is wrong with it.",
+        ) from error
 
 
 def _in_order(decoded: Callable[[Block], Batch], blocks: Iterator[Block]) -> Iterator[Batch]:

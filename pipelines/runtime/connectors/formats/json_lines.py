@@ -8,6 +8,7 @@ import binascii
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,15 +21,21 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from pipelines.runtime.connectors.formats import texts
-from pipelines.runtime.connectors.formats.stream import Block, Bytes, is_utf8, last_line, line_ends
+from pipelines.runtime.connectors.formats.stream import Block, Bytes, in_pieces, is_utf8, last_line, line_ends
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
 from state_ops.arrow.types import mapped
+from state_ops.errors import InputError
 
 _RAW = 4096  # characters of a bad row that are kept
 _BY_PYTHON = 256  # lines: a call of Arrow takes a millisecond
 _BLANK = b" \t\r\n"
 _OPEN, _CLOSE, _LF = 123, 125, 10
+_LONG = re.compile(rb"[0-9.]{16}|[0-9][eE][+-]?[0-9]")
+_LONG_NUMBER = re.compile(rb"(?<![0-9.])(?:[0-9.]{16,}(?:[eE][+-]?[0-9]+)?|[0-9.]+[eE][+-]?[0-9]+)")
+_EXACT = 1 << 53  # whole numbers up to it are all float64
+_MOST_VALUES = 4_000_000  # of one line that Python reads, in which each takes a hundred bytes
+_MOST_CELLS = 8_000_000  # rows times columns of one block: `{}` has three bytes, whatever columns it lacks
 _TINY = re.compile(rb"[0-9][eE]-[0-9]{2,}\s*[],}]|\.[0-9]{38}")
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -50,22 +57,20 @@ class UnfitError(Exception):
     """Some lines cannot be read as they are, or not by Arrow. Of one line the message is the reason."""
 
 
-class JsonReader:
-    """One file of JSON lines.
+class JsonLines:
+    """Lines of JSON, wherever they come from.
 
     Args:
         schema: The columns that are read, in canonical types.
+        keeps_digits: A number with more digits than float64 holds makes a bad row.
     """
 
-    def __init__(self, file: Bytes, schema: pa.Schema, options: JsonOptions, block_bytes: int) -> None:
-        self.schema, self._options = schema, options
-        self._blocks = file.blocks(block_bytes, last_line)
-        self._has_decimal = any(pa.types.is_decimal(leaf) for field in schema for leaf in _leaves(field.type))
+    def __init__(self, schema: pa.Schema, options: JsonOptions, keeps_digits: bool = False) -> None:
+        self.schema, self._options, self._keeps_digits = schema, options, keeps_digits
+        leaves = [leaf for field in schema for leaf in _leaves(field.type)]
+        self._has_float = any(map(pa.types.is_floating, leaves))
+        self._has_decimal = any(map(pa.types.is_decimal, leaves))
         self._wire = None if any(_has_map(field.type) for field in schema) else _wire_schema(schema)
-
-    def blocks(self) -> Iterator[Block]:
-        """The file's lines."""
-        return self._blocks
 
     def decoded(self, block: Block) -> Batch:
         """The rows of a block. May be called from any thread."""
@@ -106,6 +111,8 @@ class JsonReader:
         if self._has_decimal and _TINY.search(data):  # Arrow makes 0 of it
             raise UnfitError("very small numbers")
         table = parsed(data, self._wire, self._options.extra)
+        if self._keeps_digits and self._has_float and loses_digits(data, table):
+            raise UnfitError("long numbers")
         columns = [_from_wire(table.column(field.name), field.type) for field in self.schema]
         return pa.table(columns, schema=self.schema)
 
@@ -130,9 +137,28 @@ class JsonReader:
             return [self._value(value, type.value_type, f"{path}[]") for value in raw]
         if not pa.types.is_nested(type):
             value = _scalar(raw, type)
+            is_number = pa.types.is_floating(type) and isinstance(raw, int | Decimal) and not isinstance(raw, bool)
+            if self._keeps_digits and is_number and (value is None or not texts.keeps_digits(str(raw))):
+                raise UnfitError(f"the field {path!r} {texts.NO_LONGER}")
             if value is not None:
                 return value
         raise UnfitError(f"the field {path!r} is no {type}")
+
+
+class JsonReader(JsonLines):
+    """One file of JSON lines; the arguments are those of `JsonLines`."""
+
+    def __init__(
+        self, file: Bytes, schema: pa.Schema, options: JsonOptions, block_bytes: int, keeps_digits: bool = False
+    ) -> None:
+        super().__init__(schema, options, keeps_digits)
+        self._file, self._block_bytes = file, block_bytes
+        self._most_lines = max(1, _MOST_CELLS // max(1, sum(1 for field in schema for _ in _leaves(field.type))))
+
+    def blocks(self) -> Iterator[Block]:
+        """The file's lines."""
+        for block in lines_or_refused(self._file, self._block_bytes):
+            yield from in_pieces(block, self._most_lines)
 
 
 def _scalar(raw: Any, type: pa.DataType) -> Any:
@@ -182,6 +208,8 @@ def _numbers(block: Block) -> list[int]:
 def loaded(text: bytes) -> dict[str, Any]:
     """A line by Python: numbers with a point are decimals, so that nothing is lost. Raises UnfitError."""
     try:
+        if len(text) > _MOST_VALUES and text.count(b",") + text.count(b"[") + text.count(b"{") > _MOST_VALUES:
+            raise UnfitError(f"it has more than {_MOST_VALUES} values")
         raw = json.loads(
             text.decode(), object_pairs_hook=_no_pair_twice, parse_float=Decimal, parse_constant=_WORDS.get
         )
@@ -203,13 +231,76 @@ def loaded(text: bytes) -> dict[str, Any]:
 def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise UnfitError(f"the field {twice!r} is given twice")
     return values
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_pair_twice, parse_float=Decimal, parse_constant=_WORDS.get)
+def lines_or_refused(file: Bytes, block_bytes: int) -> Iterator[Block]:
+    """Yield a file's lines. Raises InputError for a JSON document that is no lines of objects: an array, or one object
+    that people have laid out."""
+    blocks = file.blocks(block_bytes, last_line)
+    for block in blocks:
+        lines = block.data.lstrip(_BLANK).splitlines()
+        if lines and lines[0][:1] == b"[" and _is_json(lines[0]) and not any(map(bytes.strip, lines[1:])):
+            following = next(blocks, None)  # an array alone in its line: a bad row if others follow
+            if following is None:
+                raise _document(file, "array")
+            yield from (block, following)
+            break
+        if lines and lines[0][:1] == b"[" and not _is_json(lines[0]):
+            raise _document(file, "array")
+        if lines and lines[0].strip(_BLANK) == b"{":
+            raise _document(file, "document of several lines")
+        yield block
+        if lines:
+            break
+    yield from blocks
+
+
+def _document(file: Bytes, what: str) -> InputError:
+    return InputError(
+        f"An input file is a JSON {what}, and a source reads JSON lines: an object a line.",
+        where=file.where,
+        next="Write one object a line, for example by `jq -c '.[]'`, or by `jq -c .` where it is one object; "
+        "nothing of this epoch was applied.",
+    )
+
+
+def _is_json(text: bytes) -> bool:
+    """Return whether a line that is not very long is JSON."""
+    try:
+        return len(text) < 1 << 20 and json.loads(text) is not None
+    except (ValueError, RecursionError):
+        return False
+
+
+def loses_digits(data: bytes, table: pa.Table) -> bool:
+    """Return whether a number of some lines may have more digits than float64 holds.
+
+    Args:
+        data: The lines.
+        table: What Arrow has made of them. Whole numbers beyond 2**53 are told by its columns, since a column of int64
+            keeps them; numbers with a point are told by the lines.
+    """
+    is_far = any(_is_far(chunk) for column in table.columns for chunk in column.chunks)
+    if not is_far and not _LONG.search(data):
+        return False
+    numbers = pa.array(_LONG_NUMBER.findall(data), pa.binary()).cast(pa.string())
+    if not is_far:
+        numbers = numbers.filter(pc.match_substring_regex(numbers, "[.eE]"))
+    return bool(len(texts.shortened(numbers, pa.float64())))
+
+
+def _is_far(array: pa.Array) -> bool:
+    if pa.types.is_struct(array.type):
+        return any(map(_is_far, array.flatten()))
+    if pa.types.is_list(array.type):
+        return _is_far(array.flatten())
+    if not pa.types.is_floating(array.type):
+        return False
+    ends = pc.min_max(array)
+    return bool(ends["max"].is_valid) and max(abs(ends["min"].as_py()), abs(ends["max"].as_py())) >= _EXACT
 
 
 def parsed(data: bytes, schema: pa.Schema | None, extra: str = "infer") -> pa.Table:
@@ -223,7 +314,7 @@ def parsed(data: bytes, schema: pa.Schema | None, extra: str = "infer") -> pa.Ta
     # An object a line. Without the first look, `null` ends the process.
     starts = np.append(0, ends[:-1] + 1)
     last = array[ends - 1]
-    last = np.where((last == 13) & (ends > 1), array[ends - 2], last)
+    last = np.where((last == 13) & (ends > 1), array[np.maximum(ends - 2, 0)], last)
     if not ((array[starts] == _OPEN).all() and (last == _CLOSE).all()):
         raise UnfitError("not an object a line")
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 
 from state_ops.errors import InputError, TransientError, first_line
@@ -148,6 +149,29 @@ class _Raw:
 
     def flush(self) -> None:
         """Nothing is written."""
+
+
+def in_pieces(block: Block, most: int) -> Iterator[Block]:
+    """Yield a block in pieces of no more than so many lines that end with a line feed."""
+    if block.data.count(b"\n") <= most:
+        yield block
+        return
+    ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == ord("\n"))[most - 1 :: most] + 1
+    starts = [0, *ends.tolist()]
+    line = block.first
+    for start, end in zip(starts, [*starts[1:], len(block.data)], strict=True):
+        if piece := block.data[start:end]:
+            yield Block(piece, line)
+            line += line_ends(piece)
+
+
+def in_chunks(block: Block, size: int) -> Iterator[Block]:
+    """Yield a block in pieces of whole lines, each of about so many bytes."""
+    data, start, line = block.data, 0, block.first
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + size) + 1 or data.find(b"\n", start + size) + 1 or len(data)
+        yield Block(data[start:end], line)
+        start, line = end, line + line_ends(data[start:end])
 
 
 def line_ends(data: bytes) -> int:

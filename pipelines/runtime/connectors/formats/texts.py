@@ -5,6 +5,7 @@ Spark takes more (docs/how-to/source-files.md lists it): what is refused here is
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -29,7 +30,12 @@ _SYNTAX = {
 _SYNTAX_OF_ONE = {kind: re.compile(syntax, re.ASCII) for kind, syntax in _SYNTAX.items()}
 _ZONE = r"(Z|[ T][0-9:.]+[+-][0-9:]+)$"
 _STRANGE_ZONE = r"[+-](1[89]|2[0-9])(:?[0-9]{2})?$|[ T][0-9]{2}(:[0-9]{2})?(Z|[+-].*)$"  # too far, or without seconds
+_EXPONENT = re.compile("[eE]")
 _DIGITS = 38
+_SURE = 15  # significant digits that each float64 holds
+_MOST_OF_FLOAT = 800  # significant digits: the longest float64 has 767
+_LEAST_NORMAL = 2.3e-308
+_FIRST = 16
 _SHORT = len("2024-01-01T00:00Z")
 _LEAST, _MOST = -62_135_596_800_000_000, 253_402_300_799_999_999  # microseconds: the years 1 to 9999
 _DAY = 86_400_000_000
@@ -38,6 +44,8 @@ _BOOLEANS = pa.array(["false", "true"])
 NOWHERE = np.zeros(0, np.int64)
 INFERRED = (pa.bool_(), pa.int64(), pa.float64(), pa.date32(), _MOMENT)
 """The types that texts can have by themselves, the first that fits."""
+NO_LONGER = "has more digits than double holds; declare it in schema="
+"""What is said of a number that a column without a declared type would shorten."""
 
 
 T = TypeVar("T")
@@ -56,8 +64,63 @@ def check(type: pa.DataType, where: str) -> None:
 
 
 def fits(texts: pa.Array, type: pa.DataType) -> bool:
-    """Whether all of some texts are values of a type."""
-    return all(not len(converted(part, type)[1]) for part in (texts[:256], texts))
+    """Return whether all of some texts are values of a type, and no digit of theirs is lost as such.
+
+    The first few are looked at by Python: most types are ruled out there, at a thousandth of the cost.
+    """
+    if not all(_fits(text, type) for text in texts[:_FIRST].to_pylist() if text):
+        return False
+    if len(texts) <= _FIRST:
+        return True
+    return all(not len(converted(part, type)[1]) and not len(shortened(part, type)) for part in (texts[:256], texts))
+
+
+def _fits(text: str, type: pa.DataType) -> bool:
+    if pa.types.is_boolean(type):
+        return text.lower() in ("true", "false")
+    return value(text, type) is not None and (type != pa.float64() or keeps_digits(text))
+
+
+def shortened(texts: pa.Array, type: pa.DataType) -> np.ndarray:
+    """Return the places of the texts that are numbers with more digits than their type holds; none but of float64.
+
+    Args:
+        texts: Texts that are values of the type, and others, which are not among the places.
+    """
+    if type != pa.float64():
+        return NOWHERE
+    is_short = pc.and_(
+        pc.less_equal(pc.binary_length(texts), _SURE), pc.invert(pc.match_substring(texts, "e", ignore_case=True))
+    )
+    places = pc.indices_nonzero(pc.fill_null(pc.invert(is_short), False))
+    if not len(places):
+        return NOWHERE
+    lost, is_number = [], _SYNTAX_OF_ONE["float"].fullmatch
+    numbers = converted(texts.take(places), type)[0].to_pylist()
+    for place, text, written in zip(
+        places.to_pylist(), texts.take(places).to_pylist(), map(repr, numbers), strict=True
+    ):
+        if text != written and is_number(text) and not keeps_digits(text):
+            lost.append(place)
+    return np.array(lost, np.int64)
+
+
+def keeps_digits(text: str) -> bool:
+    """Return whether a number is the same one if it is read as float64, and written again with as many digits.
+
+    Example:
+        >>> keeps_digits("0.1"), keeps_digits("9007199254740993")
+        (True, False)
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        return "n" in text.lower()  # NaN and Infinity, but not 1e400
+    digits = len(_EXPONENT.split(text)[0].replace(".", "").lstrip("+-0").rstrip("0"))
+    if number == 0 or digits == 0:
+        return digits == 0
+    if digits <= _SURE and abs(number) > _LEAST_NORMAL:
+        return True
+    return digits <= _MOST_OF_FLOAT and Decimal(f"{number:.{digits - 1}e}") == Decimal(text)
 
 
 def converted(texts: pa.Array, type: pa.DataType) -> tuple[pa.Array, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -306,7 +305,8 @@ def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:
 
 def _json(contents: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
     """Values as lines. A value with line ends is one that people have laid out: they stand between its tokens."""
-    from pipelines.runtime.connectors.formats.decoding import decode
+    from pipelines.runtime.connectors.formats.json_lines import JsonLines, JsonOptions
+    from pipelines.runtime.connectors.formats.stream import Block
 
     # A mark of the byte order is none of a message's, wherever in a bunch that stands.
     values = [value.removeprefix(codecs.BOM_UTF8) for value in contents]
@@ -315,12 +315,10 @@ def _json(contents: Sequence[bytes], columns: pa.Schema) -> tuple[pa.Table, dict
     text = b"\n".join(lines)
     if text.count(b"\n") >= len(lines) or b"\r" in text:
         text = b"\n".join(_on_one_line(line) for line in lines)
-    tables = [columns.empty_table()]
-    for batch in decode(JSON, {}, io.BytesIO(text), columns, "messages", len(text) + 1):
-        tables.append(batch.rows)
-        for rejected in batch.rejected:
-            reasons.setdefault(rejected.number - 1, rejected.reason)
-    return pa.concat_tables(tables), reasons
+    batch = JsonLines(columns, JsonOptions()).decoded(Block(text, 1))
+    for rejected in batch.rejected:
+        reasons.setdefault(rejected.number - 1, rejected.reason)
+    return batch.rows, reasons
 
 
 def _no_json(value: bytes) -> str | None:
