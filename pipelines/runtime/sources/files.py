@@ -260,9 +260,9 @@ class FilesReader(SourceReader):
         from pipelines.runtime.connectors.formats.decoding import decode, infer
         from pipelines.runtime.connectors.formats.spelling import check_spelling
 
-        source, where = self.source, self.uri(file)
+        source, where, adds = self.source, self.uri(file), self.source.evolve == ADD
         options, schema = dict(source.options), source.schema or _stored_columns(gathered.schema, file)
-        if schema is None or (source.schema is None and source.evolve == ADD):
+        if schema is None or (source.schema is None and adds):
             with self.landing.opened(file) as stream:
                 there = infer(source.format, options, stream, where)
             if schema is not None:
@@ -270,8 +270,9 @@ class FilesReader(SourceReader):
             schema = there if schema is None else _with_new(schema, there)
         attempt.room = MOST_REJECTED_BYTES  # a file alone: what comes behind it goes into the next slice
         with self.landing.opened(file) as stream:
-            is_inferred, may_lack = source.schema is None, source.evolve == ADD
-            batches = decode(source.format, options, stream, schema, where, partial=may_lack, keeps_digits=is_inferred)
+            batches = decode(
+                source.format, options, stream, schema, where, partial=adds, keeps_digits=not source.schema
+            )
             landed = attempt.land(batches, source.event_time, gathered.latest, where)
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
         bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
