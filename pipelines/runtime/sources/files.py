@@ -258,16 +258,13 @@ class FilesReader(SourceReader):
         if left is not None and left.is_of(file) and landed_files.storage.size(landed_files.path(left.rows.stored)):
             return left.rows, left.bad_rows
         from pipelines.runtime.connectors.formats.decoding import decode, infer
-        from pipelines.runtime.connectors.formats.spelling import check_spelling
 
         source, where, adds = self.source, self.uri(file), self.source.evolve == ADD
         options, schema = dict(source.options), source.schema or _stored_columns(gathered.schema, file)
         if schema is None or (source.schema is None and adds):
             with self.landing.opened(file) as stream:
                 there = infer(source.format, options, stream, where)
-            if schema is not None:
-                check_spelling(schema.names, there.names, f"The input file {file.name}", where)
-            schema = there if schema is None else _with_new(schema, there)
+            schema = there if schema is None else _with_new(schema, there, file, where)
         attempt.room = MOST_REJECTED_BYTES  # a file alone: what comes behind it goes into the next slice
         with self.landing.opened(file) as stream:
             batches = decode(
@@ -357,7 +354,10 @@ class FilesReader(SourceReader):
         return now == {name: list(figures) for name, figures in files.items()}
 
 
-def _with_new(schema: pa.Schema, there: pa.Schema) -> pa.Schema:
+def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str) -> pa.Schema:
     """The columns of earlier files that a file has, and those that it has beside them."""
+    from pipelines.runtime.connectors.formats.spelling import check_spelling
+
+    check_spelling(schema.names, there.names, f"The input file {file.name}", where)
     earlier = [field for field in schema if field.name in there.names]
     return pa.schema([*earlier, *(field for field in there if field.name not in schema.names)])
