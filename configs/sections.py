@@ -122,7 +122,10 @@ class StorageSettings(Section):
 class LocalSettings(Section):
     """Directories on each machine; everything in them can be lost at any time."""
 
-    work_dir: str = Field(".weir/work", description="Working copies of state; a fast local disk.")
+    work_dir: str = Field(
+        ".weir/work",
+        description="Working copies of state; a fast local disk. Without hard links each epoch copies its state.",
+    )
     cache_dir: str = Field(".weir/cache", description="Fetched jars and the like.")
     objects_mb: int = Field(
         4096,

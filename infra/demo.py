@@ -52,7 +52,7 @@ FIRST, MORE, TIMES = 350, 5, 2
 _POLL_SECONDS = 0.3
 _SILENCE_SECONDS = 150  # a JVM and Great Expectations start before the first epoch
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 @dataclass

@@ -45,7 +45,7 @@ WHERE confirmed_at IS NULL AND reason IS NOT NULL
 """
 """What is to be alerted of the tables payments, confirmations and cards, by DuckDB."""
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 def land(frame: pl.DataFrame, directory: Path, time: str) -> list[tuple[Path, pl.DataFrame]]:

@@ -26,7 +26,7 @@ from pipelines.runtime.run.run import RunOptions, run
 DEMO = PROJECT / ".weir" / "demo-kafka"
 CLICKS, PARTITIONS, TOPIC = 40_000, 3, "clicks"
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ _QUIET = ("--log-level", "warning")  # their level info would scroll the links a
 _LOOK_SECONDS = 1.0
 _SENSOR_SECONDS = "30"  # a tick takes Dagster a fifth of a second of processor time, whatever it looks at
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -116,9 +116,9 @@ def is_for_programs(context: typer.Context, value: Any) -> Any:
     return value
 
 
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+out = Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 _heard: list[TextIO] = []  # where `err` writes while all else is hushed
-err = Console(file=cast(TextIO, ErrorStream()), highlight=False, soft_wrap=True)
+err = Console(file=cast(TextIO, ErrorStream()), highlight=False, emoji=False, soft_wrap=True)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LIVE_SECONDS, _LOOK_SECONDS = 0.5, 0.2
 _FIRST_LINE_SECONDS, _NEXT_LINE_SECONDS = 2.0, 30.0

@@ -37,6 +37,7 @@ from state_ops.backends.base import BEYOND, BackendOptions, Compression, SortedR
 from state_ops.backends.key_ranges import by_range, slices
 from state_ops.backends.run_files import RunFiles
 from state_ops.errors import DamageError, TransientError, WeirError
+from state_ops.storage import disks
 
 SHARD_MB = 64
 
@@ -83,7 +84,8 @@ class RocksDBBackend:
         self._no_log.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
         self._db.set_write_options(self._no_log)
         self._handed_over = IngestExternalFileOptions()
-        self._handed_over.set_move_files(True)
+        self._links = disks.has_links(self.path)
+        self._handed_over.set_move_files(self._links)  # which RocksDB does by a link
         self._shards: list[Rdict] = []
         self._handles: list[ColumnFamily] = []
         for start in self._starts:
@@ -252,7 +254,10 @@ class RocksDBBackend:
             self._flush()
             if not self._clipped:  # files look larger than what is left of them, and whoever rescales waits
                 self._merge()
-            Checkpoint(self._db).create_checkpoint(str(target))
+            if self._links:
+                Checkpoint(self._db).create_checkpoint(str(target))
+            else:
+                _copy_files(self._db, self._shards, target)
         except WeirError:
             raise
         except Exception as error:
@@ -347,6 +352,25 @@ class RocksDBBackend:
         options = memory.options(self._budget, number, self._files, self._compression)
         options.set_level_zero_file_num_compaction_trigger(compaction.trigger(index))
         return options
+
+
+def _copy_files(db: Rdict, shards: Sequence[Rdict], target: Path) -> None:
+    """Copy the files that count, as a checkpoint of RocksDB links them. No compaction begins on this copy any more."""
+    for shard in shards:
+        shard.set_options({"disable_auto_compactions": "true"})
+    path, deadline = Path(db.path()), time.monotonic() + _COMPACTION_WAIT_SECONDS
+    while any(db.property_int_value(f"rocksdb.num-running-{kind}") for kind in ("compactions", "flushes")):
+        if time.monotonic() > deadline:
+            raise TransientError(
+                f"A merge of files takes longer than {_COMPACTION_WAIT_SECONDS:.0f} s, and the disk has no hard links.",
+                where=str(path),
+                next="The epoch is declined and played again. Set local.work_dir to a disk that has hard links.",
+            )
+        time.sleep(0.001)
+    target.mkdir()
+    tables = [Path(file["name"].lstrip("/")).name for file in db.live_files()]
+    for name in ("CURRENT", (path / "CURRENT").read_text("utf-8").strip(), *tables):
+        disks.copy(path / name, target / name)
 
 
 def _scan(path: Path, shard: Rdict, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:

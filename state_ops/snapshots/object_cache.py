@@ -26,6 +26,7 @@ from typing import IO
 
 from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import DamageError
+from state_ops.storage import disks
 from state_ops.storage.storage import Arrived, Cancelled, CancelledError, Storage
 
 _LOCK_SECONDS, _PATIENCE_SECONDS = 0.01, 30.0
@@ -123,14 +124,14 @@ class ObjectCache:
                 file.path, arriving, digest=file.digest, cancelled=cancelled, size=file.bytes, arrived=arrived
             )
             _note(arriving, file.digest)
-            os.link(arriving, target)
+            disks.link(arriving, target)
             arriving.rename(kept)
         self._make_room()
         return True
 
     def _take(self, kept: Path, file: StateFile, target: Path) -> bool:
         try:
-            os.link(kept, target)
+            disks.link(kept, target)
         except FileNotFoundError:
             return False
         if not is_object(target, file):

@@ -38,6 +38,7 @@ for how long, is in `sweep`."""
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
@@ -59,6 +60,7 @@ from state_ops.snapshots import async_writer
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.object_cache import ObjectCache, download, is_object
 from state_ops.snapshots.sweep import RESTORING, attempts, directories, owner
+from state_ops.storage import disks
 from state_ops.storage.storage import Arrived, CancelledError, Storage
 from state_ops.storage.temp_dirs import resumable, scratch
 from state_ops.storage.transfers import together
@@ -256,11 +258,6 @@ def _symlinked(storage: Storage, file: StateFile, local: Path) -> bool:
     return False
 
 
-def link(source: Path, target: Path) -> None:
-    """Link a file that nobody changes; of a symbolic link (`fetch`, in_place), the link itself."""
-    os.link(source, target, follow_symlinks=False)
-
-
 def _linked(copy: Path, local: Path, file: StateFile) -> bool:
     """Link another snapshot's file, unless it is not the object.
 
@@ -268,7 +265,7 @@ def _linked(copy: Path, local: Path, file: StateFile) -> bool:
     """
     with suppress(OSError):
         if is_object(copy, file):
-            link(copy, local)
+            disks.link(copy, local)
             return True
     return False
 
@@ -313,7 +310,7 @@ def _brought(
 
 def _duplicate(base: Snapshot, source: Path, target: Path, is_immutable: Callable[[str], bool]) -> None:
     for file in base.files:
-        bring = link if is_immutable(file.name) else shutil.copyfile
+        bring = disks.link if is_immutable(file.name) else shutil.copyfile
         bring(source / file.name, target / file.name)
 
 
@@ -405,7 +402,7 @@ def _bring(local: Path, file: StateFile | LocalFile, db: Path, immutable: bool) 
     if local.stat().st_size != file.bytes and not estimated:
         return False
     if immutable:
-        link(local, db / file.name)
+        disks.link(local, db / file.name)
         return True
     shutil.copyfile(local, db / file.name)
     return _digest(db / file.name) == file.digest
@@ -574,11 +571,21 @@ def prepare(
     def described(file: Path) -> LocalFile:
         stat = file.stat()
         digest = None if is_immutable(file.name) else _digest(file)
-        return LocalFile(file.name, stat.st_size, digest, forked.inherited.get(file.name) == stat.st_ino)
+        return LocalFile(file.name, stat.st_size, digest, _is_inherited(file, stat, forked))
 
     prepared = LocalSnapshot(attempt.subtask, attempt.id, tuple(described(file) for file in files))
     shutil.rmtree(forked.db, ignore_errors=True)
     return prepared
+
+
+def _is_inherited(file: Path, stat: os.stat_result, forked: WorkingCopy) -> bool:
+    """Return whether a snapshot's file is the base's: by its inode, or by its bytes where snapshots are copied."""
+    inherited, same = forked.inherited.get(file.name), forked.db / file.name
+    if inherited is None or inherited == stat.st_ino:
+        return inherited is not None
+    with suppress(OSError):
+        return same.stat().st_ino == inherited and filecmp.cmp(same, file, shallow=False)
+    return False
 
 
 def upload(

@@ -1,15 +1,25 @@
-"""Which disk is full: what an error of a full disk does not say, or hides behind a file that is not there."""
+"""What disks lack: room, which an error does not always say, and hard links, without which files are copied."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from state_ops.errors import is_full
+from state_ops.storage.store import UNFINISHED
 
 _ROOM = 1 << 20  # bytes; with less nothing that Weir writes fits for long
+# What file systems without hard links, and those between two of which none can be made, answer.
+_NO_LINK = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+)
+
+_links: dict[int, bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,57 @@ def disk(path: str | Path) -> Disk | None:
         return None
     files = left.f_favail if left.f_files else None
     return Disk(str(mount), str(path), left.f_bavail * left.f_frsize, left.f_blocks * left.f_frsize, files)
+
+
+def has_links(directory: str | Path) -> bool:
+    """Return whether files of a directory can have hard links. The disk is tried once in a process."""
+    device = Path(directory).stat().st_dev
+    if device not in _links:
+        tried = Path(directory) / f"{UNFINISHED}{uuid.uuid4().hex}"
+        second = tried.with_name(f"{tried.name}-link")
+        try:
+            tried.touch()
+            os.link(tried, second)
+            _links[device] = True
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            _links[device] = False
+        finally:
+            second.unlink(missing_ok=True)
+            tried.unlink(missing_ok=True)
+    return _links[device]
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file that nobody changes a second name; where the disk has no hard links, copy it with its times.
+
+    A symbolic link is linked, or made again, itself.
+
+    Raises:
+        OSError: As `os.link` does, but not for want of hard links.
+    """
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        copy(source, target)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file with its times. Nothing stays of a copy that fails.
+
+    Raises:
+        FileExistsError: The target is there.
+    """
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    try:
+        shutil.copy2(source, target, follow_symlinks=False)
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
 
 
 def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:

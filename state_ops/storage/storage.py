@@ -204,6 +204,11 @@ class Storage:
             return mounted.full(rest) if rest else mounted.uri
         return f"{self.uri}/{check_path(path)}"
 
+    def directories(self) -> list[Path]:
+        """Return the directories of this host in which it lies; none of an object store."""
+        places = [each.store.on_disk("") for each in (self, *self._mounts.values())]
+        return [place for place in places if place is not None]
+
     def is_mounted(self, path: str) -> bool:
         """Whether a path lies elsewhere."""
         return self._mount_of(path) is not None

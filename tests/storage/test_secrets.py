@@ -25,7 +25,7 @@ from configs.settings import PROJECT, S3Settings
 from pipelines.cli import main
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.execution.spark import spark_session
+from pipelines.runtime.execution.spark import environment, spark_session
 from pipelines.runtime.inspection.sql import answered
 from pipelines.runtime.ownership.pipeline_storage import storage_errors
 from pipelines.runtime.run.run import RunOptions, run
@@ -403,7 +403,7 @@ def test_spark_gets_secrets_by_environment_and_refuses_them_as_properties(plante
         "AWS_SESSION_TOKEN": CANARY_TOKEN,
     }
     before = dict(os.environ)
-    with spark_session._environment(s3.jvm_environment(block)):
+    with environment.environment(s3.jvm_environment(block)):
         assert os.environ["AWS_SECRET_ACCESS_KEY"] == CANARY_SECRET
     assert dict(os.environ) == before
     for key in (

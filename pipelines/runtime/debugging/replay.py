@@ -47,6 +47,7 @@ from state_ops.ids import CheckpointId, epoch_dir
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.sweep import attempts, owner
+from state_ops.storage import disks
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import scratch
@@ -392,7 +393,7 @@ class EpochReplay:
         is_immutable = composite.is_immutable(named(self.context.settings.state.backend))
         if base is None or same is None or not is_immutable(same.name):
             return False
-        snapshot.link(self._brought(stage, base) / same.name, directory / file.name)
+        disks.link(self._brought(stage, base) / same.name, directory / file.name)
         return True
 
     def _brought(self, stage: Stage, base: Snapshot) -> Path:
@@ -409,7 +410,7 @@ class EpochReplay:
         with scratch(self.root / "opened", "") as directory:
             for file in filter(Path.is_file, source.iterdir()):  # a folder is what several databases leave behind
                 if immutable(file.name):
-                    snapshot.link(file, directory / file.name)
+                    disks.link(file, directory / file.name)
                 else:
                     (directory / file.name).write_bytes(file.read_bytes())
             backend = composite.opened(kind, directory, backend_options(self.context.settings))

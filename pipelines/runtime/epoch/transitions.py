@@ -43,6 +43,7 @@ from state_ops.coordination.restore_progress import Restoring, described
 from state_ops.errors import FencedError, LocalBaseError, RunEndedError, from_report, plainly
 from state_ops.logs import Logger
 from state_ops.snapshots import stage_upload
+from state_ops.storage import disks
 
 log = Logger("weir.run")
 
@@ -424,4 +425,9 @@ def _place_marker(directory: Path) -> Path:
         earlier.unlink(missing_ok=True)
     marker = directory / f"{_MARK}{uuid.uuid4().hex}"
     marker.touch()
+    if not disks.has_links(directory):
+        log.warning(
+            "local.work_dir has no hard links, so each epoch copies its state there",
+            directory=str(directory),
+        )
     return marker

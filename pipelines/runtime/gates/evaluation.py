@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
 from pipelines.runtime.execution.executor import staged_table
-from pipelines.runtime.execution.spark.gx_loading import load
+from pipelines.runtime.execution.spark.imports import load_great_expectations as load
 from state_ops import extras
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import StagedFile, StateFile

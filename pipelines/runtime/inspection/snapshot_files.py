@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.loader import named
 from state_ops.checkpoints.checkpoint import Snapshot, StateFile
 from state_ops.snapshots import snapshot
+from state_ops.storage import disks
 from state_ops.storage.storage import Storage
 
 
@@ -66,7 +66,7 @@ class SnapshotCache:
         kept = {}
         for file in taken.files:
             if is_immutable(file.name):
-                os.link(here / file.name, pristine / file.name)
+                disks.link(here / file.name, pristine / file.name)
                 kept[file.path] = pristine / file.name
         for directory in self.root.iterdir():
             if directory not in (here, pristine):
@@ -82,5 +82,5 @@ class SnapshotCache:
         source = self._before.get(file.path)
         if source is None:
             return False
-        os.link(source, target / file.name)
+        disks.link(source, target / file.name)
         return True

@@ -23,7 +23,7 @@ from pipelines.runtime.sources.positions import has_read
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.checkpoint import INPUT, StateFile
 from state_ops.checkpoints.registry import Registry
-from state_ops.errors import DISK_FULL, DiskFullError, TransientError, page_about, plainly
+from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, page_about, plainly
 from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
@@ -116,6 +116,7 @@ def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> 
             error.next = f"Make room on that disk: {DISK_FULL}. {error.next or ''}".rstrip()
         raise
     except (OSError, DeltaError) as error:
+        _refuse_without_links(storage)
         full_disk = disks.full(error, places(settings, storage))
         raise TransientError(
             plainly(error),
@@ -125,6 +126,23 @@ def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> 
                 f" {pipeline.title}`: it resumes from the last checkpoint."
             ),
         ) from error
+
+
+def _refuse_without_links(storage: Storage) -> None:
+    """Raise ConfigurationError if a directory of the storage lies on a disk without hard links: Delta's commits are
+    made by them."""
+    for place in storage.directories():
+        try:
+            lacks = not disks.has_links(place)
+        except OSError:  # what is wrong there is something else
+            continue
+        if lacks:
+            raise ConfigurationError(
+                "The disk of the storage has no hard links, by which commits of Delta tables are made.",
+                where=str(place),
+                next="Move storage.root, or this table, to another disk or an object store. A disk without hard links "
+                "(FAT, exFAT, some shared folders) can hold local.work_dir, where files are copied instead.",
+            )
 
 
 def places(settings: Settings, storage: Storage) -> dict[str, str | Path]:

@@ -21,7 +21,7 @@ def test_gates_load_in_a_process_without_a_main_file():
 
 def test_such_a_process_can_spawn_further_ones():
     probe = (
-        "from pipelines.runtime.execution.spark.spark_session import name_main_module; name_main_module(); import"
+        "from pipelines.runtime.execution.spark.imports import name_main_module; name_main_module(); import"
         " multiprocessing as m;p = m.get_context('spawn').Process(target=print, args=('child',)); p.start(); p.join();"
         " print(p.exitcode)"
     )

@@ -9,8 +9,16 @@ thread at a time imports here all that Weir uses of it.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import logging
+import os
+import sys
 import threading
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from state_ops import extras
 
 _PYSPARK = (  # `pyspark` imports most of them; PySpark imports the others at the first use of a feature
     "pyspark",
@@ -52,13 +60,49 @@ def load_connect() -> None:
     _load(*_PYSPARK, *_CONNECT)
 
 
-def load_great_expectations() -> None:
-    """Import Great Expectations, which imports parts of PySpark. Safe from any thread.
+def load_great_expectations() -> tuple[Any, Any]:
+    """Return Great Expectations, and the batch definition that gates are evaluated on. Takes seconds, once a process.
 
-    Raises:
-        ImportError: It is not installed.
+    Safe from any thread.
     """
-    _load("great_expectations")
+    with _one_at_a_time:
+        return _great_expectations()
+
+
+def load_great_expectations_meanwhile() -> None:
+    """Start to load Great Expectations beside a Spark job.
+
+    It does not begin earlier: Great Expectations imports PySpark too, so Spark would start seconds later.
+    """
+    if not _great_expectations.cache_info().currsize:
+        threading.Thread(target=load_great_expectations, name="weir-gates", daemon=True).start()
+
+
+@functools.cache
+def _great_expectations() -> tuple[Any, Any]:
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    name_main_module()
+    with extras.needed_for("A quality gate"):
+        import great_expectations as gx
+
+    # This module of theirs sets its own level, and then says where it would put pages that are never made.
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]
+    asset = context.data_sources.add_pandas("weir").add_dataframe_asset("epoch")
+    return gx, asset.add_batch_definition_whole_dataframe("epoch")
+
+
+def name_main_module() -> None:
+    """Give a main module without file and name a name, as processes have that multiprocessing spawned (Dagster's runs).
+
+    PySpark's Connect client, which Great Expectations imports too, takes such a process for doctests and ends it
+    (`pyspark.sql.connect.utils.check_dependencies`).
+    """
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and not hasattr(main, "__file__"):
+        main.__spec__ = ModuleSpec("__main__", None)
 
 
 def _load(*modules: str) -> None:

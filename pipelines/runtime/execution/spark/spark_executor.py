@@ -24,8 +24,8 @@ from configs.settings import Settings
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution import direct_read, exchange, staged_blocks
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, Several, uri
-from pipelines.runtime.execution.spark import gx_loading, spark_errors, spark_plan, spark_session
-from pipelines.runtime.execution.spark.imports import load_pyspark
+from pipelines.runtime.execution.spark import spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution.spark.imports import load_great_expectations_meanwhile, load_pyspark
 from pipelines.runtime.execution.spark.placement import Placement
 from pipelines.runtime.execution.spark.spark_task import (
     as_rows,
@@ -139,7 +139,7 @@ class SparkExecutor:
         self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | Several | None, deadline: Deadline
     ) -> list[Ack]:
         if task.stage.gates:  # also where they look at something else, later
-            gx_loading.load_meanwhile()
+            load_great_expectations_meanwhile()
         if isinstance(rows, Several):
             lanes = task.stage.sides
             parts = tuple((side, direct_read.narrowed(lanes[side], part)) for side, part in rows.parts)

@@ -12,14 +12,13 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from configs.settings import PROJECT, S3Settings, Settings
-from pipelines.runtime.execution.spark import class_archive, code_archive
-from pipelines.runtime.execution.spark.imports import load_connect, load_pyspark
+from pipelines.runtime.execution.spark import class_archive, code_archive, environment
+from pipelines.runtime.execution.spark.imports import load_connect, load_pyspark, name_main_module
 from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
@@ -54,6 +53,7 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
         return active
     remote = settings.spark.master.startswith("sc://")
     if not remote:
+        environment.check(settings.spark.master)
         os.environ["JAVA_HOME"] = str(java_home(settings.cache_dir))
     os.environ.setdefault("POLARS_MAX_THREADS", "2")
     # Local workers import what the driver imports from the project's folder.
@@ -76,9 +76,10 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
         jars += s3_jars(settings.cache_dir)
     if jars:
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-    variables = worker_python(settings) | (jvm_environment(settings.storage.s3) if s3 else {})
+    variables: dict[str, str | None] = {} if remote else environment.variables(settings.spark.master)
+    variables |= worker_python(settings) | (jvm_environment(settings.storage.s3) if s3 else {})
     variables["SPARK_LAUNCHER_OPTS"] = os.environ.get("SPARK_LAUNCHER_OPTS", _BRIEF_JVM)
-    with _stderr_to(log_file(settings)), _environment(variables):
+    with _stderr_to(log_file(settings)), environment.environment(variables):
         try:
             if remote:
                 reach(settings.spark.master)
@@ -200,32 +201,6 @@ def _stderr_to(file: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Let a child that starts meanwhile inherit these variables: nobody but its own user can read them there."""
-    kept = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def name_main_module() -> None:
-    """Give a main module without file and name a name, as processes have that multiprocessing spawned (Dagster's runs).
-
-    PySpark's Connect client, which Great Expectations imports too, takes such a process for doctests and ends it
-    (`pyspark.sql.connect.utils.check_dependencies`).
-    """
-    main = sys.modules["__main__"]
-    if main.__spec__ is None and not hasattr(main, "__file__"):
-        main.__spec__ = ModuleSpec("__main__", None)
 
 
 def light_jvm(master: str, conf: Mapping[str, str]) -> str:
