@@ -84,8 +84,7 @@ class RocksDBBackend:
         self._no_log.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
         self._db.set_write_options(self._no_log)
         self._handed_over = IngestExternalFileOptions()
-        self._links = disks.has_links(self.path)
-        self._handed_over.set_move_files(self._links)  # which RocksDB does by a link
+        self._handed_over.set_move_files(disks.has_links(self.path))  # RocksDB moves a file by a link
         self._shards: list[Rdict] = []
         self._handles: list[ColumnFamily] = []
         for start in self._starts:
@@ -254,10 +253,7 @@ class RocksDBBackend:
             self._flush()
             if not self._clipped:  # files look larger than what is left of them, and whoever rescales waits
                 self._merge()
-            if self._links:
-                Checkpoint(self._db).create_checkpoint(str(target))
-            else:
-                _copy_files(self._db, self._shards, target)
+            _bring_files(self._db, self._shards, target)
         except WeirError:
             raise
         except Exception as error:
@@ -354,8 +350,11 @@ class RocksDBBackend:
         return options
 
 
-def _copy_files(db: Rdict, shards: Sequence[Rdict], target: Path) -> None:
-    """Copy the files that count, as a checkpoint of RocksDB links them. No compaction begins on this copy any more."""
+def _bring_files(db: Rdict, shards: Sequence[Rdict], target: Path) -> None:
+    """Link the files that count into a new directory; without hard links, copy them while no compaction can begin."""
+    if disks.has_links(db.path()):
+        Checkpoint(db).create_checkpoint(str(target))
+        return
     for shard in shards:
         shard.set_options({"disable_auto_compactions": "true"})
     path, deadline = Path(db.path()), time.monotonic() + _COMPACTION_WAIT_SECONDS

@@ -43,7 +43,7 @@ from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import at_once, together
 
 _TIME = pa.timestamp("us", tz="UTC")
-_JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage")
+JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage")
 
 CHECKPOINTS = pa.schema(
     [
@@ -57,7 +57,7 @@ CHECKPOINTS = pa.schema(
         ("epoch_now", _TIME),
         ("trigger", pa.string()),
         ("reason", pa.string()),
-        *[(name, pa.string()) for name in _JSON_COLUMNS],
+        *[(name, pa.string()) for name in JSON_COLUMNS],
         ("files", pa.int64()),
         ("bytes_total", pa.int64()),
         ("bytes_new", pa.int64()),
@@ -469,7 +469,7 @@ class Registry:
 
     def _write_row(self, checkpoint: Checkpoint) -> DataFile:
         row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
-        row |= {name: json.dumps(row[name], default=Recorded.to_json) for name in _JSON_COLUMNS}
+        row |= {name: json.dumps(row[name], default=Recorded.to_json) for name in JSON_COLUMNS}
         return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 
     def holds(self, checkpoint: Checkpoint) -> bool:
@@ -599,7 +599,7 @@ class Registry:
                 where=self._checkpoints.storage.full(self._checkpoints.path),
                 next="Upgrade Weir to the release that wrote it.",
             )
-        row |= {name: json.loads(row[name]) for name in _JSON_COLUMNS if row[name] is not None}
+        row |= {name: json.loads(row[name]) for name in JSON_COLUMNS if row[name] is not None}
         row["operators"] = {uid: OperatorStats.from_json(raw) for uid, raw in row["operators"].items()}
         row["sinks"] = {sink: SinkLink.from_json(raw) for sink, raw in row["sinks"].items()}
         return Checkpoint(**_written(row, Checkpoint))

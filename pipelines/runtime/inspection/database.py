@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 _BATCH_ROWS = 10_000
+WHOLE = b"weir.whole"
+"""Of a column of a result: DuckDB has it as a whole number of 128 bits, which Arrow has as a decimal."""
 _MEMORY = "1GB"  # of DuckDB; what does not fit lies on disk
 _OFFLINE = (
     "SET autoinstall_known_extensions = false",
@@ -107,8 +109,11 @@ def seal(connection: Connection, schemas: Sequence[str] = ()) -> None:
 def asked(connection: Connection, query: str) -> Iterator[tuple[pa.Schema, Iterator[pa.Table]]]:
     """The result of one query: its columns, and its rows in tables of bounded size. Raises `duckdb.Error`, also while
     it is read."""
-    reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
-    schema = pa.schema([(field.name, field.type) for field in reader.schema])
+    relation = connection.sql(query)
+    whole = [{WHOLE: b""} if str(type) in ("HUGEINT", "UHUGEINT") else None for type in relation.types]
+    reader = relation.to_arrow_reader(_BATCH_ROWS)
+    fields = zip(reader.schema, whole, strict=True)
+    schema = pa.schema([pa.field(field.name, field.type, metadata=mark) for field, mark in fields])
     try:
         yield schema, (pa.Table.from_batches([batch]).cast(schema) for batch in reader if batch.num_rows)
     finally:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from configs.redaction import scrubbing
 from configs.settings import Settings
-from pipelines.runtime.inspection.database import streamed
+from pipelines.runtime.inspection.database import WHOLE, streamed
 from pipelines.runtime.inspection.view import View
 from state_ops.arrow import frames
 from state_ops.delta.fenced_table import Table, is_table, was_busy
@@ -108,11 +108,17 @@ def _whole(path: Path, force: bool) -> Iterator[BinaryIO]:
 
 
 def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
-    written = 0
+    written, whole = 0, [field.name for field in schema if WHOLE in (field.metadata or {})]
     for table in tables:
-        sink.write("".join(json_line(row) + "\n" for row in frames.python_rows(table)).encode())
+        rows = [row | {name: _number(row[name]) for name in whole} for row in frames.python_rows(table)]
+        sink.write("".join(json_line(row) + "\n" for row in rows).encode())
         written += table.num_rows
     return written
+
+
+def _number(value: Any) -> Any:
+    """Return a whole number that DuckDB has in 128 bits, as `sum` gives it, as a number where 64 bits hold it."""
+    return int(value) if value is not None and -(1 << 63) <= value < 1 << 63 else value
 
 
 def json_line(row: Any) -> str:

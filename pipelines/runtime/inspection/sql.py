@@ -14,6 +14,7 @@ Nothing is read but what the query names.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -31,7 +32,8 @@ from pipelines.runtime.inspection.view import View
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops import extras
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES, Registry
+from state_ops.checkpoints.recorded import Recorded
+from state_ops.checkpoints.registry import CHECKPOINTS, JSON_COLUMNS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
 from state_ops.storage.storage import Storage
@@ -191,12 +193,19 @@ def _load_rows(name: str, rows: Callable[[], list[dict[str, Any]]], schema: pa.S
 
 
 def _load_checkpoints(registry: Registry, connection: Connection) -> None:
-    rows = [{name: getattr(row, name) for name in CHECKPOINTS.names} for row in registry.checkpoints()]
-    nested = sorted({name for row in rows for name, value in row.items() if isinstance(value, dict | list)})
-    rows = [row | {name: as_json(row[name]) for name in nested} for row in rows]
+    rows = [
+        {name: getattr(row, name) for name in CHECKPOINTS.names}
+        | {name: _json(getattr(row, name)) for name in JSON_COLUMNS}
+        for row in registry.checkpoints()
+    ]
     _load_rows("checkpoints", lambda: rows, CHECKPOINTS, connection)
-    for name in nested:
+    for name in JSON_COLUMNS:
         connection.execute(f"ALTER TABLE {REGISTRY}.checkpoints ALTER {quoted(name)} TYPE JSON")
+
+
+def _json(column: Any) -> str | None:
+    """Return a nested column as the registry's table has it, but for numbers that JSON lacks."""
+    return None if column is None else as_json(json.loads(json.dumps(column, default=Recorded.to_json)))
 
 
 def _load_state_files(registry: Registry, connection: Connection) -> None:
