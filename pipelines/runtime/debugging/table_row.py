@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, UpsertSink
+from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.debugging.comparison import canonical_text
 from pipelines.runtime.definition import Pipeline, Stage
@@ -98,8 +98,8 @@ def row_of(storage: Storage, table: str, condition: str, scratch: Path) -> Table
     columns = frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
     matches, first = 0, None
     for file in active_files(handle):
-        with local_file(storage, table, file, scratch) as local:
-            rows = frames.aligned(with_partition(pq.read_table(local, partitioning=None), file), columns)
+        with local_file(storage, table, file, scratch) as local, stored_rows(local) as stored:
+            rows = frames.aligned(with_partition(stored.read(), file), columns)
         at = np.flatnonzero(_mask(condition, rows, table))
         if len(at) and first is None:
             (values,) = frames.python_rows(rows.slice(int(at[0]), 1))

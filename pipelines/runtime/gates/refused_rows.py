@@ -98,7 +98,8 @@ def _placed(error: RefusedError, read: Read, found: Found, why_not: str | None) 
         planned = read.plan.slices[source]
         file, row = planned.place(at)
         where = f"{where}; source {source}, {file}, row {row}"
-        files = read.readers[source].blamed(next(there for there in planned.files if there.name == file))
+        if why_not is None:  # of a file that is blamed alone, a source may set the whole aside
+            files = read.readers[source].blamed(next(there for there in planned.files if there.name == file))
     if why_not is not None:
         what = f'{what} on_bad="{QUARANTINE}" cannot set it aside: {why_not}.'
     placed = RefusedError(what, where=where, next=error.next)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import UpsertSink
+from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from pipelines.runtime.definition import Expected, Pipeline
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
@@ -118,7 +118,8 @@ def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
         if data is None:
             continue
         try:
-            rows = with_partition(pq.read_table(pa.BufferReader(data), use_threads=False), file)
+            with stored_rows(pa.BufferReader(data)) as stored:
+                rows = with_partition(stored.read(), file)
         except (pa.ArrowException, OSError) as error:  # going back to an earlier checkpoint would not mend it
             raise GateError(
                 f"A file of the table {name} cannot be read, so that nothing can be expected of its rows:"

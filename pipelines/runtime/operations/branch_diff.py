@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
+from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import database, load, quoted
 from pipelines.runtime.inspection.diff import Difference, compared
@@ -295,8 +295,8 @@ def _loaded(
 
     def read() -> Iterator[pa.Table]:
         for storage, file in ((storage, file) for storage, files in parts for file in files):
-            with storage.fetched(file_path(table, file), scratch) as local:
-                rows = frames.canonical(with_partition(pq.read_table(local, use_threads=False), file))
+            with storage.fetched(file_path(table, file), scratch) as local, stored_rows(local) as stored:
+                rows = frames.canonical(with_partition(stored.read(), file))
                 names.update(rows.column_names)
                 yield frames.aligned(rows if within is None else rows.filter(within(storage, rows, file)), schema)
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from pipelines.runtime.connectors.formats.stored_rows import StoredRows, stored_rows
 from pipelines.runtime.operators import where
 from pipelines.runtime.sinks.statistics import is_ambiguous, statistics
 from pipelines.runtime.sinks.table_commit import local_file, table_path
@@ -124,17 +125,17 @@ def _part(
     whole = rows.whole(file)
     if whole is not None:
         return (file if whole else None), None
-    with local_file(storage, rows.table, file, scratch) as local, pq.ParquetFile(local) as source:
-        names = [name for name in source.schema_arrow.names if name in rows.schema.names]
-        batches = source.iter_batches(columns=names or source.schema_arrow.names[:1], use_threads=False)
-        number = sum(int(rows.keeps(pa.Table.from_batches([batch]), file).sum()) for batch in batches)
+    with local_file(storage, rows.table, file, scratch) as local, stored_rows(local) as source:
+        names = [name for name in source.schema.names if name in rows.schema.names]
+        batches = source.batches(columns=names or source.schema.names[:1])
+        number = sum(int(rows.keeps(batch, file).sum()) for batch in batches)
         if not number:
             return None, None
-        if number == source.metadata.num_rows:
+        if number == source.footer.num_rows:
             return file, None
         with scratch_dir(scratch, "weir-replace-") as place:
             target = place / "rest"
-            with staged_writer(target, source.schema_arrow.remove_metadata()) as writer:
+            with staged_writer(target, source.schema.remove_metadata()) as writer:
                 for rest in _rest(rows, source, file):
                     writer.write_table(rest)
             path = f"{directory}/0-{new_attempt_id()}.parquet"
@@ -143,9 +144,8 @@ def _part(
             return file, DataFile(path, size, footer.num_rows, file.partition, statistics=statistics(footer))
 
 
-def _rest(rows: Predicate, source: pq.ParquetFile, file: DataFile) -> Iterator[pa.Table]:
-    for batch in source.iter_batches(use_threads=False):
-        table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+def _rest(rows: Predicate, source: StoredRows, file: DataFile) -> Iterator[pa.Table]:
+    for table in source.batches():
         yield table.filter(pc.invert(pa.array(rows.keeps(table, file))))
 
 

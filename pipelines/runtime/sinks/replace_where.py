@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from pipelines.runtime.sinks.delta import check_committed
 from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import (
@@ -95,9 +96,8 @@ def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) ->
     """Write the rows of a Parquet file that lie in a range, or outside it, to another one; returns how many those
     are."""
     rows = 0
-    with pq.ParquetFile(local) as source, staged_writer(target, source.schema_arrow) as writer:
-        for batch in source.iter_batches(use_threads=False):
-            table = pa.Table.from_batches([batch])
+    with stored_rows(local) as source, staged_writer(target, source.schema) as writer:
+        for table in source.batches():
             within = wanted.of(table, column)
             kept = table.filter(within if inside else pc.invert(within))
             writer.write_table(kept)
@@ -155,8 +155,8 @@ def touched(storage: Storage, table: str, active: Sequence[DataFile], column: st
         within = _within(storage, table, file, column, wanted)
         if within is not None:
             return file.rows if within else 0
-        with storage.fetched(file_path(table, file), scratch) as local:
-            rows = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
+        with storage.fetched(file_path(table, file), scratch) as local, stored_rows(local) as source:
+            rows = wanted.of(source.read([column]), column)
             return int(pc.sum(rows).as_py() or 0)
 
     return sum(together(count, list(active), at_once=storage.transfers))

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pipelines.runtime.connectors.delta_sink import UpsertSink, evolves
+from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from pipelines.runtime.sinks.changes import ROW, Changes, no_changes, spill
 from pipelines.runtime.sinks.delta import check_columns, check_demands, check_keyed, damaged
 from pipelines.runtime.sinks.replace_where import remove_unnamed
@@ -276,13 +277,14 @@ def _possible(keys: pl.DataFrame, column: str, bounds: Bounds, file: DataFile) -
 def _matches(upsert: Upsert, file: DataFile, keys: pl.DataFrame) -> pl.DataFrame:
     """The rows of a file that have one of the keys: where they are, and which row comes instead, null for none."""
     matches, at = [_NO_MATCH], 0
-    with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, pq.ParquetFile(local) as source:
-        for batch in source.iter_batches(_KEY_ROWS, columns=list(upsert.key), use_threads=False):
-            here = pl.from_arrow(frames.canonical(pa.Table.from_batches([batch])))
+    columns = keys.clear().select(upsert.key).to_arrow().schema
+    with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, stored_rows(local) as source:
+        for rows in source.batches(_KEY_ROWS, upsert.key):
+            here = pl.from_arrow(frames.aligned(rows, columns))
             assert isinstance(here, pl.DataFrame)
             joined = here.with_row_index(_AT, at).join(keys, on=list(upsert.key), how="inner")
             matches.append(joined.select(pl.col(_AT).cast(pl.Int64), ROW))
-            at += batch.num_rows
+            at += rows.num_rows
     return pl.concat(matches)
 
 
@@ -324,15 +326,15 @@ def _copy_rest(
     upsert: Upsert, file: DataFile, without: np.ndarray[Any, Any], writer: pq.ParquetWriter, schema: pa.Schema
 ) -> int:
     rows, begin = 0, 0
-    with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, pq.ParquetFile(local) as source:
-        for batch in source.iter_batches(_BATCH, use_threads=False):
+    with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, stored_rows(local) as source:
+        for batch in source.batches(_BATCH):
             end = begin + batch.num_rows
             inside = without[np.searchsorted(without, begin) : np.searchsorted(without, end)] - begin
             if len(inside):
                 kept = np.ones(batch.num_rows, bool)
                 kept[inside] = False
                 batch = batch.filter(pa.array(kept))
-            rows += _write(writer, pa.Table.from_batches([batch]), schema)
+            rows += _write(writer, batch, schema)
             begin = end
     return rows
 
