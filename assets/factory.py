@@ -31,7 +31,7 @@ def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.De
     started.
     """
     logs.adopt(settings.logging.format)
-    return dg.Definitions.merge(*[_definitions(pipeline, settings) for pipeline in pipelines])
+    return dg.Definitions.merge(*[_definitions(pipeline, settings.of(pipeline.name)) for pipeline in pipelines])
 
 
 def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:

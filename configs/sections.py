@@ -644,6 +644,12 @@ class PipelineSettings(Section):
 
     object: str = Field(description="`module:attribute` of the Pipeline, e.g. pipelines.flights:pipeline.")
     params: dict[str, str] = Field(default_factory=dict, description="Values for {placeholders} in its sources.")
+    epoch: EpochSettings | None = Field(
+        None, description="Its own slice limits, key by key; what is not said here is as in `epoch`."
+    )
+    checkpoints: CheckpointSettings | None = Field(
+        None, description="Its own checkpoints, key by key; what is not said here is as in `checkpoints`."
+    )
     gates: dict[str, list[GateSettings]] = Field(
         default_factory=dict, description="By stage, gates beside those in the code; docs/how-to/gates.md."
     )

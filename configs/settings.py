@@ -11,12 +11,12 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from configs.combinations import ContradictionsError, contradictions
+from configs.combinations import Contradiction, ContradictionsError, contradictions
 from configs.errors import ConfigurationError
 from configs.project import is_installed, project
 from configs.sections import (
@@ -115,6 +115,9 @@ def _parsed(text: str, quick: Any = _SafeLoader, exact: Any = yaml.SafeLoader) -
         return yaml.load(text, exact)
 
 
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
 class Settings(Section):
     """Everything; see the sections."""
 
@@ -136,9 +139,39 @@ class Settings(Section):
     @model_validator(mode="after")
     def _combinations(self) -> Settings:
         contradicting = contradictions(self)
+        common = {contradiction.message for contradiction in contradicting}
+        for name in self.pipelines:
+            contradicting += [
+                Contradiction(
+                    tuple(self._said_by(name, key) for key in found.keys), f"pipelines.{name}: {found.message}"
+                )
+                for found in contradictions(self.of(name))
+                if found.message not in common
+            ]
         if contradicting:
             raise ContradictionsError(contradicting)
         return self
+
+    def _said_by(self, pipeline: str, key: str) -> str:
+        """The path of a setting as one pipeline has it: its own, or the common one."""
+        section, _, name = key.partition(".")
+        own = getattr(self.pipelines[pipeline], section, None) if section in ("epoch", "checkpoints") else None
+        return f"pipelines.{pipeline}.{key}" if own is not None and name in own.model_fields_set else key
+
+    def of(self, pipeline: str) -> Settings:
+        """Return the settings that hold for one pipeline: its own `epoch` and `checkpoints` in place of the common
+        ones, key by key."""
+        own = self.pipelines.get(pipeline)
+        if own is None or (own.epoch is None and own.checkpoints is None):
+            return self
+        rest = own.model_copy(update={"epoch": None, "checkpoints": None})
+        return self.model_copy(
+            update={
+                "epoch": _with(self.epoch, own.epoch),
+                "checkpoints": _with(self.checkpoints, own.checkpoints),
+                "pipelines": {**self.pipelines, pipeline: rest},
+            }
+        )
 
     @property
     def work_dir(self) -> Path:
@@ -194,6 +227,13 @@ class Settings(Section):
             )
         options = self.connections[name].options
         return {key: _text(value, f"connections.{name}.options.{key}") for key, value in options.items()}
+
+
+def _with(common: Kind, own: Kind | None) -> Kind:
+    """A section with the keys that another one sets."""
+    if own is None:
+        return common
+    return common.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 def _text(value: str | int | float | bool | SecretReference, where: str) -> str:

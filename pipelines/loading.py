@@ -17,9 +17,9 @@ from state_ops.errors import ConfigurationError, PipelineError, WeirError, first
 
 
 def find(name: str) -> tuple[Pipeline, Settings]:
-    """The pipeline that the configuration calls `name`, or PIPELINE@BRANCH, and the settings."""
+    """The pipeline that the configuration calls `name`, or PIPELINE@BRANCH, and the settings that hold for it."""
     settings = load()
-    return named(name, settings), settings
+    return named(name, settings), settings.of(name.partition("@")[0])
 
 
 def named(name: str, settings: Settings) -> Pipeline:

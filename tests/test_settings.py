@@ -441,3 +441,29 @@ def test_a_weir_that_is_installed_is_no_project_whose_settings_are_read(monkeypa
     with pytest.raises(ConfigurationError, match="No project is here") as refused:
         settings.load({})
     assert "[tool.weir]" in str(refused.value)
+
+
+OF_ONE = """
+epoch: {max_files: 50, max_rows: 1000}
+checkpoints: {interval_seconds: 30}
+pipelines:
+  clicks: {object: "x:y", epoch: {max_files: 1}, checkpoints: {num_retained: 9}}
+  orders: {object: "x:z"}
+"""
+
+
+def test_one_pipeline_has_slices_and_checkpoints_of_its_own_key_by_key(config):
+    common = config(OF_ONE, WEIR_PIPELINES__CLICKS__CHECKPOINTS__INTERVAL_SECONDS="5")
+    of = common.of("clicks")
+    assert (of.epoch.max_files, of.epoch.max_rows) == (1, 1000)
+    assert (of.checkpoints.num_retained, of.checkpoints.interval_seconds) == (9, 5)
+    assert of.of("clicks") is of and of.pipelines["clicks"].object == "x:y"
+    assert common.of("orders") is common and common.of("unknown") is common
+    assert (common.epoch.max_files, common.checkpoints.interval_seconds) == (50, 30)
+
+
+def test_what_one_pipeline_says_may_contradict_what_is_common(config):
+    text = OF_ONE.replace("num_retained: 9", "timeout_seconds: 10")
+    said = _refused(config, text).what
+    assert "pipelines.clicks: checkpoints.timeout_seconds (10) is shorter than" in said
+    assert said.count("is shorter than") == 1

@@ -238,6 +238,7 @@ class delta:
         on_bad: str = "fail",
         on_lost: str = "fail",
         idle_after: str | timedelta | None = "5m",
+        max_ahead: str | timedelta | None = None,
         max_future: str | timedelta | None = None,
         evolve: str = "fix",
         archive: bool = False,
@@ -261,6 +262,7 @@ class delta:
                 which goes on and records what is missing.
             idle_after: For how long a table that is read to its end has been quiet before it holds event time back no
                 more. None: never.
+            max_ahead: Beside other inputs of a stage: how much event time it may be read before the slowest of these.
             max_future: How far an event time may lie ahead of processing time.
             evolve: Columns that the table gains are counted and reported ("fix"), or read from then on ("add").
             archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
@@ -274,6 +276,7 @@ class delta:
             on_bad=on_bad,
             on_lost=on_lost,
             idle_after=idle_after,
+            max_ahead=max_ahead,
             max_future=max_future,
             evolve=evolve,
             archive=archive,

@@ -5,7 +5,9 @@ docs/how-to/connectors.md shows both, and `pipelines.testing` has the suites tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -123,7 +125,8 @@ def source(kind: str, **arguments: Any) -> Source:
     """
     if "start" in arguments:
         arguments["start"] = start_of(arguments["start"])
-    return _definition("weir.sources", kind, arguments, Source)
+    common = frozenset(field.name for field in dataclasses.fields(Source))
+    return _definition("weir.sources", kind, arguments, Source, common)
 
 
 def sink(kind: str, **arguments: Any) -> Sink:
@@ -136,8 +139,17 @@ def sink(kind: str, **arguments: Any) -> Sink:
     return _definition("weir.sinks", kind, arguments, Sink)
 
 
-def _definition(group: str, name: str, arguments: Mapping[str, Any], expected: type[Definition]) -> Definition:
+def _definition(
+    group: str,
+    name: str,
+    arguments: Mapping[str, Any],
+    expected: type[Definition],
+    common: Collection[str] = (),
+) -> Definition:
     """What the entry point makes of the arguments: it leads to the definition's class, or to a function.
+
+    Args:
+        common: Arguments that every definition has, also where the function does not take them.
 
     Raises:
         ConfigurationError: No installed package brings it, or it cannot be imported.
@@ -157,12 +169,19 @@ def _definition(group: str, name: str, arguments: Mapping[str, Any], expected: t
         raise ConfigurationError(
             f"{name!r} cannot be imported: {error}", where=where, next="Install its package anew."
         ) from error
+    rest = {key: value for key, value in arguments.items() if key in common and not _takes(make, key)}
     try:
-        definition = make(**arguments)
+        definition = make(**{key: value for key, value in arguments.items() if key not in rest})
     except TypeError as error:
         raise PipelineError(f"{name!r} does not take these arguments: {error}", where=where) from error
     if not isinstance(definition, expected):
         raise PipelineError(
             f"{name!r} makes a {type(definition).__name__}, which is no {expected.__name__}.", where=where
         )
-    return definition
+    return dataclasses.replace(definition, **rest) if rest else definition  # type: ignore[type-var]
+
+
+def _takes(make: Callable[..., object], argument: str) -> bool:
+    """Whether a class or a function has an argument of this name, or takes any."""
+    parameters = inspect.signature(make).parameters
+    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

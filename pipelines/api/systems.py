@@ -30,6 +30,8 @@ def generator(
     seed: int = 0,
     event_time: str = "event_time",
     start: str | datetime | Mapping[str, Any] = "earliest",
+    idle_after: str | timedelta | None = "5m",
+    max_ahead: str | timedelta | None = None,
 ) -> GeneratorSource:
     """Rows out of nothing, the same ones for everybody. docs/how-to/source-generator.md says more.
 
@@ -46,6 +48,9 @@ def generator(
         seed: Other seeds give other keys, values and late rows.
         event_time: The name of the column with the event time.
         start: Where a pipeline begins: "earliest", "latest", a time, or a row: {"next": 1000}.
+        idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no more.
+            None: never.
+        max_ahead: Beside other inputs of a stage: how much event time it may be read before the slowest of these.
     """
     return GeneratorSource(
         name=name,
@@ -60,6 +65,8 @@ def generator(
         seed=seed,
         event_time=event_time,
         start=start_of(start),
+        idle_after=idle_after,
+        max_ahead=max_ahead,
     )
 
 
@@ -74,6 +81,8 @@ class _Postgres:
         may_miss: bool = False,
         start: str | datetime | Mapping[str, Any] = "earliest",
         on_bad: str = "fail",
+        idle_after: str | timedelta | None = "5m",
+        max_ahead: str | timedelta | None = None,
         max_future: str | timedelta | None = None,
         connection: str | None = None,
     ) -> PostgresSource:
@@ -90,6 +99,9 @@ class _Postgres:
             start: Where a pipeline begins: "earliest", "latest", a time of a cursor that is one, or a position as
                 `weir checkpoints` shows it.
             on_bad: What becomes of a row with a value that Arrow does not have: "fail" or "quarantine".
+            idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no
+                more. None: never.
+            max_ahead: Beside other inputs of a stage: how much event time it may be read before the slowest of these.
             max_future: How far an event time may lie ahead of processing time.
             connection: The name below `connections` of the configuration that has libpq's options.
         """
@@ -101,6 +113,8 @@ class _Postgres:
             may_miss=may_miss,
             start=start_of(start),
             on_bad=on_bad,
+            idle_after=idle_after,
+            max_ahead=max_ahead,
             max_future=max_future,
             connection=connection,
         )

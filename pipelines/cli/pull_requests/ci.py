@@ -152,6 +152,7 @@ def _tried(name: str, origin: str, epochs: int, scratch: Path | None, samples: i
         if name not in settings.pipelines:
             raise
         return review.not_imported(name, origin, error)
+    settings = settings.of(definition.name)
     with waiting("trying the code on production's newest epochs"):
         return review.review(
             definition,

@@ -187,7 +187,7 @@ class Watched:
         checked, drilled = self._results
         publications = registry.publications()
         return Look(
-            interval=self.settings.checkpoints.interval_seconds,
+            interval=self.settings.of(self.name).checkpoints.interval_seconds,
             holder=holder,
             alive=self._alive(holder, now),
             silent_seconds=now - self._since,

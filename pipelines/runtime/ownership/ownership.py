@@ -78,6 +78,7 @@ def claimed(
 ) -> Iterator[Ownership]:
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing
     else."""
+    settings = settings.of(pipeline.name)
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings, RUNNING, storage.request_counts)
     with storage_errors(pipeline, settings, storage):

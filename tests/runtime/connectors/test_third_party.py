@@ -59,6 +59,16 @@ def test_its_source_and_sink_pass_the_contracts(installed: Path):
     assert passed > 30, ran.stdout
 
 
+def test_what_every_source_says_is_said_to_a_function_that_makes_one_too(installed: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(installed))
+    timed = {"event_time": "at", "idle_after": "9s", "max_ahead": "1h"}
+    for kind in ("counter", "lines_of"):
+        made = source(kind, path="lines", **timed)
+        assert {name: getattr(made, name) for name in timed} == timed
+    with pytest.raises(PipelineError, match=r"does not take these arguments.*colour"):
+        source("lines_of", path="lines", colour="red")
+
+
 def test_what_is_not_there_is_named(installed: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(installed))
     assert source("counter", path="lines", event_time="at").event_time == "at"

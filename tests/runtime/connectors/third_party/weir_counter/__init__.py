@@ -45,6 +45,11 @@ class CounterSource(Source):
         return Counter(self, Path(opening.resolve(self.path)))
 
 
+def lines_of(path: str) -> CounterSource:
+    """The source by a function that takes nothing of what every source says."""
+    return CounterSource(path=path)
+
+
 class Counter:
     def __init__(self, source: CounterSource, path: Path) -> None:
         self._source, self._path = source, path
