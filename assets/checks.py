@@ -17,6 +17,7 @@ import dagster as dg
 
 from assets import metadata
 from assets.names import CHECKPOINT, DRILL, key, stage_key, table_key
+from configs.markdown import as_text
 from configs.settings import Settings
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Pipeline, Stage
 from pipelines.runtime.gates.evaluation import Verdict
@@ -408,7 +409,8 @@ def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False
 def of_report(pipeline: Pipeline, report: Report) -> dg.AssetCheckEvaluation:
     """What fsck reported. Leftovers and foreign files are no damage."""
     lines = [
-        f"- {finding.kind} ({finding.severity}): {finding.path or finding.what}" for finding in report.findings[:_SHOWN]
+        f"- {finding.kind} ({finding.severity}): {as_text(finding.path or finding.what)}"
+        for finding in report.findings[:_SHOWN]
     ]
     more = len(report.findings) - _SHOWN
     damage = len(report.damage)

@@ -27,6 +27,7 @@ from assets.names import (
     table_key,
     tag_of,
 )
+from configs.markdown import as_code
 from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
@@ -304,7 +305,7 @@ def failure(error: WeirError) -> dg.Failure:
     details: dict[str, dg.MetadataValue] = checks.of_error(error)
     details[KIND] = dg.MetadataValue.text(type(error).__name__)
     if isinstance(error, StageError) and error.traceback:
-        details["traceback"] = dg.MetadataValue.md(f"```\n{error.traceback.rstrip()}\n```")
+        details["traceback"] = dg.MetadataValue.md(as_code(error.traceback.rstrip()))
     return dg.Failure(description=str(error), metadata=details, allow_retries=False)
 
 

@@ -22,6 +22,7 @@ from pydantic import Field
 from assets import checks
 from assets.coordination import coordinate, failure, introduce, left_alone, show, showing, told_of
 from assets.names import BESIDE, place, restore_job_name
+from configs.markdown import as_text
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import data_docs
@@ -406,7 +407,7 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         failed = [f"{verdict.stage}: {verdict}" for verdict in docs.verdicts if not verdict.passed]
         shown = {"failed": failed, "left out": list(docs.left_out)}
         lists = {
-            name: dg.MetadataValue.md("\n".join(f"- {line}" for line in lines))
+            name: dg.MetadataValue.md("\n".join(f"- {as_text(line)}" for line in lines))
             for name, lines in shown.items()
             if lines
         }

@@ -6,6 +6,7 @@ since many repeat what a library or a server has said.
 
 from __future__ import annotations
 
+from configs.printable import on_one_line, unforged
 from configs.redaction import redacted
 
 
@@ -21,11 +22,12 @@ class WeirError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, next: str | None = None) -> None:
-        what = redacted(what)
+        # A name of a file, or a value, that is quoted must not forge a line, or do something on a terminal.
+        what = unforged(redacted(what))
         super().__init__(what)
         self.what = what
-        self.where = redacted(where) if where else where
-        self.next = redacted(next) if next else next
+        self.where = on_one_line(redacted(where)) if where else where
+        self.next = unforged(redacted(next)) if next else next
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from configs.errors import ConfigurationError
+from configs.printable import printable, unforged
 from configs.redaction import redacted
 
 FORMAT = "WEIR_LOGGING__FORMAT"
@@ -45,20 +46,25 @@ class Logger:
         self._name = name
 
     def debug(self, event: str, **values: Any) -> None:
-        self._logger.debug(event, **values)
+        self._write("debug", event, values)
 
     def info(self, event: str, **values: Any) -> None:
-        self._logger.info(event, **values)
+        self._write("info", event, values)
 
     def warning(self, event: str, **values: Any) -> None:
-        self._logger.warning(event, **values)
+        self._write("warning", event, values)
 
     def error(self, event: str, **values: Any) -> None:
-        self._logger.error(event, **values)
+        self._write("error", event, values)
 
     def exception(self, event: str, **values: Any) -> None:
         """Log an error with the trace of the exception that is being handled."""
-        self._logger.exception(event, **values)
+        self._write("exception", event, values)
+
+    def _write(self, level: str, event: str, values: dict[str, Any]) -> None:
+        if not is_json():  # whose texts are escaped
+            event, values = unforged(event), {name: _only_shown(value) for name, value in values.items()}
+        getattr(self._logger, level)(event, **values)
 
     @property
     def _logger(self) -> Any:
@@ -67,6 +73,11 @@ class Logger:
         if not structlog.is_configured() and is_json():
             write_json(structlog)
         return structlog.get_logger(self._name)
+
+
+def _only_shown(value: Any) -> Any:
+    """A field of a line for people, of which no character does something."""
+    return printable(value) if isinstance(value, str) else value
 
 
 def is_json() -> bool:
@@ -196,7 +207,7 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One JSON object, or the message alone for people."""
         if not is_json():
-            return super().format(record)
+            return printable(super().format(record))
         more = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
         if record.exc_info is not None and record.exc_info[1] is not None:
             more |= facts_of(record.exc_info[1])

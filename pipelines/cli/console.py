@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
+from configs.printable import on_one_line, printable
 from pipelines.cli.shell import completion
 from state_ops import logs
 from state_ops.errors import ConfigurationError
@@ -116,9 +118,18 @@ def is_for_programs(context: typer.Context, value: Any) -> Any:
     return value
 
 
-out = Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+class _Screen(Console):
+    """A console on which texts from elsewhere (values, names of files, messages of libraries) only show. Escape
+    sequences are those of the console's own styles."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        shown = (each if each.control else Segment(printable(each.text), each.style) for each in buffer)
+        return super()._render_buffer(shown)
+
+
+out = _Screen(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 _heard: list[TextIO] = []  # where `err` writes while all else is hushed
-err = Console(file=cast(TextIO, ErrorStream()), highlight=False, emoji=False, soft_wrap=True)
+err = _Screen(file=cast(TextIO, ErrorStream()), highlight=False, emoji=False, soft_wrap=True)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LIVE_SECONDS, _LOOK_SECONDS = 0.5, 0.2
 _FIRST_LINE_SECONDS, _NEXT_LINE_SECONDS = 2.0, 30.0
@@ -247,15 +258,15 @@ def print_table(rows: Iterable[Sequence[str]], titles: Sequence[str] = (), right
     """Print rows in columns.
 
     Args:
-        rows: Their cells, which may have rich's markup.
+        rows: Their cells, which may have rich's markup. Each is shown on one line.
         titles: What stands above the columns; without titles there is no such line.
         right: The titles of the columns that are aligned to the right.
     """
     table = Table(box=None, show_header=bool(titles), padding=(0, 2, 0, 0))
     for title in titles:
-        table.add_column(title, justify="right" if title in right else "left")
+        table.add_column(on_one_line(title), justify="right" if title in right else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(on_one_line, row))
     out.print(table)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
+from configs.printable import on_one_line
 from pipelines.cli.console import err, out, print_table
 from pipelines.runtime.inspection.diff import Difference
 from pipelines.runtime.inspection.export import limited
@@ -50,7 +51,7 @@ def _is_number(type: pa.DataType) -> bool:
 
 def short(value: Any, width: int = _WIDTH) -> str:
     """A value as text of at most `width` characters, escaped for rich."""
-    text = text_of(value)
+    text = on_one_line(text_of(value))
     return escape(text if len(text) <= width else text[: width - 3] + "...")
 
 

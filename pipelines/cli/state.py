@@ -410,7 +410,9 @@ def _rows_of_file(path: Path) -> pa.Table:
         if magic.startswith(b"PAR1"):
             return pq.read_table(path, use_threads=False, page_checksum_verification=True)
         reader = pa.ipc.open_file(file) if magic == b"ARROW1" else pa.ipc.open_stream(file)
-        return reader.read_all()
+        rows = reader.read_all()
+        rows.validate(full=True)  # offsets of a damaged file may point anywhere in memory
+        return rows
 
 
 def _rows(source: str, settings: Settings) -> pa.Table:

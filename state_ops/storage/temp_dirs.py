@@ -5,6 +5,9 @@
 
 The kernel lets go of the lock when the process dies. A pid would not tell: in a container each start has the same, and
 another container on this disk has its own.
+
+Directories belong to their user alone (mode 0700): a home may be the machine's temporary directory. What others have
+put there under such a name, a pipe that would block whoever opens it or a link, is left alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, and what is missing above it, for this user alone. One that is there stays as it is."""
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
 
 @contextmanager
 def scratch(home: Path, prefix: str) -> Iterator[Path]:
@@ -24,7 +36,7 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
 
     What killed processes have left there under this prefix is removed first.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     for left in home.glob(f"{prefix}[0-9]*-*"):
         remove_left(left)
     directory, lock = _new_directory(home, prefix)
@@ -44,13 +56,13 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
 
     What is left of other work under this prefix goes before. None: another process is at this very work.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     for other in home.glob(f"{prefix}*"):
         if other.name != f"{prefix}{name}":
             remove_left(other)
     directory, lock = home / f"{prefix}{name}", None
     while lock is None:
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         try:
             lock = _locked(directory)
         except FileNotFoundError:  # somebody has just ended that work, or has no use for it and has removed it
@@ -72,9 +84,9 @@ def _new_directory(home: Path, prefix: str) -> tuple[Path, int]:
     """A directory, and the lock on it. One that is taken for left over before it is locked is made again."""
     while True:
         directory = home / f"{prefix}{os.getpid()}-{secrets.token_hex(6)}"
-        directory.mkdir()
+        directory.mkdir(mode=0o700)
         with suppress(FileNotFoundError):
-            lock = os.open(directory, os.O_RDONLY)
+            lock = os.open(directory, _OPEN)
             with suppress(OSError):  # a disk that knows no locks: nobody gets one there, so nobody removes it either
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if directory.exists():
@@ -87,10 +99,12 @@ def _locked(directory: Path) -> int:
 
     Raises:
         FileNotFoundError: There is none, or it was removed or renamed before it was locked.
-        OSError: Somebody has the lock, or the disk knows no locks.
+        OSError: Somebody has the lock, the disk knows no locks, or this is no directory of this user's.
     """
-    lock = os.open(directory, os.O_RDONLY)
+    lock = os.open(directory, _OPEN)
     try:
+        if os.fstat(lock).st_uid != os.geteuid():
+            raise PermissionError(f"{directory} is another user's")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(lock), directory.stat()):
             raise FileNotFoundError(directory)

@@ -50,11 +50,12 @@ from state_ops.backends.base import BEYOND
 from state_ops.checkpoints.checkpoint import EDIT, REWRITTEN
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
-from state_ops.coordination import lease, requests
+from state_ops.coordination import gate_hold, lease, requests
 from state_ops.delta.fenced_table import FencedTable
-from state_ops.errors import BusyError, DamageError, PrunedError, TransientError, WeirError
+from state_ops.errors import BusyError, DamageError, GateError, PrunedError, TransientError, WeirError
 from state_ops.keyed.forget import ForgottenKey
 from state_ops.storage.storage import Storage
+from tests.recovery import small
 from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
@@ -172,6 +173,29 @@ def test_a_key_is_in_no_file_of_any_retained_checkpoint_and_all_others_are_as_th
     assert has_key(bank) == []
 
 
+def test_samples_of_all_gates_go_and_the_note_of_a_hold_too(tmp_path):
+    """Another stage whose key is called otherwise has the same value; its gate has refused a row of it."""
+    asked = expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[0], on_failure="warn")
+    holds = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=2)
+
+    first = replace(small.accounts, gates=(holds,))
+    second = aggregate("second", first, key="at", n=agg.count(), top=agg.max("amount"))
+    gated = replace(second, gates=(replace(asked, arguments=(("column", "top"), ("value_set", [0]))),))
+    bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="3")
+    bank = Bank(replace(bank.site, pipeline=Pipeline("small", (first, gated), max_parallelism=8)))
+    bank.epochs(1, 2)
+    with pytest.raises(GateError):
+        bank.epochs(3)
+    assert gate_hold.is_there(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    assert any(verdict["keys"] for row in bank.registry.checkpoints() for verdict in row.operators["second"].gates)
+    done = state_delete.delete(bank.site.pipeline, bank.site.settings, "accounts", ["k1"])
+    assert not gate_hold.is_there(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    for row in bank.registry.checkpoints():
+        assert all(not verdict["sample"] and not verdict["keys"] for verdict in row.operators["second"].gates)
+    remains = {(place.kind, place.name) for place in done.remains}
+    assert {("state", "second"), ("dagster events", "small"), ("logs", "small")} <= remains
+
+
 def test_a_dry_run_says_what_has_the_key_and_what_remains_and_changes_nothing(tmp_path, weir):
     bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="2")
     go(bank, 1, 2)
@@ -183,6 +207,7 @@ def test_a_dry_run_says_what_has_the_key_and_what_remains_and_changes_nothing(tm
     assert {(place["kind"], place["name"]) for place in report["remains"]} == {
         ("sink", "booked"),
         ("input", "landing"),
+        ("logs", "small"),
         ("local disks", "of other hosts"),
     }
     shown = weir(bank.site, "state", "delete", "small", "accounts", "--key", SECRET, "--dry-run")
@@ -465,7 +490,7 @@ def test_killed_and_done_again(template, tmp_path, weir, step):
     name, number = step.split("-")
     script = f"""
 import os, signal
-from state_ops.coordination import lease, requests
+from state_ops.coordination import gate_hold, lease, requests
 from state_ops.delta.fenced_table import FencedTable
 from state_ops.storage.storage import Storage
 from tests.recovery.small import pipeline

@@ -417,6 +417,25 @@ def test_spark_gets_secrets_by_environment_and_refuses_them_as_properties(plante
         assert_silent(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.hadoop.fs.azure.account.key.acct.dfs.core.windows.net", CANARY_SECRET),
+        ("spark.hadoop.fs.azure.sas.c.acct.blob.core.windows.net", CANARY_SECRET),
+        ("spark.hadoop.fs.gs.auth.service.account.private.key", CANARY_SECRET),
+        ("spark.hadoop.dfs.adls.oauth2.credential", CANARY_SECRET),
+        ("spark.acme.api-key", CANARY_SECRET),
+        ("spark.kubernetes.authenticate.submission.oauthToken", CANARY_SECRET),
+        ("spark.driver.extraJavaOptions", f"-Djavax.net.ssl.keyStorePassword={CANARY_SECRET}"),
+    ],
+)
+def test_no_secret_gets_onto_the_command_line_of_spark(key, value):
+    with pytest.raises(ConfigurationError, match="a secret") as refused:
+        spark_session._check_no_secret({key: value})
+    assert_silent(refused.value)
+    spark_session._check_no_secret({"spark.sql.shuffle.partitions": "8", "spark.executor.memory": "2g"})
+
+
 def test_spark_gets_the_jars_only_where_something_is_on_s3():
     def reads(**env: str) -> bool:
         return spark_session.reads_s3(settings.load({"WEIR_ENV": "demo", **env}))

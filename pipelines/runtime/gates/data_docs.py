@@ -36,6 +36,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import ConfigurationError, PipelineError, TransientError
 from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import make_private
 
 _MARK = ".weir-data-docs"  # a directory without it is somebody else's
 _ASSETS = Path(__file__).with_name("data_docs_assets.zip")
@@ -94,7 +95,8 @@ def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None =
     left_out: list[str] = []
     try:
         shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
+        make_private(building.parent)
+        building.mkdir(mode=0o700)
         (building / _MARK).touch()
         nonce = secrets.token_urlsafe(16)
         verdicts = list(_asked(_subjects(pipeline, settings, left_out), building, left_out, nonce))

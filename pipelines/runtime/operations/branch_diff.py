@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from configs.markdown import as_text
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink
 from pipelines.runtime.connectors.formats.stored_rows import stored_rows
@@ -438,4 +439,4 @@ def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    return text_of(value).replace("|", "\\|").replace("\n", " ")
+    return as_text(text_of(value))

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.inspection.snapshot_files import SnapshotCache
 from pipelines.runtime.inspection.state_reader import chosen
@@ -53,6 +53,7 @@ from state_ops.checkpoints.checkpoint import (
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
+from state_ops.coordination import gate_hold
 from state_ops.errors import PrunedError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import ForgottenKey, copy_without
@@ -217,6 +218,7 @@ def delete(
             raise
         row, replaced = _committed(owner, uid, states, copies, id, head, reason)
         prune(context)
+        gate_hold.clear(context.storage)  # what held the pipeline may name the key; a cause that stays holds it again
         _clean_disk(owner, uid, replaced)
         read = {orphan.commit_id for orphan in context.registry.orphan_listings(as_owner=True)}
         kept = [state.row for state in states if state.row.commit_id in read]
@@ -333,6 +335,7 @@ def _committed(
     context = owner.context
     replaced = [state for state in states if state.branch is None and _changes(state, copies)]
     rewritten = [_rewritten(state, uid, context.registry.files(state.row), copies, id) for state in replaced]
+    head = replace(head, operators=_without_samples(head.operators))
     listing, base = unchanged(context, head), head
     newest = next((state for state in states if state.row.id == head.id), None)
     if newest is not None:
@@ -360,7 +363,9 @@ def _committed(
 
 def _changes(state: _State, copies: Copies) -> bool:
     """Whether the checkpoint's row or listing is another one without the key."""
-    return _cleaned(state) != state.stats or any((state.row.id, subtask) in copies for subtask in state.snapshots)
+    cleaned = _without_samples(state.row.operators)
+    is_cleaned = cleaned != state.row.operators or _cleaned(state) != state.stats
+    return is_cleaned or any((state.row.id, subtask) in copies for subtask in state.snapshots)
 
 
 def _rewritten(
@@ -379,7 +384,7 @@ def _rewritten(
     row = replace(
         state.row,
         commit_id=uuid.uuid4().hex,
-        operators={**state.row.operators, uid: stats},
+        operators={**_without_samples(state.row.operators), uid: stats},
         totals={**state.row.totals, REWRITTEN: int(id)},
         files=len(files),
         bytes_total=sum(file.bytes for file in all_state),
@@ -410,12 +415,24 @@ def _divided(
 
 def _cleaned(state: _State) -> OperatorStats:
     """What the checkpoint records of the stage, without the key: a sweep that had come to it goes on from the beginning
-    of its group, and samples of what gates refused are dropped, which may be of anybody."""
-    text, stats = state.key.encoded.hex(), state.stats
+    of its group, and samples of what its gates refused are dropped."""
+    text, stats = state.key.encoded.hex(), _unsampled(state.stats)
     swept = {subtask: key[: 2 * KIND_BYTES] if text in key else key for subtask, key in stats.swept.items()}
-    gates = [{**verdict, "sample": [], "keys": []} if verdict.get("sample") else verdict for verdict in stats.gates]
-    changed = {name: value for name, value in (("swept", swept), ("gates", gates)) if value != getattr(stats, name)}
-    return stats.updated(**changed) if changed else stats
+    return stats.updated(swept=swept) if swept != stats.swept else stats
+
+
+def _without_samples(operators: Mapping[str, OperatorStats]) -> dict[str, OperatorStats]:
+    """What a checkpoint records of its stages without samples of what gates refused: those of every stage may be of
+    anybody."""
+    return {uid: _unsampled(stats) for uid, stats in operators.items()}
+
+
+def _unsampled(stats: OperatorStats) -> OperatorStats:
+    gates = [
+        {**verdict, "sample": [], "keys": []} if verdict.get("sample") or verdict.get("keys") else verdict
+        for verdict in stats.gates
+    ]
+    return stats.updated(gates=gates) if gates != stats.gates else stats
 
 
 # -- what is beside it
@@ -447,6 +464,15 @@ def _remaining(
     return tuple(_places(pipeline, registry, head, uid, holdings, read))
 
 
+def _downstream(pipeline: Pipeline, uid: str) -> set[str]:
+    """The stages that rows of a stage reach."""
+    reached = {uid}
+    for stage in pipeline.stages:  # each after those that it reads
+        if any(isinstance(each, Stage) and each.uid in reached for each in stage.inputs):
+            reached.add(stage.uid)
+    return reached - {uid}
+
+
 def _listed(ids: Sequence[CheckpointId]) -> str:
     return f"checkpoint{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
@@ -470,11 +496,14 @@ def _places(
             yield Remaining("branch", f"{pipeline.name}@{pin.name}", why)
     if pipeline.branch is not None:
         yield Remaining("pipeline", pipeline.name, "this branch was forked from it: delete the key there, too")
-    keys = stats_of(head, uid).keys
+    downstream, names = _downstream(pipeline, uid), {name for name, _ in stats_of(head, uid).keys}
     for other, stats in head.operators.items():
-        if other != uid and stats.has_state and {name for name, _ in stats.keys} & {name for name, _ in keys}:
-            why = f"its key has a column of that name: weir state delete {pipeline.title} {other} --key ..."
-            yield Remaining("state", other, why)
+        if other == uid or not stats.has_state:
+            continue
+        has_name = {name for name, _ in stats.keys} & names
+        if has_name or other in downstream or uid in _downstream(pipeline, other):
+            why = "its key has a column of that name" if has_name else "rows of this key may have gone through it"
+            yield Remaining("state", other, f"{why}: weir state delete {pipeline.title} {other} --key ...")
     completed = registry.checkpoints()
     for other in dict.fromkeys(other for row in completed for other in row.operators):
         having = [row.id for row in completed if any(batch["layers"] for batch in stats_of(row, other).waiting)]
@@ -491,6 +520,10 @@ def _places(
     if pipeline.on_restore or any(stage.gates for stage in pipeline.stages):
         why = "data docs may show rows that a gate has refused, registry/restores values that on_restore has"
         yield Remaining("gate results", pipeline.title, why)
+        why = "Dagster's events of checks show up to three values that a gate has refused, and their keys"
+        yield Remaining("dagster events", pipeline.title, why)
+    why = "errors quote values and keys: log files, spark.log, the lease, runs in Dagster; functions log what they like"
+    yield Remaining("logs", pipeline.title, why)
     yield Remaining(
         "local disks", "of other hosts", "copies of state in local.work_dir, until the next run sweeps them"
     )

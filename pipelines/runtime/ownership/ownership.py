@@ -35,6 +35,7 @@ from state_ops.logs import Logger
 from state_ops.storage.branches import BRANCHES, pinned
 from state_ops.storage.paths import is_staged_rows
 from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import make_private
 
 log = Logger("weir.run")
 
@@ -80,6 +81,7 @@ def claimed(
     else."""
     settings = settings.of(pipeline.name)
     storage, registry = open_storage(pipeline, settings)
+    make_private(settings.work_dir)
     sources = readers(pipeline, settings, RUNNING, storage.request_counts)
     with storage_errors(pipeline, settings, storage):
         before, predecessor = registry.generation(), lease.read(storage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from configs.settings import Settings
 from pipelines import state_reader as spark_reader
 from pipelines import state_writer
 from pipelines.api import (
@@ -35,6 +37,7 @@ from pipelines.api import (
     stage,
     window,
 )
+from pipelines.cli import state as state_command
 from pipelines.runtime.epoch import scheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
@@ -495,3 +498,17 @@ def test_a_spark_dataframe_goes_round(spark, tmp_path: Path):
     was = spark_reader.dataframe(spark, bank.site.pipeline, "accounts", settings=bank.site.settings)
     write(bank, was.selectExpr("id", "rows", "total * 2 as total"))
     assert bank.state() == {key: (rows, 2 * total) for key, (rows, total) in totals(1, 2).items()}
+
+
+@pytest.mark.parametrize("offset", [120, 3_000, 2_000_000_000, -5])
+def test_an_arrow_file_with_damaged_offsets_is_refused(tmp_path, offset):
+    """Arrow does not look at them by itself: the process died, or had bytes of its memory for a key."""
+    file, names = tmp_path / "rows.arrow", ["first-key", "second-key", "third-key"]
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("id", pa.string())])) as writer:
+        writer.write_table(pa.table({"id": names}))
+    offsets = struct.pack("<4i", 0, 9, 19, 28)
+    raw = file.read_bytes()
+    assert raw.count(offsets) == 1
+    file.write_bytes(raw.replace(offsets, struct.pack("<4i", 0, offset, 19, 28)))
+    with pytest.raises(InputError, match="cannot be read"):
+        state_command._rows(str(file), Settings())

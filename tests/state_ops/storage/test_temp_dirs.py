@@ -117,3 +117,29 @@ def test_a_directory_that_is_made_again_before_it_is_removed_stays(tmp_path, mon
     monkeypatch.setattr(directories.fcntl, "flock", late)
     directories.remove_left(target)
     assert target.exists()
+
+
+def test_what_is_no_directory_of_ours_is_left_alone_and_blocks_nobody(tmp_path):
+    """The machine's temporary directory is everybody's: a pipe there would keep whoever opens it waiting for ever."""
+    os.mkfifo(tmp_path / "weir-spark-1-abc")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "weir-spark-2-abc").symlink_to(tmp_path / "precious")
+    (tmp_path / "weir-spark-3-abc").write_text("somebody's")
+    with scratch(tmp_path, "weir-spark-") as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+    with resumable(tmp_path, "weir-spark-", "work") as directory:
+        assert directory is not None and directory.stat().st_mode & 0o777 == 0o700
+    assert names(tmp_path) == [
+        "precious",
+        "weir-spark-1-abc",
+        "weir-spark-2-abc",
+        "weir-spark-3-abc",
+        "weir-spark-work",
+    ]
+
+
+def test_a_directory_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "weir-spark-1-abc").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    directories.remove_left(tmp_path / "weir-spark-1-abc")
+    assert names(tmp_path) == ["weir-spark-1-abc"]

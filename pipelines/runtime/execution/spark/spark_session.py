@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from configs.redaction import redacted
 from configs.settings import PROJECT, S3Settings, Settings
 from pipelines.runtime.execution.spark import class_archive, code_archive, environment
 from pipelines.runtime.execution.spark.imports import load_connect, load_pyspark, name_main_module
@@ -24,7 +25,7 @@ from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
 from state_ops.logs import FORMAT, JSON, Logger
 from state_ops.storage.s3 import hadoop_properties, is_s3, jvm_environment
-from state_ops.storage.temp_dirs import scratch
+from state_ops.storage.temp_dirs import make_private, scratch
 
 log = Logger("weir.spark")
 
@@ -36,6 +37,7 @@ _CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
 _SMALL_MACHINE = 4  # processors
 _BRIEF_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # Spark asks one for the command line that starts the other
 _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
+_VALUE = "a-value-0123"  # that nothing but its name makes a secret
 
 
 def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSession:
@@ -191,7 +193,7 @@ def log_file(settings: Settings) -> Path:
 def _stderr_to(file: Path) -> Iterator[None]:
     """Let a child that starts meanwhile inherit `file` as its stderr: the JVM's chatter is not the operator's
     business."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_private(file.parent)
     sys.stderr.flush()
     kept = os.dup(2)
     with file.open("ab") as sink:
@@ -273,11 +275,20 @@ def _properties(settings: Settings) -> dict[str, str]:
     if not spark.master.startswith("sc://"):
         properties |= _java_options(settings)
         properties[f"spark.executorEnv.{FORMAT}"] = settings.logging.format  # workers read no settings
-    for key in spark.conf:
-        if _SECRET.search(key):
-            raise ConfigurationError(
-                f"The Spark property {key} is a secret, which would stand on a command line and in Spark's UI.",
-                where="spark.conf",
-                next="Take it out; storage.s3 says by reference where the keys are.",
-            )
+    _check_no_secret(spark.conf)
     return properties | spark.conf
+
+
+def _check_no_secret(conf: Mapping[str, str]) -> None:
+    """Refuse properties that are secrets by their name, or have one in their value: all of them stand on the JVM's
+    command line, which every user of the host can read."""
+    for key, value in conf.items():
+        by_name = _SECRET.search(key) is not None or _VALUE not in redacted(f'{key}="{_VALUE}"')
+        if by_name or redacted(str(value)) != str(value):
+            has = "is" if by_name else "has"
+            raise ConfigurationError(
+                f"The Spark property {key} {has} a secret, which would stand on a command line and in Spark's UI.",
+                where="spark.conf",
+                next="Take it out. Of S3, storage.s3 says by reference where the keys are; others go into a"
+                " core-site.xml on Hadoop's path, or into files that only this user can read.",
+            )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from configs.markdown import as_code
 from configs.redaction import redacted
 from pipelines.runtime.operations.branch_diff import StateDiff, by_field
 from pipelines.runtime.operations.pull_request.review import (
@@ -37,7 +38,10 @@ _VALUE: Final = 120  # characters of a value
 _ERROR: Final = 4_000  # characters of an error, and of a trace
 _SPECIAL = re.compile(r"([\\`*_\[\]#~!|])")
 _LINKED = re.compile(r"@(?=\w)|#(?=\d)|\bGH-(?=\d)|\bwww(?=\.)|\b(?:mailto|xmpp)(?=:)", re.IGNORECASE)
-_INVISIBLE = re.compile(r"[\x00-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
+_INVISIBLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    r"\U000e0000-\U000e01ef]+"
+)
 
 
 def markdown(review: Review, sample: int = 10) -> str:
@@ -383,9 +387,7 @@ def _code(text: str) -> str:
     """A block of code, whatever fences the text has itself, and however long it is."""
     text = redacted(text)
     text = text if len(text) <= _ERROR else f"{text[:_ERROR]}..."
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
+    return as_code(text)
 
 
 def _details(title: str, *paragraphs: str) -> str:
