@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from state_ops.errors import PipelineError
 
-_UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 _LONGEST = 36500 * _UNITS["d"]  # added to any moment between the years 0 and 9999 it still is an int64
 
@@ -19,7 +19,7 @@ def micros(duration: str | timedelta, where: str, name: str) -> int:
     Args:
         name: Of the argument.
     """
-    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration) if isinstance(duration, str) else None
+    match = re.fullmatch(r"(\d+)(us|ms|s|m|h|d)", duration) if isinstance(duration, str) else None
     if isinstance(duration, timedelta):
         length = duration // timedelta(microseconds=1)
     elif match:

@@ -110,6 +110,7 @@ def window(  # as long as what is said of its arguments
     size: str | timedelta | None = None,
     offset: str | timedelta = "0s",
     gap: str | timedelta | None = None,
+    gap_included: bool = False,
     lateness: str | timedelta = "0s",
     order_by: str | Sequence[str] = (),
     where: str | None = None,
@@ -137,7 +138,8 @@ def window(  # as long as what is said of its arguments
 
     Args:
         on: The timestamp column; None: processing time.
-        offset: Shifts tumbling and hopping windows from 1970-01-01 UTC.
+        offset: Shifts tumbling and hopping windows from 1970-01-01 UTC; "-1h" to earlier.
+        gap_included: Rows exactly a gap apart are one session, not two.
         lateness: How far behind the newest event time rows may come.
         order_by: What `agg.first` and `agg.last` are by, `on` by default.
         late: The table that gets late rows. They are counted without it, too.
@@ -156,6 +158,8 @@ def window(  # as long as what is said of its arguments
     ordered = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
     behind = not_negative(lateness, place, "lateness")
     kind: Window | SessionWindow
+    if gap_included and gap is None:
+        raise PipelineError(f"{uid} has no gap.", where=place, next='Say gap="30m", or leave gap_included= out.')
     if gap is not None:
         if (every, size, offset) != (None, None, "0s"):
             raise PipelineError(
@@ -163,7 +167,7 @@ def window(  # as long as what is said of its arguments
                 where=place,
                 next="Say either gap=..., or every=... (with size= and offset= if you like).",
             )
-        kind = SessionWindow(on, positive(gap, place, "gap"), behind, ordered, late)
+        kind = SessionWindow(on, positive(gap, place, "gap"), behind, ordered, late, gap_included)
         description = f"Sessions on {of_time} that a gap of {gap} ends"
     elif every is None:
         raise PipelineError(
@@ -202,7 +206,7 @@ def _sized(
 ) -> Window:
     place = f"window {uid}"
     length = every if size is None else positive(size, place, "size")
-    shift = not_negative(offset, place, "offset")
+    shift = _signed(offset, place, "offset")
     if length < every:
         raise PipelineError(
             f"The windows of {uid} are smaller than the time between them: rows in between would be in none.",
@@ -215,13 +219,13 @@ def _sized(
             where=place,
             next=f"Make every larger: at most {_MOST_WINDOWS} windows may overlap.",
         )
-    if shift >= every:
+    if abs(shift) >= every:
         raise PipelineError(
             f"The offset of {uid} is {offset}, at least the time between windows.",
             where=place,
             next="Make offset smaller than every.",
         )
-    return Window(on, length, every, shift, lateness, aggregates, late)
+    return Window(on, length, every, shift % every, lateness, aggregates, late)
 
 
 def deduplicate(  # as long as what is said of its arguments
@@ -335,7 +339,7 @@ def join(  # as long as what is said of its arguments
             raise PipelineError(
                 f"{uid} says within=, by which rows are forgotten, and ttl=.", where=place, next="Say one of the two."
             )
-        bounds = tuple(_bound(bound, place) for bound in within)
+        bounds = tuple(_signed(bound, place, "within") for bound in within)
         if len(bounds) != 2 or bounds[0] > bounds[1]:
             raise PipelineError(
                 f"within={within!r} is no stretch of time.",
@@ -383,11 +387,11 @@ def join(  # as long as what is said of its arguments
     )
 
 
-def _bound(duration: str | timedelta, place: str) -> int:
-    """An end of `within` in microseconds, with a minus before a text for earlier."""
+def _signed(duration: str | timedelta, place: str, name: str) -> int:
+    """A duration in microseconds, with a minus before a text for earlier. name: of the argument."""
     if isinstance(duration, str) and duration.startswith("-"):
-        return -micros(duration[1:], place, "within")
-    return micros(duration, place, "within")
+        return -micros(duration[1:], place, name)
+    return micros(duration, place, name)
 
 
 _MOST_WINDOWS = 1000

@@ -21,6 +21,7 @@ from pipelines.testing.epochs import Epochs
 from pipelines.testing.rows import Rows, Schema
 from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import STATE, Ack, Snapshot, from_micros, to_micros
+from state_ops.counts import agrees, counted
 from state_ops.errors import PipelineError
 from state_ops.keyed.timers import AT, DOMAIN, MOMENT, scan_timers
 from state_ops.keyed.ttl import expiry_of
@@ -117,9 +118,22 @@ class StageRun:
 
     @property
     def late(self) -> pl.DataFrame:
-        """The last epoch's rows that came after their window had closed, or too late to tell whether they are
-        duplicates."""
-        return self.rows(LATE) if self.stage.on is not None or self.stage.late is not None else pl.DataFrame()
+        """The last epoch's rows that came after their window had closed, or too late to be joined, ranked, or told from
+        duplicates. Also where the stage has no `late=`.
+
+        Raises:
+            PipelineError: Rows were late, and have no columns in which they could be shown.
+        """
+        shapes, were_late = self._shapes, sum(ack.rows_late for ack in self.acks)
+        late = self.rows(LATE) if shapes is not None and LATE in shapes.outputs else pl.DataFrame()
+        if len(late) != were_late:
+            raise PipelineError(
+                f"{counted(were_late, 'row')} of {self.stage.uid} {agrees(were_late, 'was', 'were')} late, and cannot"
+                " be shown.",
+                where=f"stage {self.stage.uid}",
+                next="Say late=... at the stage, which tells why; `rows_late` of its acks counts them.",
+            )
+        return late
 
     @property
     def acks(self) -> tuple[Ack, ...]:
@@ -149,7 +163,7 @@ class StageRun:
             raise PipelineError(
                 f"{self.stage.uid} has no output {output!r}.", next=f"It has: {', '.join(self.stage.returned)}."
             )
-        if self._shapes is None:
+        if self._shapes is None or output not in self._shapes.outputs:  # nothing has come, or no row can be late
             return pl.DataFrame()
         files = [file for ack in self.acks for file in ack.files if file.kind != STATE and file.name == output]
         storage = self.epochs.context.storage

@@ -47,6 +47,13 @@ def first(backend: Backend, group: int, upto: int | None, most: int) -> list[byt
     return [key for key, _ in islice(backend.scan(start, end), most)]
 
 
+def pieces(backend: Backend, group: int, most: int) -> Iterator[list[bytes]]:
+    """All entries of a group, the earliest first, in pieces of at most `most`; none may be deleted meanwhile."""
+    scanned = backend.scan(group_prefix(group, MOMENTS), group_prefix(group, MOMENTS + 1))
+    while piece := [key for key, _ in islice(scanned, most)]:
+        yield piece
+
+
 def earliest(backend: Backend, groups: range, sort: int, after: int) -> int | None:
     """The first moment later than `after` among the entries of one sort, whose keys begin with a moment.
 

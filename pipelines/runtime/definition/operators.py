@@ -59,13 +59,23 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Sessions: rows of a key that are closer than `gap`, in microseconds. All else is like in `Window`."""
+    """Sessions: rows of a key that are closer than `gap`, in microseconds. All else is like in `Window`.
+
+    Attributes:
+        included: Rows exactly a gap apart are one session.
+    """
 
     on: str | None
     gap: int
     lateness: int
     aggregates: tuple[tuple[str, Agg], ...]
     late: Sink | None
+    included: bool = False
+
+    @property
+    def length(self) -> int:
+        """How long the session of a single row is open, in microseconds: so that sessions which overlap are one."""
+        return self.gap + self.included
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aggregates", tuple((name, agg.mergeable) for name, agg in self.aggregates))

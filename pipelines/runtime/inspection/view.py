@@ -233,7 +233,9 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
         every, offset = window_then.get("every", window_then["size"]), window_then.get("offset", 0)
         window = Window(window_then["on"], window_then["size"], every, offset, 0, tuple(listed), None)
     elif "gap" in window_then:
-        window = SessionWindow(window_then["on"], window_then["gap"], 0, tuple(listed), None)
+        window = SessionWindow(
+            window_then["on"], window_then["gap"], 0, tuple(listed), None, window_then.get("included", False)
+        )
     else:
         return None
     return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)

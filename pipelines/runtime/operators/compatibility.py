@@ -414,7 +414,7 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
         return None
     common = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
     if isinstance(stage.window, SessionWindow):
-        return {**common, "gap": stage.window.gap}
+        return {**common, "gap": stage.window.gap, **({"included": True} if stage.window.included else {})}
     shape = {"every": stage.window.every, "offset": stage.window.offset}
     usual = {"every": stage.window.size, "offset": 0}
     return {**common, "size": stage.window.size, **(shape if shape != usual else {})}
@@ -493,7 +493,8 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
         return f"{shown(meaning['size'])}{every}{offset} by {meaning['on'] or 'processing time'} with {aggregates}"
     if "gap" in meaning:
         by = meaning["on"] or "processing time"
-        return f"sessions with a gap of {shown(meaning['gap'])} by {by} with {aggregates}"
+        included = " included" if meaning.get("included") else ""
+        return f"sessions with a gap of {shown(meaning['gap'])}{included} by {by} with {aggregates}"
     if "aggregates" in meaning:
         return aggregates
     return f"the key, by event time in {meaning['on']}" if meaning.get("on") else "the key, by the time of arrival"

@@ -115,4 +115,5 @@ def window_shapes(
 
 def _results(stage: Stage, window: Window | SessionWindow, windows: pl.DataFrame) -> pl.DataFrame:
     results = [agg.result(name) for name, agg in window.aggregates]
-    return windows.sort([END, *stage.key]).select(*stage.key, START, END, *results)
+    end = pl.col(END) - 1 if isinstance(window, SessionWindow) and window.included else pl.col(END)
+    return windows.sort([END, *stage.key]).select(*stage.key, START, end, *results)

@@ -93,7 +93,7 @@ class SessionOperator(EventTimeOperator):
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         times = self._times_of(rows, self._window.on)
         if self._progress.before is not None:
-            over = times + self._window.gap <= self._progress.before
+            over = times + self._window.length <= self._progress.before
             if over.any():
                 self._waiting.append(rows.filter(pa.array(over)))
                 self.rows_deferred += int(over.sum())
@@ -135,7 +135,7 @@ class SessionOperator(EventTimeOperator):
         its own."""
         frame = self._filtered.frame(rows)
         keys = [pl.col(name).cast(self._open.types[name]) for name in self._by]
-        frame = frame.with_columns(*keys, pl.Series(_FROM, times), pl.Series(_TO, times + self._window.gap))
+        frame = frame.with_columns(*keys, pl.Series(_FROM, times), pl.Series(_TO, times + self._window.length))
         return hashed(frame, xxhash64([rows.column(name) for name in self._stage.key]))
 
     def _ended(self, alone: pl.DataFrame, fresh: pl.DataFrame) -> np.ndarray:

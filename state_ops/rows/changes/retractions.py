@@ -12,7 +12,7 @@ State has in `ROWS` how many rows a key is made of: without one, the key is gone
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,8 +58,8 @@ class _Signed:
         """Of the column that is added up."""
         return _SIGNED + self.field
 
-    def of(self, gone: pl.Expr) -> pl.Expr:
-        """Its column, negative in the rows that are gone."""
+    def of(self, gone: pl.Expr, types: Mapping[str, pl.DataType]) -> pl.Expr:
+        """Its column, negative in the rows that are gone. types: of the rows' columns."""
         sign = pl.when(gone).then(pl.lit(-1, pl.Int64)).otherwise(pl.lit(1, pl.Int64))
         if self.column is None:
             return sign.alias(self.name)
@@ -67,7 +67,10 @@ class _Signed:
             return pl.when(pl.col(self.column).is_not_null()).then(sign).alias(self.name)
         if not pa.types.is_decimal(self.type):
             return (pl.col(self.column).cast(pl.Int128) * sign).alias(self.name)
-        exact = pl.col(self.column).cast(pl.Decimal(38, self.type.scale))
+        column = pl.col(self.column)
+        if types[self.column] == pl.Boolean:  # which Polars makes no decimal of
+            column = column.cast(pl.Int8)
+        exact = column.cast(pl.Decimal(38, self.type.scale))
         return pl.when(gone).then(-exact).otherwise(exact).alias(self.name)
 
 
@@ -123,7 +126,7 @@ class Retractions:
         """
         for each in self._counts:
             each.add(rows, gone)
-        frame = rows.select(*self._by, *[each.of(gone) for each in self._signed], *self._nothing)
+        frame = rows.select(*self._by, *[each.of(gone, rows.schema) for each in self._signed], *self._nothing)
         self._empty = frame.clear()
         return frame
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
@@ -530,3 +531,16 @@ def test_whether_rows_are_taken_back_is_part_of_what_state_means():
         problems = fit(of, shaped[not was], recorded, pipeline).problems
         kinds = ["rows none of which takes others back", "changes"]
         assert f"its input was {kinds[was]}, is {kinds[not was]}" in problems
+
+
+def test_a_mean_of_booleans_takes_rows_back():
+    clicks = files("{landing}/*.parquet", name="clicks", event_time="at")
+    late = aggregate("late", clicks, key="k", late=agg.max("late"), one=agg.max("one"), changes=True)
+    share = aggregate(
+        "share", late, key="one", share=agg.mean("late"), number=agg.sum("late"), sink=delta.append("share")
+    )
+    run = testing.run_pipeline(Pipeline("p", (late, share)))
+    first = [{"k": key, "one": 1, "late": key == "x", "at": datetime(2026, 1, 1, tzinfo=UTC)} for key in "xyz"]
+    assert run.epoch(first)["share"].select("share", "number").rows() == [(1 / 3, 1)]
+    again = [{**first[1], "late": True}]
+    assert run.epoch(again)["share"].select("share", "number").rows() == [(2 / 3, 2)]

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from pipelines import testing
 from pipelines.api import agg, delta, files, window
 from pipelines.runtime.operators import Progress, SessionOperator, session_store, sessions, shapes
 from pipelines.runtime.operators.base import LATE, MAIN
@@ -306,3 +307,26 @@ def test_all_sessions_are_read_for_a_table_only_where_they_may_fit(tmp_path, mos
     subtask.run(events, Progress(None, None, False), most_bytes)
     assert backend.entries == read
     assert [row[2] for row in subtask.stored()] == [2] * 50
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_rows_exactly_a_gap_apart_are_one_session_if_that_is_asked_for(included):
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    source = files("s", event_time="at")
+    asked = window(
+        "s", source, key="k", on="at", gap="10s", gap_included=included, n=agg.count(), sink=delta.append("s")
+    )
+    rows = [{"k": 1, "at": start + timedelta(seconds=second)} for second in (0, 10, 20)]
+    rows.append({"k": 1, "at": rows[-1]["at"] + timedelta(seconds=10, microseconds=1)})
+
+    def of(slices: list[list[dict]]) -> list[tuple]:
+        run = testing.run(asked)
+        out = [run.epoch(some) for some in slices]
+        assert run.open_windows["window_end"].to_list() == [rows[-1]["at"] + timedelta(seconds=10)]
+        assert run.late.is_empty()
+        return pl.concat([*out, run.epoch([], drain=True)]).select("window_start", "window_end", "n").rows()
+
+    first, last, tick = rows[0]["at"], rows[3]["at"], timedelta(seconds=10)
+    each = [(row["at"], row["at"] + tick, 1) for row in rows]
+    wanted = [(first, rows[2]["at"] + tick, 3), (last, last + tick, 1)] if included else each
+    assert of([rows]) == of([[row] for row in rows]) == wanted

@@ -198,6 +198,11 @@ def test_windows_that_state_does_not_have_are_not_looked_up_key_by_key(monkeypat
     assert asked == [20] and dict(out[["k", "n"]].rows())["k1"] == 3
 
 
+def test_a_negative_offset_is_one_that_begins_earlier():
+    assert counted(every="1h", offset="-15m").window == counted(every="1h", offset="45m").window
+    assert counted(every="1h", offset=-timedelta(minutes=15)).window.offset == 45 * 60_000_000
+
+
 def test_an_offset_shifts_windows_from_the_full_hour():
     run = testing.run(counted(every="1h", offset="15m"))
     assert bounds(run.epoch([at(14), at(15), at(74)], drain=True)) == [("a", -45, 15, 1), ("a", 15, 75, 2)]

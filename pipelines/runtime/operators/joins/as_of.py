@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import INNER, AsOf, Epoch, Stage
-from pipelines.runtime.operators.base import Progress, Shapes
+from pipelines.runtime.operators.base import LATE, Progress, Shapes
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import EVICTED, NUMBER, READ_ROWS, JoinOperator, KeptSide, beside, decoded
 from state_ops.arrow import frames
@@ -61,18 +61,37 @@ class AsOfOperator(JoinOperator):
         now, upto = self._progress.now, None if self._as_of.wait else _AT_ONCE
         if now is not None:
             upto = now - 1
-        if upto is not None or self._progress.drain:
-            upto = None if self._progress.drain else upto
+        if self._progress.drain:
+            upto = self._newest_fact(upto)
+        if upto is not None:
             for piece in time_index.due(self._backend, self._groups, upto, EVICTED):
                 yield from self._looked_at(piece, upto)
         self._counts.barrier()
+
+    def _newest_fact(self, upto: int | None) -> int | None:
+        """The moment up to which a drain looks at what is there: that of the newest fact that waits, or `upto` if that
+        is later. Versions behind it stay as they are, and no fact behind it is late."""
+        columns, newest = self._index_columns, upto
+        for group in self._groups:
+            for piece in time_index.pieces(self._backend, group, EVICTED):
+                of_side = time_index.owners(piece, columns)[1].column(sides.SIDE).to_numpy()
+                facts = np.flatnonzero(of_side == _FACTS)
+                if len(facts):
+                    newest = max(time_index.moment_of(piece[facts[-1]]), _AT_ONCE if newest is None else newest)
+        if newest is not None and newest > _AT_ONCE and newest != upto:
+            self.closed_upto = newest + 1
+        return newest
+
+    @property
+    def _index_columns(self) -> pa.Schema:
+        return pa.schema([*self._shapes.keys, (sides.SIDE, pa.int8()), (NUMBER, pa.int64())])
 
     def _put(self, side: KeptSide, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """Rows of a side that arrive. Late facts are dropped; a late version is for the facts that are not late."""
         times = self._times(side, rows)
         if self._progress.before is not None and (late := times < self._progress.before).any():
             self.rows_late += int(late.sum())
-            if self._join.late is not None:
+            if LATE in self._shapes.outputs:
                 yield self._late_of(side, rows.filter(pa.array(late)), times[late])
             if side.number == _FACTS:
                 rows, times = rows.filter(pa.array(~late)), times[~late]
@@ -87,21 +106,20 @@ class AsOfOperator(JoinOperator):
         at_once = side.number == _FACTS and not self._as_of.wait
         return np.full(count, _AT_ONCE) if at_once else times
 
-    def _looked_at(self, piece: list[bytes], upto: int | None) -> Iterator[tuple[str, pa.Table]]:
+    def _looked_at(self, piece: list[bytes], upto: int) -> Iterator[tuple[str, pa.Table]]:
         """What has become due: hand out the facts, and forget the versions that no fact can be joined with any more.
 
         Args:
-            upto: The moment up to which; None: all.
+            upto: The moment up to which.
         """
-        columns = pa.schema([*self._shapes.keys, (sides.SIDE, pa.int8()), (NUMBER, pa.int64())])
-        groups, entries = time_index.owners(piece, columns)
+        groups, entries = time_index.owners(piece, self._index_columns)
         keyed = frames.from_arrow(entries.select(self._stage.key)).with_columns(
             pl.Series(GROUP, groups.astype(np.int32))
         )
         batch = Batch(keyed, self._shapes.keys, self._where)
         codes, counts = batch.codes(keyed, "as_of"), self._counted(batch)
         moments = np.fromiter(map(time_index.moment_of, piece), np.int64, len(piece))
-        remaining = self._remaining(piece, moments, groups, batch, upto)
+        remaining = self._remaining(moments, groups, batch, upto)
         due = _Due(entries, codes, entries.column(sides.SIDE).to_numpy(), entries.column(NUMBER).to_numpy())
         deletes = list(piece)
         for first, last in _shares(counts["right_next"] - counts["right_first"]):
@@ -111,17 +129,10 @@ class AsOfOperator(JoinOperator):
         self._backend.write([], deletes)
         self._count(batch, counts)
 
-    def _remaining(
-        self, piece: list[bytes], moments: np.ndarray, groups: np.ndarray, batch: Batch, upto: int | None
-    ) -> np.ndarray:
+    def _remaining(self, moments: np.ndarray, groups: np.ndarray, batch: Batch, upto: int) -> np.ndarray:
         """int64[k]: by key, the time from which the facts are that are still to be joined."""
-        if upto is None:
-            newest = int(moments.max()) + 1
-            upto = newest - 1
-            if newest > _AT_ONCE + 1:
-                self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)
         remaining = np.full(len(batch), upto + 1)
-        if len(piece) == EVICTED:  # of the last group there may be more
+        if len(moments) == EVICTED:  # of the last group there may be more
             remaining[batch.groups == groups[-1]] = moments[-1]
         return remaining
 

@@ -154,7 +154,7 @@ class JoinOperator(EventTimeOperator):
             times = self._times(side, rows)
             if self._progress.before is not None and (late := times < self._progress.before).any():
                 self.rows_late += int(late.sum())
-                if join.late is not None:
+                if LATE in self._shapes.outputs:
                     yield self._late_of(side, rows.filter(pa.array(late)), times[late])
                 rows, times = rows.filter(pa.array(~late)), times[~late]
         if not rows.num_rows:
@@ -498,8 +498,8 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
     output = pa.schema([*keys, *left, *named])
     check_storable(output, where, "Cast or drop it in the select of its side")
     outputs = {MAIN: output}
-    if join.late is not None:
-        outputs[LATE] = _late_shape(stage, join, keys, left, right)
+    if (late := _late_shape(stage, join, keys, left, right)) is not None:
+        outputs[LATE] = late
     if join.how in (SEMI, ANTI):  # of what is only looked for, no more than when it was
         right = pa.schema([right.field(join.times[1])] if join.times is not None else [])
     names, kept = names_in_state(keys.names), []
@@ -526,9 +526,11 @@ def names_in_state(keys: Sequence[str]) -> tuple[str, str]:
     return names
 
 
-def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema | None:
     """The columns of late rows: the key, which side a row is of and its time, the left side's columns, then the right
-    side's."""
+    side's. None: no row is late, or they could not have these, and nobody has asked for them."""
+    if join.times is None:
+        return None
     where = f"{_kind(join)} {stage.uid}, late"
     added = [(LATE_SIDE, pa.string()), (LATE_TIME, pa.timestamp("us", "UTC"))]
     columns = [*keys, *(pa.field(name, kind) for name, kind in added), *left]
@@ -536,6 +538,8 @@ def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, righ
     columns += [field.with_name(field.name + join.suffix) if field.name in taken else field for field in right]
     names = [field.name for field in columns]
     twice = [name for name in names if names.count(name) > 1]
+    if twice and join.late is None:
+        return None
     if twice:
         raise PipelineError(
             f"The table of late rows of {stage.uid} would have two columns {twice[0]!r}.",
@@ -544,5 +548,6 @@ def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, righ
             f" {LATE_TIME!r} its time.",
         )
     late = pa.schema(columns)
-    check_storable(late, where, "Cast or drop it in the select of its side")
+    if join.late is not None:
+        check_storable(late, where, "Cast or drop it in the select of its side")
     return late
