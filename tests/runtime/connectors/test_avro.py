@@ -220,3 +220,92 @@ def _as_arrow(value: Any, type: pa.DataType) -> Any:
     if value is not None and pa.types.is_list(type):
         return [_as_arrow(item, type.value_type) for item in value]
     return value
+
+
+def forged(type: Any, plain: Any, values: list[Any]) -> bytes:
+    """A file whose header says a type, and whose values are written as another one."""
+    data = written(plain, values)
+    schema = {"type": "record", "name": "Top", "namespace": "of.tests", "fields": [{"name": "v", "type": type}]}
+    after = json.dumps(schema).encode()
+    start = data.index(b"avro.schema") + len(b"avro.schema")
+    size = start
+    while data[size] & 0x80:
+        size += 1
+    end = data.index(b"\x14avro.codec") if data.index(b"\x14avro.codec") > start else data.index(b"\0", size)
+    number, head = len(after) << 1, bytearray()
+    while number > 0x7F:
+        head.append(number & 0x7F | 0x80)
+        number >>= 7
+    return data[:start] + bytes([*head, number]) + after + data[end:]
+
+
+def two(value: int) -> bytes:
+    return value.to_bytes(12, "big", signed=True)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_decimals_with_more_digits_than_their_type_are_bad_rows(nested: bool):
+    price: Any = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    plain: Any = "bytes"
+    values: list[Any] = [two(123), two(12345678), two(-999), b"\x7f" + bytes(20), b""]
+    if nested:
+        price, plain = {"type": "array", "items": price}, {"type": "array", "items": plain}
+        values = [[value] for value in values]
+    type, rows, bad = read(forged(price, plain, values))
+    got = [row[0] if nested else row for row in rows]
+    assert got == [Decimal("1.23"), Decimal("-9.99")] and "decimal128(4, 2)" in str(type)
+    assert [row for row, _ in bad] == [2, 4, 5] and "123456.78" in bad[0][1]
+
+
+@pytest.mark.parametrize(
+    ("type", "plain"),
+    [
+        ({"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 4}, "bytes"),
+        ({"type": "bytes", "logicalType": "decimal", "scale": 4}, "bytes"),
+        (
+            {"type": "fixed", "name": "F", "size": 40, "logicalType": "decimal", "precision": 95, "scale": 4},
+            {"type": "fixed", "name": "F", "size": 40},
+        ),
+    ],
+    ids=["64", "none", "fixed"],
+)
+def test_decimals_that_no_column_has_are_read_as_a_declared_one(type: Any, plain: Any):
+    values = [number.to_bytes(40, "big", signed=True) for number in (125000, -32500, 10**30, 10**70, -1, 2**300)]
+    data = forged(type, plain, values)
+    declared = pa.schema([("v", pa.decimal128(20, 4))])
+    _, rows, bad = read(data, declared)
+    assert rows == [Decimal("12.5000"), Decimal("-3.2500"), Decimal("-0.0001")]
+    assert [row for row, _ in bad] == [3, 4, 6]
+    with pytest.raises(InputError, match=r"The field 'v' of an Avro file is decimal256"):
+        read(data)
+
+
+def test_moments_that_no_table_has_are_bad_rows():
+    for type, plain, values in (
+        ({"type": "long", "logicalType": "timestamp-millis"}, "long", [0, 2**62, -(2**63), 253402300800000]),
+        ({"type": "long", "logicalType": "timestamp-micros"}, "long", [0, 2**62, -(2**63), 253402300800000000]),
+        ({"type": "int", "logicalType": "date"}, "int", [0, 2**31 - 1, -(2**31), 2932897]),
+        ({"type": "long", "logicalType": "time-micros"}, "long", [0, 2**62, -1, 86_400_000_000]),
+        ({"type": "int", "logicalType": "time-millis"}, "int", [0, 2**31 - 1, -1, 86_400_000]),
+    ):
+        _, rows, bad = read(forged(type, plain, values))
+        assert len(rows) == 1 and [row for row, _ in bad] == [2, 3, 4], type
+
+
+def test_named_types_are_found_by_full_name_namespace_and_alias():
+    kind = {"type": "enum", "name": "Kind", "aliases": ["Sort"], "symbols": ["A", "B"]}
+    other = {"type": "enum", "name": "Kind", "namespace": "elsewhere", "symbols": ["X", "Y"]}
+    fields = [
+        {"name": "a", "type": kind}, {"name": "b", "type": "of.tests.Kind"}, {"name": "c", "type": "Kind"},
+        {"name": "d", "type": other}, {"name": "e", "type": "elsewhere.Kind"}, {"name": "f", "type": "of.tests.Sort"},
+    ]  # fmt: skip
+    plain = {"type": "record", "name": "R", "fields": [{"name": name, "type": "int"} for name in "abcdef"]}
+    type = {"type": "record", "name": "R", "fields": fields}
+    _, rows, _ = read(forged(type, plain, [dict.fromkeys("abcdef", 1)]))
+    assert rows == [{"a": "B", "b": "B", "c": "B", "d": "Y", "e": "Y", "f": "B"}]
+
+
+def test_a_type_that_no_column_has_is_told_with_its_field():
+    inner = {"type": "record", "name": "R", "fields": [{"name": "u", "type": ["int", "string"]}]}
+    with pytest.raises(InputError, match=r"the field 'v\.u' is \[\"int\", \"string\"\]"):
+        read(written(inner, []))

@@ -12,8 +12,9 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -31,11 +32,12 @@ from pipelines.runtime.connectors.formats.stream import Block, Bytes
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
 from state_ops.arrow.nested import elements
+from state_ops.arrow.unfit_values import unfit
 from state_ops.errors import InputError, first_line
 
 _MAGIC, _SYNC = b"Obj\x01", 16
-_MOST_ROWS = 1 << 31
-_MOST_BYTES = 1 << 30  # of one block
+_MOST_BYTES = 64 << 20  # of one block, packed and unpacked, and of a value in the header
+_DICTIONARY = 256 << 20  # bytes that xz may take to unpack a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,10 @@ class AvroReader:
         if not self._written:
             raise file.damaged("its schema has no fields that are written")
         self._header = _header(self._columns, self._sync)
+        self._least = sum(_least(self._columns[name].read_as) for name in self._written)
         self.stored = frames.canonical_schema(pa.schema([(name, of.type) for name, of in self._columns.items()]))
+        if schema is None:
+            self._check_types()
         self.schema = self.stored if schema is None else schema
         if partial:
             self.schema = there_of(self.schema, self._columns, file.where)
@@ -83,11 +88,13 @@ class AvroReader:
         waiting, rows, first = list[bytes](), 0, 1
         while not self._bytes.is_end():
             count, size = self._bytes.number(), self._bytes.number()
-            if not (0 <= count < _MOST_ROWS and 0 <= size < _MOST_BYTES):
-                raise self._damaged(first + rows)
+            if not (count >= 0 and 0 <= size <= _MOST_BYTES):
+                raise self._damaged(first + rows, f"a block has {count} rows in {size} bytes")
             data = self._unpacked(self._bytes.read(size), first + rows)
             if self._bytes.read(_SYNC) != self._sync:
                 raise self._damaged(first + rows)
+            if count * self._least > len(data):
+                raise self._damaged(first + rows, f"a block has {count} rows in {len(data)} bytes")
             if count:
                 waiting.append(_number(count) + _number(len(data)) + data + self._sync)
             rows += count
@@ -120,11 +127,13 @@ class AvroReader:
             raise self._file.damaged(f"the rows from {block.first} on are no rows ({first_line(error)})") from error
         columns, lost = [], dict[int, str]()
         for field in self.schema:
-            values, unfit = _cast(restored[field.name], field.type)
+            values, misfits = _cast(restored[field.name], field.type)
             columns.append(values)
-            for row in unfit:
+            for row in misfits:
                 lost.setdefault(row, f"the field {field.name!r} is no {field.type}")
         rows = pa.table(columns, schema=self.schema)
+        for value in unfit(rows):
+            lost.setdefault(value.row, f"the field {value.column!r} {value.problem}")
         if not lost:
             return Batch(rows, numbers=lambda: range(block.first, block.first + len(rows)))
         kept = [row for row in range(len(rows)) if row not in lost]
@@ -138,7 +147,9 @@ class AvroReader:
                 count, _ = -count, self._bytes.number()
             for _ in range(count):
                 name = self._bytes.read(self._bytes.number()).decode(errors="replace")
-                facts[name] = self._bytes.read(self._bytes.number())
+                value = self._bytes.read(self._bytes.number())
+                if name in ("avro.schema", "avro.codec"):
+                    facts[name] = value
         if "avro.schema" not in facts:
             raise self._file.damaged("it has no schema")
         return facts
@@ -153,35 +164,63 @@ class AvroReader:
                 f"An Avro file has a type that cannot be read: {error}", where=self._file.where, next=WRITABLE
             ) from error
 
+    def _check_types(self) -> None:
+        """Raises InputError for a field that no column can have by itself."""
+        for field in self.stored:
+            part = frames.unreadable(field.type)
+            if part is not None:
+                raise InputError(
+                    f"The field {field.name!r} of an Avro file is {part}, which no column can have.",
+                    where=self._file.where,
+                    next="Declare the source's columns in schema=, that field among them in another type (a decimal of "
+                    "up to 38 digits), or not at all.",
+                )
+
     def _unpacked(self, data: bytes, row: int) -> bytes:
         try:
-            if self._codec == "null":
-                return data
-            if self._codec == "deflate":
-                return zlib.decompress(data, -15)
-            if self._codec == "bzip2":
-                return bz2.decompress(data)
-            if self._codec == "xz":
-                return lzma.decompress(data)
-            if self._codec == "zstandard":
-                return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
-            if self._codec == "snappy":
-                body = _Exact(io.BytesIO(data))
-                size = body.varint()
-                unpacked = bytes(pa.decompress(data[:-4], size, "snappy"))
-                if zlib.crc32(unpacked) != int.from_bytes(data[-4:], "big"):
-                    raise ValueError("checksum")
-                return unpacked
+            unpacked = _unpacked(data, self._codec)
         except (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
             raise self._damaged(row) from error
+        if unpacked is not None:
+            if len(unpacked) > _MOST_BYTES:
+                raise self._damaged(row, f"a block has more than {_MOST_BYTES >> 20} MiB unpacked")
+            return unpacked
         raise InputError(
             f"An Avro file is compressed by {self._codec}, which cannot be read.",
             where=self._file.where,
             next="Write it with one of null, deflate, snappy, zstandard, bzip2 and xz.",
         )
 
-    def _damaged(self, row: int) -> InputError:
-        return self._file.damaged(f"the rows from {row} on cannot be read")
+    def _damaged(self, row: int, why: str = "") -> InputError:
+        return self._file.damaged(f"the rows from {row} on cannot be read{why and ': '}{why}")
+
+
+def _unpacked(data: bytes, codec: str) -> bytes | None:
+    """A block's bytes, no more than one beyond the most that it may have; None: nobody can unpack it."""
+    if codec == "null":
+        return data
+    if codec == "zstandard":
+        return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read(_MOST_BYTES + 1))
+    if codec == "snappy":
+        size = _Exact(io.BytesIO(data)).varint()
+        if size > _MOST_BYTES:
+            raise ValueError("size")
+        unpacked = bytes(pa.decompress(data[:-4], size, "snappy"))
+        if zlib.crc32(unpacked) != int.from_bytes(data[-4:], "big"):
+            raise ValueError("checksum")
+        return unpacked
+    unpackers: dict[str, Callable[[], Any]] = {
+        "deflate": lambda: zlib.decompressobj(-15),
+        "bzip2": bz2.BZ2Decompressor,
+        "xz": lambda: lzma.LZMADecompressor(memlimit=_DICTIONARY),
+    }
+    if codec not in unpackers:
+        return None
+    unpacker = unpackers[codec]()
+    unpacked = bytes(unpacker.decompress(data, _MOST_BYTES + 1))
+    if not unpacker.eof and len(unpacked) <= _MOST_BYTES:
+        raise EOFError
+    return unpacked
 
 
 class _Exact:
@@ -194,7 +233,7 @@ class _Exact:
         return not self._has(1)
 
     def read(self, size: int) -> bytes:
-        if size < 0 or not self._has(size):
+        if not 0 <= size <= _MOST_BYTES or not self._has(size):
             if isinstance(self._file, Bytes):
                 raise self._file.damaged("it ends too early")
             raise EOFError
@@ -234,6 +273,15 @@ def _number(value: int) -> bytes:
     return bytes([*data, value])
 
 
+def _least(read_as: Any) -> int:
+    """The fewest bytes that a value of a type has."""
+    if isinstance(read_as, dict) and read_as["type"] == "record":
+        return sum(_least(field["type"]) for field in read_as["fields"])
+    if isinstance(read_as, dict) and read_as["type"] == "fixed":
+        return int(read_as["size"])
+    return {"float": 4, "double": 8}.get(read_as, 1) if isinstance(read_as, str) else 1
+
+
 def _header(columns: Mapping[str, AvroColumn], sync: bytes) -> bytes:
     fields = [{"name": name, "type": column.read_as} for name, column in columns.items() if column.read_as is not None]
     schema = json.dumps({"type": "record", "name": "top", "fields": fields}).encode()
@@ -251,6 +299,8 @@ def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
     mask = array.is_null() if array.null_count else None
     if column.symbols is not None:
         return pa.array(column.symbols, pa.string()).take(array)
+    if column.is_decimal:
+        return _decimals(array.cast(pa.binary()), column.type)
     if pa.types.is_null(column.type):
         return pa.nulls(len(array))
     if pa.types.is_struct(column.type):
@@ -272,16 +322,37 @@ def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
     return array.cast(column.type) if array.type != column.type else array
 
 
+def _decimals(array: pa.Array, type: pa.DataType) -> pa.Array:
+    """Decimals of their digits as a whole number in bytes, the highest first. What is none, or too large for Arrow, is
+    a number with more digits than the type has: `unfit` and casts find it."""
+    width = type.bit_width // 8
+    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    starts, ends = offsets[:-1], offsets[1:]
+    is_number = ends > starts
+    fill = np.zeros(len(array), np.uint8)
+    fill[is_number] = np.where(data[starts[is_number]] >= 128, 255, 0)
+    digits = np.repeat(fill[:, None], width, axis=1)
+    for at in range(min(width, int((ends - starts).max(initial=0)))):
+        has = ends - starts > at
+        digits[has, at] = data[ends[has] - 1 - at]
+    is_lost = ~is_number
+    for row in np.flatnonzero(ends - starts > width):
+        above = data[starts[row] : ends[row] - width]
+        is_lost[row] = (above != fill[row]).any() or (digits[row, -1] >= 128) != (fill[row] == 255)
+    digits[is_lost] = [*[255] * (width - 1), 127]
+    buffers = [pa.array(array.is_valid()).buffers()[1], pa.py_buffer(digits.tobytes())]
+    return pa.Array.from_buffers(type, len(array), buffers)
+
+
 def _cast(array: pa.Array, type: pa.DataType) -> tuple[pa.Array, list[int]]:
     """Values in a canonical type, and at which of them there is none: null stands there."""
-    canonical = _whole(frames.canonical(pa.table({"": array})).column(0))
-    if canonical.type == type:
-        return canonical, []
     try:
-        return canonical.cast(type), []
+        canonical = _whole(frames.canonical(pa.table({"": array})).column(0))
+        return (canonical if canonical.type == type else canonical.cast(type)), []
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        if len(canonical) > 1:
-            middle = len(canonical) // 2
-            (first, bad), (second, more) = _cast(canonical[:middle], type), _cast(canonical[middle:], type)
+        if len(array) > 1:
+            middle = len(array) // 2
+            (first, bad), (second, more) = _cast(array[:middle], type), _cast(array[middle:], type)
             return pa.concat_arrays([first, second]), [*bad, *(middle + row for row in more)]
         return pa.nulls(1, type), [0]

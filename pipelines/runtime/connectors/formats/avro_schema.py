@@ -25,6 +25,11 @@ _LOGICAL = {
     ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
 }
 
+_MOST_COLUMNS = 10_000
+_DEEPEST = 64
+_LARGEST = 64 << 20  # bytes of a fixed value
+_DIGITS, _MOST_DIGITS = 38, 76  # of a column, and of what Arrow can hold
+
 
 WRITABLE = (
     "Write records of values, arrays, maps and records, each at most optional: no other unions, and no records in "
@@ -38,7 +43,18 @@ class NoSchemaError(Exception):
 
 
 class UnreadSchemaError(Exception):
-    """A schema has a type that no column can have; the message is that."""
+    """A schema has a type that no column can have; the message is that, with its field.
+
+    Attributes:
+        path: The names of the fields in which it stands, the outermost first.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.path: list[str] = []
+
+    def __str__(self) -> str:
+        return f"the field {'.'.join(self.path)!r} is {self.args[0]}" if self.path else str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +66,14 @@ class AvroColumn:
         type: What it is in Arrow.
         symbols: Of an enum.
         parts: Of what it is made.
+        is_decimal: It is read as bytes, big-endian, which are the digits of a decimal.
     """
 
     read_as: Any
     type: pa.DataType
     symbols: tuple[str, ...] | None = None
     parts: tuple[AvroColumn, ...] = ()
+    is_decimal: bool = False
 
 
 class AvroSchema:
@@ -64,7 +82,7 @@ class AvroSchema:
     def __init__(self) -> None:
         self._named = dict[str, Any]()
         self._open = list[str]()
-        self._names = 0
+        self._names = self._count = self._depth = 0
 
     def columns(self, text: bytes | str) -> dict[str, AvroColumn]:
         """The columns of a record's schema.
@@ -77,16 +95,42 @@ class AvroSchema:
             schema = json.loads(text)
             if not (isinstance(schema, dict) and schema.get("type") == "record"):
                 raise self._unread(schema)
-            return {field["name"]: self._column(field["type"], "") for field in self._record(schema, "")}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self._name(schema, name := _full(schema, ""))
+            self._open.append(name)
+            return self._fields(schema, name.rpartition(".")[0])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise NoSchemaError(str(error)) from error
 
-    def _record(self, schema: Mapping[str, Any], space: str) -> Sequence[Mapping[str, Any]]:
-        self._named[_full(schema, space)] = schema
-        fields: Sequence[Mapping[str, Any]] = schema["fields"]
+    def _name(self, schema: Mapping[str, Any], name: str) -> None:
+        """Let a named type be found by its full name, and by its aliases."""
+        space = name.rpartition(".")[0]
+        self._named[name] = schema
+        for alias in schema.get("aliases", ()):
+            self._named.setdefault(_full({"name": alias}, space), schema)
+
+    def _fields(self, schema: Mapping[str, Any], space: str) -> dict[str, AvroColumn]:
+        fields = dict[str, AvroColumn]()
+        for field in schema["fields"]:
+            name = field["name"]
+            if not isinstance(name, str) or name in fields or not name.encode():
+                raise ValueError("fields have names of their own")
+            try:
+                fields[name] = self._column(field["type"], space)
+            except UnreadSchemaError as error:
+                error.path.insert(0, name)
+                raise
         return fields
 
     def _column(self, schema: Any, space: str) -> AvroColumn:
+        """The column of a type; of one that is mentioned twice there are two, so both count."""
+        self._count, self._depth = self._count + 1, self._depth + 1
+        if self._count > _MOST_COLUMNS or self._depth > _DEEPEST:
+            raise UnreadSchemaError(f"one of more than {_MOST_COLUMNS} parts, or is nested deeper than {_DEEPEST}")
+        column = self._typed(schema, space)
+        self._depth -= 1
+        return column
+
+    def _typed(self, schema: Any, space: str) -> AvroColumn:
         if isinstance(schema, list):
             return self._optional(schema, space)
         if isinstance(schema, str):
@@ -117,7 +161,7 @@ class AvroSchema:
         plain = self._column(kind, space)
         logical = schema.get("logicalType")
         if logical == "decimal" and kind == "bytes":
-            return _decimal({"type": "bytes"}, schema)
+            return _decimal("bytes", schema)
         type = _LOGICAL.get((kind, str(logical)))
         if type is None:
             return plain
@@ -126,17 +170,21 @@ class AvroSchema:
     def _with_name(self, schema: Mapping[str, Any], space: str) -> AvroColumn:
         name = _full(schema, space)
         space = name.rpartition(".")[0]
-        self._named[name] = schema
+        self._name(schema, name)
         if schema["type"] == "enum":
+            if not all(isinstance(symbol, str) and symbol.encode() for symbol in schema["symbols"]):
+                raise ValueError("symbols of an enum are texts")
             return AvroColumn("int", pa.string(), tuple(schema["symbols"]))
         if schema["type"] == "fixed":
+            if type(schema["size"]) is not int or not 0 < schema["size"] <= _LARGEST:
+                raise self._unread(schema)
             read_as = {"type": "fixed", "name": self._new_name(), "size": schema["size"]}
             is_decimal = schema.get("logicalType") == "decimal"
             return _decimal(read_as, schema) if is_decimal else AvroColumn(read_as, pa.binary())
         if name in self._open:
             raise self._unread(name)
         self._open.append(name)
-        parts = {field["name"]: self._column(field["type"], space) for field in schema["fields"]}
+        parts = self._fields(schema, space)
         self._open.pop()
         if not any(part.read_as is not None for part in parts.values()):
             raise self._unread(schema)
@@ -152,7 +200,7 @@ class AvroSchema:
         schema = self._named.get(full, self._named.get(name))
         if schema is None:
             raise self._unread(name)
-        return self._with_name(schema, space)
+        return self._with_name(schema, full.rpartition(".")[0])
 
     def _optional(self, schema: Sequence[Any], space: str) -> AvroColumn:
         others = [part for part in schema if part != "null"]
@@ -182,7 +230,13 @@ def _full(schema: Mapping[str, Any], space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def _decimal(read_as: Mapping[str, Any], schema: Mapping[str, Any]) -> AvroColumn:
-    precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
-    facts = {"logicalType": "decimal", "precision": precision, "scale": scale}
-    return AvroColumn({**read_as, **facts}, pa.decimal128(precision, scale))
+def _decimal(read_as: Any, schema: Mapping[str, Any]) -> AvroColumn:
+    """A decimal, whose digits are read as bytes. One of more digits than a column can have is `decimal256`: a declared
+    column may hold its values. One whose scale makes no sense is bytes, as Avro's specification says."""
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if type(scale) is not int or not 0 <= scale <= _MOST_DIGITS:
+        return AvroColumn(read_as, pa.binary())
+    if type(precision) is not int or not max(scale, 1) <= precision <= _MOST_DIGITS:
+        precision = _MOST_DIGITS
+    kind = pa.decimal128 if precision <= _DIGITS else pa.decimal256
+    return AvroColumn(read_as, kind(precision, scale), is_decimal=True)

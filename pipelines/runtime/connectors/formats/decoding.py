@@ -26,6 +26,7 @@ CSV, JSON, AVRO = "csv", "json", "avro"
 Options = CsvOptions | JsonOptions | AvroOptions
 OPTIONS: dict[str, type[Options]] = {CSV: CsvOptions, JSON: JsonOptions, AVRO: AvroOptions}
 BLOCK_BYTES = 4 << 20
+_LARGE = 16 << 20  # bytes of a block
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -196,7 +197,8 @@ def _in_order(decoded: Callable[[Block], Batch], blocks: Iterator[Block]) -> Ite
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="weir-decode") as pool:
         for block in blocks:
             waiting.append(pool.submit(decoded, block))
-            if len(waiting) > _THREADS:
+            is_large = len(block.data) > _LARGE  # then no other is in memory
+            while len(waiting) > (0 if is_large else _THREADS):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

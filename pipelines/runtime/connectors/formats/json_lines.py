@@ -192,6 +192,8 @@ def _unpacked(text: str) -> bytes | None:
 
 def lines_of(block: Block) -> Iterator[tuple[int, bytes]]:
     """The lines of a block that are not blank, with their numbers, without blanks around them."""
+    if not block.data.strip(_BLANK):
+        return
     number = block.first
     for line in block.data.splitlines(keepends=True):  # bytes: at line feeds and carriage returns alone
         if text := line.strip(_BLANK):

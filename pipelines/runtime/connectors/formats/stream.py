@@ -25,6 +25,8 @@ _CODECS = {
 _XZ = (".xz", ".lzma")
 _UNREADABLE = (".snappy", ".lzo", ".zip", ".7z", ".z", ".deflate")
 _LONGEST_LINE = 64 << 20  # bytes
+_SURE, _MOST_TIMES = 256 << 20, 1000  # bytes that any file may have, and how far compression goes in larger ones
+_DICTIONARY = 256 << 20  # bytes that xz may take
 
 Bounds = Callable[[bytes, bool], int]
 """Where the last whole record of some bytes ends, 0 if none does. The second argument: whether the file ends there."""
@@ -53,7 +55,7 @@ class Bytes:
 
     def __init__(self, stream: IO[bytes] | pa.NativeFile, where: str, encoding: str = "utf-8") -> None:
         self.where = where
-        self._raw = _Raw(stream)
+        self._raw, self._unpacked = _Raw(stream), 0
         self._stream = self._decompressed(where.lower())
         utf8 = codecs.lookup(encoding).name == "utf-8"
         self._decoder = None if utf8 else codecs.getincrementaldecoder(encoding)()
@@ -68,6 +70,9 @@ class Bytes:
         try:
             while True:
                 data = bytes(self._stream.read(size))
+                self._unpacked += len(data)
+                if self._unpacked > _SURE + _MOST_TIMES * self._raw.count:
+                    raise self.damaged(f"it is more than {_MOST_TIMES} times as large as it is compressed")
                 if self._decoder is None:
                     return data
                 text = self._decoder.decode(data, final=not data).encode()
@@ -118,8 +123,31 @@ class Bytes:
                 next="Write them uncompressed, or as .gz, .zst, .bz2, .lz4, .xz or .br.",
             )
         if ending in _XZ:
-            return lzma.LZMAFile(self._raw)  # type: ignore[arg-type]
+            return _Lzma(self._raw)
         return pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), _CODECS[ending]) if ending else self._raw
+
+
+class _Lzma:
+    """The streams of an xz file, in bounded memory, which the library's own class does not have."""
+
+    def __init__(self, raw: _Raw) -> None:
+        self._raw, self._rest = raw, b""
+        self._unpacker: lzma.LZMADecompressor | None = None
+
+    def read(self, size: int) -> bytes:
+        while True:
+            if self._unpacker is None or self._unpacker.needs_input:
+                self._rest = self._rest or self._raw.read(1 << 16)
+                if not self._rest and self._unpacker is None:
+                    return b""
+                if not self._rest:
+                    raise EOFError("it ends within a stream of xz")
+            self._unpacker = self._unpacker or lzma.LZMADecompressor(memlimit=_DICTIONARY)
+            data, self._rest = self._unpacker.decompress(self._rest, size), b""
+            if self._unpacker.eof:
+                self._rest, self._unpacker = self._unpacker.unused_data.lstrip(b"\0"), None
+            if data:
+                return data
 
 
 class _Raw:
@@ -130,10 +158,13 @@ class _Raw:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.failed: OSError | None = None
+        self.count = 0
 
     def read(self, size: int = -1) -> bytes:
         try:
-            return bytes(self._stream.read(size) if size >= 0 else self._stream.read())
+            data = bytes(self._stream.read(size) if size >= 0 else self._stream.read())
+            self.count += len(data)
+            return data
         except OSError as error:
             self.failed = error
             raise

@@ -39,13 +39,20 @@ def stored(schema: str) -> pa.Schema:
     if not isinstance(record, dict) or record.get("type") != "record":
         raise PipelineError("The Avro schema is not that of a record.", next="Wrap it: a row is a record.")
     try:
-        return pa.schema([(name, column.type) for name, column in AvroSchema().columns(schema).items()])
+        columns = pa.schema([(name, column.type) for name, column in AvroSchema().columns(schema).items()])
     except NoSchemaError as error:
         raise PipelineError(f"The schema is no Avro schema: {error}", next="Give a record's schema as JSON.") from error
     except UnreadSchemaError as error:
         raise PipelineError(
             f"The Avro schema has a type for which there is no column: {error}", next=WRITABLE
         ) from error
+    for field in frames.canonical_schema(columns):
+        if (part := frames.unreadable(field.type)) is not None:
+            raise PipelineError(
+                f"The Avro schema has a type for which there is no column: the field {field.name!r} is {part}.",
+                next="Give the source a reader's schema in which it has up to 38 digits.",
+            )
+    return columns
 
 
 def columns(schema: str) -> pa.Schema:
