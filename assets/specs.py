@@ -23,7 +23,7 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
         dg.AssetSpec(
             key(pipeline, source.name),
             description=_arrives(pipeline, source),
-            kinds={"file", "parquet"} if isinstance(source, FileSource) else {source.kind},
+            kinds={"file", source.format} if isinstance(source, FileSource) else {source.kind},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
             metadata=metadata.of_source(source, _place(pipeline, settings, source)),

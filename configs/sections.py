@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from configs.errors import ConfigurationError
-from configs.redaction import remember_variable
+from configs.redaction import redacted, remember_variable
 
 # A name, and no key's id that was put there by mistake.
 _VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
@@ -23,6 +23,14 @@ class Section(BaseModel):
 def _advice(text: str) -> dict[str, JsonValue]:
     """What to set a key to, for the reference page; the advice on checkpoints and caches is Flink's users' own."""
     return {"advice": text}
+
+
+# Options of clients that are secrets, beside those whose name redaction knows.
+_SECRET_OPTION = re.compile(
+    r"user\.info$|jaas\.config$|(?:^|\.)(?:ssl\.)?key(?:store)?\.pem$|^scram_(?:client|server)_key$|^pass(?:wd)?$",
+    re.IGNORECASE,
+)
+_VALUE = "a-value-0123"  # that nothing but its name makes a secret
 
 
 class SecretReference(Section):
@@ -678,6 +686,21 @@ class ConnectionSettings(Section):
             "to the client as they are, and never recorded or shown."
         ),
     )
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _no_secret_in_options(cls, value: Any) -> Any:
+        # Checked before pydantic looks, whose own messages repeat what they refuse.
+        for name, option in value.items() if isinstance(value, dict) else ():
+            if not isinstance(option, str | int | float) or isinstance(option, bool) or option == "":
+                continue
+            by_name = _SECRET_OPTION.search(str(name)) or _VALUE not in redacted(f'{name}="{_VALUE}"')
+            if by_name or redacted(str(option)) != str(option):
+                raise ValueError(
+                    f"{name} is a secret, or has one: say {{env: NAME}}, a reference to an environment variable;"
+                    " the secret itself never stands in a configuration"
+                )
+        return value
 
 
 class LoggingSettings(Section):

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from configs import combinations, reference, settings
 from configs.errors import ConfigurationError
+from configs.sections import ConnectionSettings
 from configs.settings import PROJECT
 from state_ops.backends import loader
 
@@ -467,3 +468,29 @@ def test_what_one_pipeline_says_may_contradict_what_is_common(config):
     said = _refused(config, text).what
     assert "pipelines.clicks: checkpoints.timeout_seconds (10) is shorter than" in said
     assert said.count("is shorter than") == 1
+
+
+SECRETS = {
+    "password": "Literal-4711",
+    "sasl.password": "Literal-4711",
+    "sasl.jaas.config": 'required username="u" password="Literal-4711";',
+    "basic.auth.user.info": "u:Literal-4711",
+    "schema.registry.basic.auth.user.info": "u:Literal-4711",
+    "ssl.key.pem": "Literal-4711",
+    "ssl.keystore.pem": "Literal-4711",
+    "ssl.key.password": "Literal-4711",
+    "scram_client_key": "Literal-4711",
+    "pass": "Literal-4711",
+    "schema.registry.url": "https://u:Literal-4711@registry:8081",
+}
+
+
+@pytest.mark.parametrize("option", SECRETS)
+def test_a_secret_of_a_connection_is_a_reference_and_nothing_else(option):
+    with pytest.raises(ValueError, match="is a secret, or has one") as refused:
+        ConnectionSettings.model_validate({"options": {option: SECRETS[option]}})
+    (problem,) = refused.value.errors(include_input=False)
+    assert "Literal-4711" not in str(problem["msg"])
+    assert ConnectionSettings.model_validate({"options": {option: {"env": "A_SECRET"}}})
+    plain = {"host": "db", "user": "weir", "ssl.key.location": "/k.pem", "passfile": "/p", "sasl.username": "weir"}
+    assert ConnectionSettings.model_validate({"options": plain}).options == plain

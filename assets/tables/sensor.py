@@ -13,7 +13,7 @@ import dagster as dg
 from deltalake.exceptions import DeltaError
 
 from assets import checks, metadata
-from assets.names import DATA_VERSION, Runs, table_key
+from assets.names import CHECKPOINT, DATA_VERSION, TABLES, Runs, key, stage_key, table_key
 from assets.tables import partitions
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
@@ -67,7 +67,9 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
             else:
                 seen["tables"] = int(head.id)
             events += changed
-            tables = sum(isinstance(event, dg.AssetMaterialization) for event in changed)
+            tables = sum(
+                isinstance(event, dg.AssetMaterialization) and TABLES in event.asset_key.path[1:2] for event in changed
+            )
             counts += [counted(tables, "table")] if tables else []
         what = f"shown: {', '.join(counts)}" if counts else "nothing is new"
         return dg.SensorResult(
@@ -117,7 +119,10 @@ def _partitions(
 def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint, storage: Storage) -> Iterator[Event]:
     """Materializations of the tables whose data are others than Dagster has seen last, and what the checkpoint says of
     their gates: Dagster shows a verdict only until its asset is materialized anew."""
+    is_foreign = head.run_id is None or instance.get_run_by_id(head.run_id) is None  # others show stages themselves
     for stage in pipeline.stages:
+        if is_foreign:  # before its tables, which Dagster else calls out of step with what they are made of
+            yield _as_of(stage_key(pipeline, stage.uid), head)
         gates = checks.recorded(pipeline, head, stage)
         for sink in stage.sinks:
             asset = table_key(pipeline, sink.name)
@@ -141,3 +146,16 @@ def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint,
                     tags={DATA_VERSION: version},
                 )
                 yield from (verdict for verdict in gates if verdict.asset_key == asset)
+        if is_foreign:
+            yield from (verdict for verdict in gates if verdict.asset_key == stage_key(pipeline, stage.uid))
+    if is_foreign:
+        yield _as_of(key(pipeline, CHECKPOINT), head)
+
+
+def _as_of(asset: dg.AssetKey, head: Checkpoint) -> dg.AssetMaterialization:
+    """A materialization of a stage or of the checkpoint, for what a run outside of Dagster has made."""
+    shown: dict[str, Any] = {
+        "checkpoint": int(head.id),
+        "made by": dg.MetadataValue.text(f"{head.trigger}: {head.reason}"),
+    }
+    return dg.AssetMaterialization(asset, description=f"as of checkpoint {head.id}, {head.reason}", metadata=shown)

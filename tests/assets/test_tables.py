@@ -151,7 +151,10 @@ def test_a_table_that_weir_run_has_changed_is_shown_with_the_verdicts_on_its_row
     gated.bank.epochs(5)
     (sensor,) = [each for each in gated.defs.sensors or () if each.name == "small_tables_sensor"]
     context = dg.build_sensor_context(instance=house.instance, definitions=gated.defs)
-    table, verdict = sensor.evaluate_tick(context).asset_events
+    stage, table, verdict, checkpoint = sensor.evaluate_tick(context).asset_events
+    # The stage and the checkpoint do not look as if they had never been made, and the stage comes before its table.
+    made = [event.asset_key.path for event in (stage, checkpoint)]
+    assert made == [["small", "accounts_stage"], ["small", "checkpoint"]]
     assert isinstance(table, dg.AssetMaterialization)
     assert isinstance(verdict, dg.AssetCheckEvaluation)
     assert (table.asset_key, verdict.asset_key, verdict.passed) == (BOOKED, BOOKED, False)

@@ -185,9 +185,18 @@ def _settings_text(shown: Incident) -> str:
     name = shown.pipeline.name
     chosen["pipelines"] = {name: chosen.get("pipelines", {}).get(name)}
     used = {getattr(of, "connection", None) for of in (*shown.pipeline.sources, *shown.pipeline.sinks)}
-    chosen["connections"] = {key: value for key, value in chosen.get("connections", {}).items() if key in used}
+    chosen["connections"] = {
+        key: {"options": {option: _option(of) for option, of in value.get("options", {}).items()}}
+        for key, value in chosen.get("connections", {}).items()
+        if key in used
+    }
     chosen = {key: value for key, value in chosen.items() if value}
     return str(yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True))
+
+
+def _option(value: Any) -> Any:
+    """An option of a connection as the report may have it: the variable that it refers to, and of a text nothing."""
+    return "***" if isinstance(value, str) else value
 
 
 def _version() -> str:
