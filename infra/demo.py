@@ -50,7 +50,8 @@ DAYS, LOG = DEMO / "days", DEMO / "dagster.log"
 
 FIRST, MORE, TIMES = 350, 5, 2
 _POLL_SECONDS = 0.3
-_SILENCE_SECONDS = 150  # a JVM and Great Expectations start before the first epoch
+_SILENCE_SECONDS = 600  # in which nothing at all moves
+_SAID_SECONDS = 30
 
 out = Console(highlight=False, emoji=False, soft_wrap=True)
 
@@ -78,6 +79,19 @@ class Watch:
             self.shown.append(row)
             self.last = row.id
         return bool(fresh)
+
+    def signs(self) -> tuple[object, ...]:
+        """Return what changes while a run gets on: its heartbeat, and what its processes log."""
+        logs = [path.stat().st_size for path in (LOG, self.settings.work_dir / "spark.log") if path.exists()]
+        return (lease.read(self.storage), *logs)
+
+    def doing(self) -> str:
+        """Say what keeps the next checkpoint waiting."""
+        holder = lease.read(self.storage)
+        if holder is None or not lease.alive(holder):
+            return "Dagster is starting the run, which imports Dagster, Spark and Great Expectations"
+        begun = f"epoch {holder.last_id} has begun" if holder.last_id > self.last else "it is preparing its first epoch"
+        return f"the run lives (process {holder.pid}), and {begun}"
 
     def waiting(self) -> int:
         return sum(backlog.lag(pipeline, self.settings, self.registry.head()).values())
@@ -219,22 +233,28 @@ class Runs:
 
 
 def _follow(watch: Watch, still_well: Callable[[], None]) -> None:
-    """Print epochs until no file waits."""
-    heard = checked = time.monotonic()
+    """Print epochs until no file waits. Without epochs, wait for as long as something moves, and say what."""
+    heard = checked = moved = said = time.monotonic()
+    signs = watch.signs()
     while True:
         now = time.monotonic()
         if now - checked > 2:
             still_well()
             checked = now
+            if (seen := watch.signs()) != signs:
+                signs, moved = seen, now
         if watch.look():
-            heard = now
+            heard = moved = said = now
         elif not watch.waiting():
             watch.look()
             _step(f"Caught up at checkpoint {watch.last}")
             return
-        if now - heard > _SILENCE_SECONDS:
+        if now - said > _SAID_SECONDS:
+            said = now
+            _step(f"No checkpoint for {now - heard:.0f} s: {watch.doing()}")
+        if now - moved > _SILENCE_SECONDS:
             raise TransientError(
-                f"There was no checkpoint for {_SILENCE_SECONDS} s.\n{_tail(LOG)}",
+                f"Nothing has moved for {_SILENCE_SECONDS} s.\n{_tail(LOG)}",
                 where=str(LOG),
                 next="Read the log; `make demo` tries again from the last checkpoint, `make demo-clean` starts over.",
             )

@@ -156,10 +156,14 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
         epochs=epochs,
         rows_in=rows,
     )
-    tables = [sink.name for sink in pipeline.sinks if pipeline.is_table(sink) and sink.name in head.sinks]
-    if tables:
-        directory = short(storage.full(table_path(tables[0]))).rpartition("/")[0]
-        _say(f"Tables in {directory}: {', '.join(tables)}")
+    tables: dict[str, list[str]] = {}
+    for sink in pipeline.sinks:
+        if pipeline.is_table(sink) and sink.name in head.sinks:
+            directory, _, last = short(storage.full(table_path(sink.name))).rpartition("/")
+            named = sink.name if last == sink.name else f"{sink.name} ({last})"
+            tables.setdefault(directory, []).append(named)
+    for directory, names in tables.items():
+        _say(f"Tables in {directory}: {', '.join(names)}")
 
 
 def _say(text: str, **fields: Any) -> None:

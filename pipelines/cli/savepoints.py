@@ -16,7 +16,7 @@ from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.registry import SAVEPOINT, Pin
-from state_ops.coordination import requests
+from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
@@ -53,6 +53,7 @@ def savepoint(
         )
     definition, settings = find(pipeline)
     patience = settings.checkpoints.timeout_seconds
+    runs = lease.alive(lease.read(open_storage(definition, settings)[0]))
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
             pin = maintenance.savepoint(definition, settings, name, reason, patience)
@@ -61,7 +62,8 @@ def savepoint(
             pin = maintenance.drop_savepoint(definition, settings, drop, patience)
     taken = f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped."
     dropped = f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped."
-    answer(json, _facts(pin), dropped if name is None else taken)
+    idle = [f"No coordinator of {escape(pipeline)} is running, so the newest checkpoint gets the name."]
+    answer(json, _facts(pin), *(idle if name is not None and runs is False else []), dropped if name is None else taken)
     if name is not None and not json:
         _warn_of_retention(definition, settings)
 

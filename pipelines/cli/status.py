@@ -40,7 +40,7 @@ def status(pipeline: Name, json: Json = False) -> None:
     if json:
         print_json(facts)
         return
-    print_table(_lines(pipeline, facts))
+    print_table((title, escape(text)) for title, text in _lines(pipeline, facts))
     if facts["delivered_again"]:
         out.print(f"\n{escape(DELIVERED_AGAIN)}")
     if facts["held"] is not None:
@@ -58,9 +58,12 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The facts of `status_of` as lines for people: what a line is about, and its text."""
     head, holder, suspended = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
     if facts["held"] is not None:
-        yield "held", escape(_held(facts["held"]))
+        yield "held", _held(facts["held"])
     where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
     yield "coordinator", _ALIVE[holder["alive"]] + where
+    if holder["died"]:
+        whose = f"process {holder['pid']} on {holder['host']}, generation {holder['generation']}"
+        yield "died", f"the last run ended without a word ({whose}): weir run {pipeline} goes on where it was"
     if suspended is not None:
         how = f"{suspended['how']} by a person at {suspended['when']} ({suspended['why']})"
         yield "halted", f"{how}: weir resume {pipeline}"
@@ -83,20 +86,20 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for restoring in facts["restoring"]:
         whose = f"{restoring['stage']}, subtask {restoring['subtask']}, on" if restoring["stage"] else "on"
         progress = restore_progress.described([Restoring(**restoring)])
-        yield "restoring", escape(f"{whose} {restoring['host']}: {progress} at {restoring['at']}")
+        yield "restoring", f"{whose} {restoring['host']}: {progress} at {restoring['at']}"
     for name, number in facts["lag"].items():
         place = short(facts["sources"][name])
         missing, problem = name in facts["missing"], facts.get("unreachable", {}).get(name)
         unit = facts["units"].get(name, "file")
         seen = no_directory(place) if missing else f"{counted(number, unit)} in {place}"
-        yield "waiting", escape(f"not known in {place}: {problem}" if problem else seen)
+        yield "waiting", f"not known in {place}: {problem}" if problem else seen
     for name, files in facts["delivered_again"].items():
         place = short(facts["sources"][name])
         again = f"{counted(len(files), 'file')} in {place}, delivered again after being read: {_listed(files)}"
-        yield "not read", escape(again)
+        yield "not read", again
     for name, aside in facts["set_aside"].items():
         last = f"the last: {aside['last']['name']}: {aside['last']['reason']}"
-        yield "set aside", escape(f"{counted(aside['files'], 'file')} of {name}, {last}")
+        yield "set aside", f"{counted(aside['files'], 'file')} of {name}, {last}"
     for uid, rows in facts["unapplied"].items():
         if rows:  # with 0 rows only barriers are left to pass on
             yield "unapplied", f"{counted(rows, 'row')} in front of {uid}"
@@ -107,7 +110,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             ids, why = sink["unpublished"]["checkpoints"], sink["unpublished"]["why"]
             because = f": {why}" if why is not None else ", or that is not recorded yet"
             some = f"since checkpoint {ids[0]}, {counted(len(ids), 'checkpoint')}"
-            yield "unpublished", escape(f"{sink['name']} lacks committed rows {some}{because}")
+            yield "unpublished", f"{sink['name']} lacks committed rows {some}{because}"
     for table in facts["tables"]:
         yield "table", f"{table['name']}: {short(table['path'])}"
     for sink in facts["sinks"]:
@@ -152,6 +155,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             "pid": holder.pid if holder else None,
             "run_id": holder.run_id if holder else None,
             "outcome": holder.outcome if holder else None,
+            "died": holder is not None and lease.alive(holder) is False and not holder.stopped,
             "generation": registry.generation(),
         },
         "halted": None if suspended is None else dataclasses.asdict(suspended),

@@ -134,8 +134,13 @@ def _show_plan(decided: StatePlan) -> None:
     for fit in decided.findings:
         if fit.next is not None:
             out.print(f"{_colored(fit.verdict, escape(fit.name))}: {escape(fit.next)}")
+    if decided.other_code and decided.checkpoint is not None:
+        which = f"than when checkpoint {decided.checkpoint.id} was made"
+        out.print(f"The code of {escape(', '.join(decided.other_code))} is another {which}.")
     if decided.stops:
         out.print(f"`weir run {escape(decided.pipeline)}` would be refused; nothing was changed.")
+    else:
+        out.print(f"A run would start: `weir run {escape(decided.pipeline)}`. Nothing was changed.")
 
 
 def _colored(verdict: Verdict, text: str) -> str:

@@ -33,5 +33,7 @@ class Coordinator(Printed):
     run_id: str | None
     outcome: str | None
     """How the last run ended: drained, stopped or cancelled."""
+    died: bool
+    """Whether the last run ended without a word, as a killed process does."""
     generation: int
     """Of the newest owner; it alone may commit."""

@@ -42,6 +42,8 @@ class Plan(Printed):
     spark: list[str]
     """Stages whose columns only Spark could tell."""
     where: dict[str, Evaluated]
+    other_code: list[str]
+    """Stages whose code is another than when the checkpoint was made."""
 
 
 class DamageFinding(Printed):

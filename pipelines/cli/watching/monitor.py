@@ -84,6 +84,7 @@ class Row:
             "pid": holder.pid if holder else None,
             "run_id": holder.run_id if holder else None,
             "outcome": holder.outcome if holder else None,
+            "died": holder is not None and look.alive is False and not holder.stopped,
             "generation": look.generation,
         }
         return facts | {

@@ -17,6 +17,7 @@ import pyarrow as pa
 from configs.settings import Settings
 from pipelines.runtime.connectors.lookups.lookup_table import NEWEST, Version
 from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
+from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
 from pipelines.runtime.epoch.stage_job import cache_sizes
 from pipelines.runtime.epoch.stage_shapes import shapes_of, sinks_of, source_schema
 from pipelines.runtime.execution import direct_read
@@ -59,6 +60,7 @@ class StatePlan:
         spark: The uids of stages whose columns only Spark could tell, because they have a transform.
         where: Of stages with a where, by uid, why Spark alone can evaluate it, so that their rows go through it; None:
             Python does. Those whose columns are not known are not there.
+        other_code: The uids of stages whose functions, or definition, are others than when the checkpoint was made.
     """
 
     pipeline: str
@@ -67,6 +69,7 @@ class StatePlan:
     samples: tuple[Sample, ...]
     spark: tuple[str, ...]
     where: Mapping[str, str | None]
+    other_code: tuple[str, ...] = ()
 
     @property
     def stops(self) -> bool:
@@ -96,6 +99,7 @@ class StatePlan:
             ],
             "spark": list(self.spark),
             "where": {uid: {"by": "python" if why is None else "spark", "why": why} for uid, why in self.where.items()},
+            "other_code": list(self.other_code),
         }
 
 
@@ -139,7 +143,11 @@ def compared(
     """
     builder = PlanBuilder(pipeline, settings, storage, registry, head, executor, only_code=only_code)
     builder.all()
-    return StatePlan(pipeline.name, head, builder.ordered(), builder.samples, tuple(builder.spark), builder.where)
+    code = {} if head is None else {stage.uid: stats_of(head, stage.uid).code for stage in pipeline.stages}
+    other = tuple(s.uid for s in pipeline.stages if code.get(s.uid) and code[s.uid] != fingerprint_of_stage(s))
+    return StatePlan(
+        pipeline.name, head, builder.ordered(), builder.samples, tuple(builder.spark), builder.where, other
+    )
 
 
 @contextmanager
