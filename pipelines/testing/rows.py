@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.definition import Source, Stage
@@ -64,14 +65,10 @@ class GivenRows:
         """Nothing has to be remembered: no row comes twice."""
         return position
 
-    def batches(self, _: SourceFile, columns: pa.Schema, *__: object) -> Iterator[pa.Table]:
-        """The slice's rows."""
+    def batches(self, _: SourceFile, columns: pa.Schema, *__: object) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """The slice's rows with their numbers."""
         assert self._rows is not None, "the slice has a file"
-        yield self._rows.select(columns.names)
-
-    def first_row(self, *_: object) -> int:
-        """The slice's one file is always read from its beginning."""
-        return 0
+        yield np.arange(self._rows.num_rows), self._rows.select(columns.names)
 
     def uri(self, _: SourceFile) -> str:
         """Where the rows are, for errors."""

@@ -467,7 +467,7 @@ def test_no_file_is_set_aside_for_one_of_the_same_name_in_another_directory(tmp_
     cut = EpochPlan(datetime.now(UTC), "", {"landing": sources["landing"].plan(None, EpochSettings(), None)})
     staged = f"file://{bank.site.root}/channels/later/g1-e3/00001.parquet"
     error = InputError("Spark cannot read the input of later.", where=staged)
-    assert hold_causes.without_bad_file(sources, cut, error, {}) is None
+    assert hold_causes.without_bad_input(sources, cut, error, {}, bank.site.pipeline.stages) is None
 
 
 @pytest.mark.parametrize(

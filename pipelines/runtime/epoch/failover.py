@@ -241,8 +241,8 @@ class Failover:
         again, error = failure.again, failure.error
         if again is None and isinstance(error, HoldingError):
             stopped = next((epoch for epoch in fallen if epoch.pending.id == failure.epoch), None)
-            again = self._without_bad_file(error, stopped) if stopped is not None else None
-            if again is not None:  # like rows that a gate has set aside: the slice comes again, without the file
+            again = self._without_bad_input(error, stopped) if stopped is not None else None
+            if again is not None:  # like rows that a gate has set aside: the slice comes again, without it
                 self._coordinator.count(time.monotonic(), self._epochs.failures_before)
         if again is not None:
             self._epochs.again = again
@@ -254,11 +254,12 @@ class Failover:
             raise error
         self._tolerated(failure.epoch, error)
 
-    def _without_bad_file(self, error: HoldingError, epoch: InFlightEpoch) -> EpochPlan | None:
-        """Note on an error which epoch it ended; returns the plan to take instead, where a file is set aside."""
+    def _without_bad_input(self, error: HoldingError, epoch: InFlightEpoch) -> EpochPlan | None:
+        """Note on an error which epoch it ended; returns the plan to take instead, where input is set aside."""
         plan, again = replace(epoch.plan, at=epoch.triggered_at), None
         if not epoch.positioned:  # else nothing of it begins again
-            again = hold_causes.without_bad_file(self._context.readers, plan, error, self._epochs.offsets.expected)
+            context, expected = self._context, self._epochs.offsets.expected
+            again = hold_causes.without_bad_input(context.readers, plan, error, expected, context.pipeline.stages)
         hold_causes.note_slice(error, epoch.pending.id, plan)
         return again
 

@@ -170,7 +170,7 @@ def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
     if isinstance(lane.input, Stage):
         return sum(ack.rows_of(lane.from_output) for ack in epoch.acks[lane.input.uid])
     planned = epoch.plan.slices.get(lane.input.name)
-    return planned.rows - len(planned.left_out) if planned else 0
+    return planned.rows_offered if planned else 0
 
 
 def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runtime.definition import ROW, Stage
+from pipelines.runtime.definition import ROW, Source, Stage
 from pipelines.runtime.execution.executor import Channel, Landed, Several, staged_tables
 from pipelines.runtime.execution.external_sort import in_order
 from pipelines.runtime.operators import where
@@ -62,6 +62,13 @@ def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
         return rows
     fields = [field for field in rows.schema if field.name in asked]
     return replace(rows, schema=pa.schema(fields or [rows.schema.field(0)]))  # without a column there are no rows
+
+
+def read_by(stages: Iterable[Stage], rows: Landed) -> frozenset[str]:
+    """Return the columns of a source's rows that any of these stages reads, or their SQL."""
+    lanes = [lane for stage in stages for lane in stage.sides or (stage,)]
+    own = [lane for lane in lanes if isinstance(lane.input, Source) and lane.input.name == rows.reader.source.name]
+    return frozenset(name for lane in own for name in narrowed(lane, rows).schema.names)
 
 
 def can_read(stage: Stage, rows: Landed | Channel) -> bool:
@@ -231,15 +238,11 @@ def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Sha
             yield frames.canonical(table).cast(rows.schema)
         return
     stored = pa.schema([field for field in rows.schema if field.name != ROW])
-    left_out = np.array(rows.left_out, np.int64)
-    numbered = rows.tracked or bool(rows.left_out)
-    first = rows.reader.first_row(rows.files[number], share) if numbered and share.part else 0
-    for table in rows.reader.batches(rows.files[number], stored, batch_rows, share):
-        if numbered:
-            positions = position(number, first) + np.arange(table.num_rows)
-            table = table.append_column(ROW, pa.array(positions))
-            table = table.filter(pa.array(~np.isin(positions, left_out)))
-            first += len(positions)
+    begin, end = position(number, 0), position(number + 1, 0)
+    without = np.array([place - begin for place in rows.left_out if begin <= place < end], np.int64)
+    for numbers, table in rows.reader.batches(rows.files[number], stored, batch_rows, share, without):
+        if rows.tracked:
+            table = table.append_column(ROW, pa.array(begin + numbers))
         yield table.select(rows.schema.names)
 
 

@@ -56,6 +56,7 @@ class InMemoryExecutor:
 
     def _seen(self, stage: Stage, rows: Landed | Channel) -> list[pa.Table]:
         """The rows as the stage's function sees them."""
+        rows = direct_read.narrowed(stage, rows)
         table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
         return [table if rows.as_seen else filtered(stage, table)]
 

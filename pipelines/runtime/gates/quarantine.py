@@ -38,6 +38,7 @@ from state_ops.value_text import literal
 ROUNDS = 3  # how often a slice is replayed with fewer rows
 MOST_ROWS = 10_000  # of a slice: each of them stands in the checkpoint's row
 _REASON = 200  # characters
+_ON_BAD = "on_bad"  # what has set rows aside that are bad by themselves
 
 _TOLD = (("_weir_stage", pa.string()), ("_weir_gate", pa.string()), ("_weir_epoch", pa.int64()),
          ("_weir_file", pa.string()), (ROW, pa.int64()), ("_weir_reason", pa.string()))  # fmt: skip
@@ -144,7 +145,7 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
     if _keeps_raw(stage) and planned.bad_rows:
         bad = planned.bad_rows
         facts: dict[str, list[Any]] = {
-            "_weir_stage": [uid] * len(bad), "_weir_gate": ["on_bad"] * len(bad),
+            "_weir_stage": [uid] * len(bad), "_weir_gate": [_ON_BAD] * len(bad),
             "_weir_epoch": [int(epoch)] * len(bad),
             "_weir_file": [row.file for row in bad], ROW: [row.row for row in bad],
             "_weir_reason": [row.reason for row in bad], "_weir_raw": [row.raw for row in bad],
@@ -157,12 +158,13 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
     for row in planned.left_out:
         if row.stage == uid:
             by_file.setdefault(row.file, []).append(row)
+    if stage.takes_bad_rows and not _keeps_raw(stage):  # the files themselves have such rows
+        for bad in planned.bad_rows:
+            by_file.setdefault(bad.file, []).append(LeftOut(uid, _ON_BAD, bad.file, bad.row, bad.reason))
     for file in planned.files:
-        left_out = by_file.get(file.name)
+        left_out = sorted({row.row: row for row in by_file.get(file.name, ())}.values(), key=lambda row: row.row)
         if left_out:
-            numbers = pa.array([row.row for row in left_out])
-            whole = pa.concat_tables(reader.batches(file, planned.schema, max(file.rows, 1)))
-            rows = storable(whole.take(numbers))
+            rows = storable(reader.picked(file, planned.schema, np.array([row.row for row in left_out], np.int64)))
             columns = [
                 [row.stage for row in left_out], [row.gate for row in left_out], [int(epoch)] * len(left_out),
                 [row.file for row in left_out], [row.row for row in left_out], [row.reason for row in left_out],

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution import direct_read
+from pipelines.runtime.execution.executor import Landed
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.checkpoint import Checkpoint
@@ -90,17 +93,22 @@ def note_slice(error: HoldingError, epoch: CheckpointId, plan: EpochPlan) -> Non
         }
 
 
-def without_bad_file(
-    readers: Mapping[str, SourceReader], plan: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
+def without_bad_input(
+    readers: Mapping[str, SourceReader],
+    plan: EpochPlan,
+    error: HoldingError,
+    expected: Mapping[str, pa.Schema],
+    stages: Iterable[Stage],
 ) -> EpochPlan | None:
-    """The plan to take instead of an epoch's in which one file could not be read, if its source sets such files aside;
-    else None.
+    """The plan to take instead of an epoch's in which one file, or rows of it, could not be read, if its source sets
+    such input aside; else None.
 
     Args:
         readers: Of the pipeline's sources, by name.
         error: What ended the epoch. Only who has read a file can say that it is the bad one: what is wrong with a row
             is no reason.
         expected: By source, the schema of what was read before.
+        stages: Those of the pipeline.
     """
     if not isinstance(error, InputError) or isinstance(error, VanishedError):
         return None
@@ -112,7 +120,9 @@ def without_bad_file(
     file = next((file for file in planned.files if file.name == name), None) if planned is not None else None
     if planned is None or file is None or not reader.sets_aside(file):
         return None
-    left = reader.without_file(planned, file, error, expected.get(source))
+    assert planned.schema is not None, "it has a file"
+    read = direct_read.read_by(stages, Landed(planned.schema, reader, planned.files))
+    left = reader.without_bad(planned, file, error, expected.get(source), read)
     return replace(plan, slices={**plan.slices, source: left})
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats import hive
 from pipelines.runtime.connectors.formats.spelling import check_spelling
+from pipelines.runtime.connectors.parquet.rows import NO_ROWS
 from pipelines.runtime.connectors.source import ADD, Source
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.landing import LandingDirectory
-from pipelines.runtime.sources.parquet.footers import by_arrow, enums, nanos, times, too_large
+from pipelines.runtime.sources.parquet.footers import by_arrow, enums, nanos, times, twice
 from pipelines.runtime.sources.parquet.parquet_files import retyped
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
 from state_ops.arrow.frames import wider_type
+from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO
 from state_ops.errors import InputError
 
 _LOOKED_AT = 1 << 20  # rows at a time
@@ -49,6 +52,7 @@ class FileCheck:
         landing.check_name(file)
         footer, stored = landing.parquet.footer(file)
         columns = frames.canonical_schema(retyped(stored, enums(footer, stored)))
+        columns = pa.schema([field for field in columns if field.name not in twice(stored)])
         checked = cls(source, landing, file, footer, stored, columns, where)
         return replace(checked, columns=checked._with_partitions()) if file.partitions else checked
 
@@ -66,6 +70,13 @@ class FileCheck:
         Raises:
             InputError: The file does not have them, or has them in types that no stage can have.
         """
+        doubled = twice(self.stored)
+        if asked := [
+            name for name in doubled if expected is None or name in expected.names or self.source.evolve == ADD
+        ]:
+            raise self._unfit(
+                f"The input file {self.file.name} has {doubled[asked[0]]}, so nobody can tell which of them is meant."
+            )
         schema = self.columns if expected is None else self._common(expected)
         self._check_types(schema.names)
         self._check_event_time()
@@ -90,15 +101,22 @@ class FileCheck:
             lacks=tuple(name for name in read.names if name not in self.columns.names),
         )
 
-    def newest(self) -> int | None:
-        """The newest event time in the file: by its statistics, or by its rows where these do not tell."""
+    def newest(self, without: np.ndarray = NO_ROWS) -> int | None:
+        """The newest event time in the file: by its statistics, or by its rows where these do not tell.
+
+        Args:
+            without: Numbers of rows that do not count.
+
+        Raises:
+            InputError: An event time lies outside of the years 1 to 9999.
+        """
         column = self.source.event_time
         if column is None or not self.rows:
             return None
-        statistics = times(self.footer, column)
-        if statistics is not None:
-            return statistics.greatest
-        parts = [greatest(part) for part in self.landing.parquet.column(self.file, column, _LOOKED_AT)]
+        told = times(self.footer, column)
+        if told is not None and not len(without) and told.least >= FIRST_MICRO and told.greatest <= LAST_MICRO:
+            return told.greatest
+        parts = [greatest(part) for part in self.landing.parquet.column(self.file, column, _LOOKED_AT, without)]
         return max((newest for newest in parts if newest is not None), default=None)
 
     def _with_partitions(self) -> pa.Schema:
@@ -160,8 +178,6 @@ class FileCheck:
             if field.name in names and (part := frames.unreadable(field.type)) is not None:
                 what = f"is {field.type}" if part == field.type else f"is {field.type}, with {part}"
                 raise unreadable(self.file, field.name, f"{what}, a type that no stage can have")
-        if (large := too_large(self.footer, self.stored, names)) is not None:
-            raise unreadable(self.file, large[0], f"holds {large[1]}, and Weir has no number above {2**63 - 1}")
 
     def _check_event_time(self) -> None:
         column = self.source.event_time

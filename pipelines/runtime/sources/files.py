@@ -9,12 +9,14 @@ directory_watch  what is amiss with the directory
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
+from pipelines.runtime.connectors.parquet.rows import NO_ROWS
 from pipelines.runtime.connectors.source import ADD, Lag
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from configs.settings import EpochSettings, S3Settings
 
 log = Logger("weir.source")
+
+_MOST_BAD_ROWS = 10_000  # of a slice of Parquet files: each of them stands in the checkpoint's row
+_LOOKED_AT = 1 << 16  # rows at a time
 
 
 def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | None:
@@ -167,6 +172,10 @@ class FilesReader(SourceReader):
             LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
         ]
         planned = self._planned([there[file["name"]] for file in files], None, expected, recorded.get("now"))
+        unfit = recorded.get("unfit", {})
+        if unfit:
+            bad_rows = tuple(self._bad_again(planned, unfit))
+            planned = self.without(replace(planned, bad_rows=bad_rows), ())
         return replace(planned, limited=recorded.get("limited", False), left_out=tuple(left_out))
 
     def _planned(
@@ -221,7 +230,7 @@ class FilesReader(SourceReader):
                         self._left = _Left(rows, bad_rows) if rows.landed is not None else None
                         limited = True
                         break
-                    gathered.add(opened, file.size, bad_rows)
+                    bad_rows = self._added(gathered, opened, file, bad_rows)
                     bad_bytes += size_of(bad_rows)
             except InputError as error:
                 if limits is None or not self.sets_aside(file):
@@ -246,6 +255,23 @@ class FilesReader(SourceReader):
             now=now if self.source.max_future is not None else None,
         )
         return self._with_times(planned, gathered.newest)
+
+    def _added(
+        self, gathered: Gathered, opened: FileCheck, file: SourceFile, bad_rows: tuple[BadRow, ...]
+    ) -> tuple[BadRow, ...]:
+        """Take a file into a slice; returns its rows that nobody gets to see: of a Parquet file those whose event times
+        cannot be handed on, where the source sets them aside. Raises InputError."""
+        try:
+            gathered.add(opened, file.size, bad_rows)
+        except InputError:
+            column = self.source.event_time
+            if self.source.decodes or self.source.on_bad != "quarantine" or column not in opened.columns.names:
+                raise
+            bad_rows = tuple(self._bad_rows(file, [str(column)], _MOST_BAD_ROWS))
+            if not bad_rows:
+                raise
+            gathered.add(opened, file.size, bad_rows)
+        return bad_rows
 
     def _as_parquet(
         self, file: SourceFile, gathered: Gathered, attempt: LandingAttempt | None, left: _Left | None
@@ -285,14 +311,24 @@ class FilesReader(SourceReader):
         log.warning("an input file is set aside", source=self.source.name, file=self.uri(file), reason=reason)
         return SetAside(file, reason)
 
-    def without_file(self, planned: Slice, file: SourceFile, error: InputError, expected: pa.Schema | None) -> Slice:
-        """The same slice without a file that turned out not to be readable; it is set aside.
-
-        Args:
-            expected: As in `plan`.
-        """
+    def without_bad(
+        self,
+        planned: Slice,
+        file: SourceFile,
+        error: InputError,
+        expected: pa.Schema | None,
+        read: Collection[str] | None,
+    ) -> Slice:
+        bad_rows = self._bad_rows_beside(planned, file, read) if file.landed is None else []
+        if bad_rows:
+            first = bad_rows[0]
+            log.warning(
+                "rows of input files are set aside", source=self.source.name, rows=len(bad_rows),
+                file=f"{self.directory}/{first.file}", row=first.row, reason=first.reason,
+            )  # fmt: skip
+            return self.without(replace(planned, bad_rows=(*planned.bad_rows, *bad_rows)), ())
         rest = self._planned([other for other in planned.files if other.name != file.name], None, expected)
-        return replace(
+        kept = replace(
             rest,
             limited=planned.limited,
             now=planned.now,
@@ -300,6 +336,51 @@ class FilesReader(SourceReader):
             bad_rows=tuple(row for row in planned.bad_rows if row.file != file.name),
             set_aside=(*planned.set_aside, self._set_aside(file, error)),
         )
+        return self.without(kept, ()) if kept.without else kept
+
+    def _bad_rows_beside(self, planned: Slice, blamed: SourceFile, read: Collection[str] | None) -> list[BadRow]:
+        """The bad rows of a slice that nobody has found before; none where the file that is to blame cannot be read, or
+        has too many: then it is bad as a whole."""
+        found, known = list[BadRow](), planned.without
+        room, size = _MOST_BAD_ROWS - len(planned.bad_rows), size_of(planned.bad_rows)
+        for file in sorted(planned.files, key=lambda file: file.name != blamed.name):
+            names = [
+                name for name in self._names(planned, file) if read is None or name in {*read, self.source.event_time}
+            ]
+            try:
+                more = self._bad_rows(file, names, room - len(found), known.get(file.name, NO_ROWS))
+            except InputError:
+                more = []
+            size += size_of(more)
+            if size > MOST_REJECTED_BYTES or (not more and file.name == blamed.name):
+                break
+            found += more
+        return found
+
+    def _names(self, planned: Slice, file: SourceFile) -> list[str]:
+        """The columns of a slice that stand in a file."""
+        lacking = {*file.lacks, *(name for name, _ in file.partitions)}
+        return [name for name in (planned.schema.names if planned.schema is not None else ()) if name not in lacking]
+
+    def _bad_rows(
+        self, file: SourceFile, names: Sequence[str], most: int, without: np.ndarray = NO_ROWS
+    ) -> list[BadRow]:
+        """The rows of a Parquet file with values that cannot be handed on; none where there are more than `most`.
+        Raises InputError for a file that cannot be read."""
+        bad = list[BadRow]()
+        for part in self.landing.parquet.rows(file, names, _LOOKED_AT, without=without):
+            bad += [BadRow(file.name, value.row, value.reason, value.raw) for value in part.bad]
+            if len(bad) > most:
+                return []
+        return bad
+
+    def _bad_again(self, planned: Slice, unfit: Mapping[str, Sequence[int]]) -> Iterator[BadRow]:
+        """The bad rows of a slice that was, whose numbers it has recorded."""
+        for file in planned.files:
+            numbers = unfit.get(file.name, ())
+            if numbers:
+                found = {row.row: row for row in self._bad_rows(file, self._names(planned, file), file.rows)}
+                yield from (found.get(number, BadRow(file.name, number, "", None)) for number in numbers)
 
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
         """As `positions.advanced` says."""

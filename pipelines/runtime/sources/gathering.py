@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.connectors.source import Source
@@ -44,7 +45,8 @@ class Gathered:
 
     def add(self, opened: FileCheck, size: int, bad_rows: tuple[BadRow, ...] = ()) -> None:
         """Take a file. Raises InputError, and takes nothing then, if it does not fit the others."""
-        schema, last = opened.schema(self.schema), opened.newest()
+        without = [row.row for row in bad_rows] if opened.file.landed is None else []
+        schema, last = opened.schema(self.schema), opened.newest(np.array(without, np.int64))
         if last is not None and self.latest is not None and last > self.latest:
             raise InputError(
                 f"An event time of {opened.file.name} lies further ahead than max_future allows: "

@@ -148,6 +148,7 @@ class LandingDirectory:
     def opened(self, file: SourceFile) -> pa.NativeFile:
         """The file's bytes as they lie there. Raises VanishedError, TransientError."""
         with self.parquet.reading(file):
+            self.parquet.refuse_link(file, file.name)
             return self._fs.open_input_stream(f"{self._path}/{file.name}", compression=None)
 
     def is_at(self, recorded: str) -> bool:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from pipelines.runtime.connectors.parquet.rows import NO_ROWS
 from pipelines.runtime.connectors.source import Lag, Position, Source, changed_kind
 from pipelines.runtime.sources.file_check import greatest
 from pipelines.runtime.sources.landed import LandedFiles
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from configs.settings import EpochSettings
 
 log = Logger("weir.source")
+
+_PICKED_FROM = 1 << 16  # rows at a time
 
 
 class SourceReader(ABC):
@@ -192,9 +195,23 @@ class SourceReader(ABC):
         """Whether a file that cannot be read is left out as a whole."""
         return False
 
-    def without_file(self, planned: Slice, file: SourceFile, error: InputError, expected: pa.Schema | None) -> Slice:
-        """The same slice without a file that cannot be read and that the source sets aside."""
-        raise NotImplementedError(f"{type(self).__name__} sets no file aside")
+    def without_bad(
+        self,
+        planned: Slice,
+        file: SourceFile,
+        error: InputError,
+        expected: pa.Schema | None,
+        read: Collection[str] | None,
+    ) -> Slice:
+        """The same slice without what is bad in it, which the source sets aside: rows of its files with values that
+        cannot be handed on, or the file that cannot be read.
+
+        Args:
+            file: The file that was found to be bad.
+            expected: As in `plan`.
+            read: The columns that stages look at. None: all.
+        """
+        raise NotImplementedError(f"{type(self).__name__} sets nothing aside")
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:  # noqa: ARG002
         """Whether what an epoch could not read is there as it saw it.
@@ -266,45 +283,61 @@ class SourceReader(ABC):
         """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs
         one file alone. Raises as `batches`."""
         with self._about(file):
-            return pa.concat_tables(self._directory_of(file).parquet.tables(file, columns, max(file.rows, 1)))
+            parts = self._directory_of(file).parquet.fit(file, columns, max(file.rows, 1))
+            return pa.concat_tables(part.table for part in parts)
 
-    def batches(self, file: SourceFile, columns: pa.Schema, rows: int, share: Share = WHOLE) -> Iterator[pa.Table]:
-        """One file's columns, so many rows at a time.
+    def batches(
+        self, file: SourceFile, columns: pa.Schema, rows: int, share: Share = WHOLE, without: np.ndarray = NO_ROWS
+    ) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """One file's columns, so many rows at a time or fewer, each with its number in the file (int64, from 0).
 
         Args:
             columns: As the slice was planned.
             share: Which of its rows. The bytes of a whole file are in memory at once, of a share those of a row group.
+            without: Numbers of rows that are left out, whatever is wrong with them.
 
         Raises:
-            InputError: It is gone, damaged or not what was planned.
+            InputError: It is gone, damaged or not what was planned, or a value of a row cannot be handed on.
             TransientError: The storage fails.
         """
         there = [name for name in columns.names if name not in file.lacks]
         with self._about(file):
-            for table in self._directory_of(file).parquet.tables(file, there, rows, share):
-                yield frames.aligned(table, columns)
+            for part in self._directory_of(file).parquet.fit(file, there, rows, share, without):
+                yield part.numbers, frames.aligned(part.table, columns)
 
-    def first_row(self, file: SourceFile, share: Share) -> int:
-        """The number that the first row of a share has in its file; raises as `batches`."""
+    def picked(self, file: SourceFile, columns: pa.Schema, numbers: np.ndarray) -> pa.Table:
+        """Some rows of a file, by ascending numbers. A value that cannot be handed on is null. Raises as `batches`."""
+        there = [name for name in columns.names if name not in file.lacks]
+        found, tables = [NO_ROWS], [columns.empty_table()]
         with self._about(file):
-            return self._directory_of(file).parquet.first_row(file, share)
+            for part in self._directory_of(file).parquet.rows(file, there, _PICKED_FROM):
+                bad = np.array([value.row for value in part.bad], np.int64)
+                for table, own in ((part.table, part.numbers), (part.aside, bad)):
+                    is_wanted = np.isin(own, numbers)
+                    if is_wanted.any():
+                        found.append(own[is_wanted])
+                        tables.append(frames.aligned(table.filter(pa.array(is_wanted)), columns))
+        order = np.argsort(np.concatenate(found), kind="stable")
+        return pa.concat_tables(tables).take(pa.array(order))
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
         files."""
-        left_out, column = (*planned.left_out, *more), self.source.event_time
+        planned, column = replace(planned, left_out=(*planned.left_out, *more)), self.source.event_time
         if (planned.newest is None and not planned.seen) or column is None:
-            return replace(planned, left_out=left_out)
+            return planned
+        of_slice = planned.without
         by_partition: dict[str, int] = {}
         for file in planned.files:
-            times = self.table(file, [column]).column(column)
-            kept = np.ones(len(times), dtype=bool)
-            kept[[row.row for row in left_out if row.file == file.name]] = False
-            last = greatest(times.filter(pa.array(kept)))
+            moments = self._directory_of(file).parquet.column(
+                file, column, _PICKED_FROM, of_slice.get(file.name, NO_ROWS)
+            )
+            with self._about(file):
+                last = max((newest for part in moments if (newest := greatest(part)) is not None), default=None)
             if last is not None:
                 partition = file.part.partition if file.part is not None else ""
                 by_partition[partition] = max(last, by_partition.get(partition, last))
-        return self._with_times(replace(planned, left_out=left_out), by_partition)
+        return self._with_times(planned, by_partition)
 
     def _with_times(self, planned: Slice, newest: Mapping[str, int]) -> Slice:
         """The slice with its newest event time, from that of its rows by partition."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats.hive import Partition
 from pipelines.runtime.connectors.lookups.lookup_table import Version
+from pipelines.runtime.connectors.parquet.rows import NO_ROWS
 from pipelines.runtime.connectors.source import Lost, Part, Position
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination.requests import Request
@@ -103,7 +105,7 @@ class BadRow:
 
     Attributes:
         file: The file or part that has the row.
-        row: The line in the file, or the offset in the partition.
+        row: The line in the file, or the offset in the partition; of a Parquet file its number in it, from 0.
     """
 
     file: str
@@ -183,7 +185,8 @@ class Slice:
         left_out: Rows of the files that nobody gets to see.
         unread: Columns that some of the files have beside those, which nobody reads.
         set_aside: Files that are not among `files`, because they cannot be read.
-        bad_rows: Rows that are in no file, because they could not be decoded.
+        bad_rows: Rows that could not be decoded, or that have a value which cannot be handed on. A file that is read
+            where it lies still has them; a landed one does not.
         position: Of a connector, behind the slice; None: the source is a directory of files.
         partitions: By name, where each partition's event time stands before the rows of the slice.
         seen: By partition, the newest event time of its rows here.
@@ -219,13 +222,32 @@ class Slice:
         """Those that nobody gets to see: which gates have set aside, or which could not be decoded."""
         return len(self.left_out) + len(self.bad_rows)
 
+    @property
+    def rows_offered(self) -> int:
+        """Those that stages get to see."""
+        return self.rows - sum(map(len, self.without.values()))
+
+    @property
+    def without(self) -> dict[str, np.ndarray]:
+        """By file, the numbers of its rows that nobody gets to see, ascending."""
+        there = {file.name for file in self.files if file.landed is None}
+        numbers: dict[str, set[int]] = {}
+        gone: list[LeftOut | BadRow] = [*self.left_out, *(bad for bad in self.bad_rows if bad.file in there)]
+        for row in gone:
+            numbers.setdefault(row.file, set()).add(row.row)
+        return {name: np.array(sorted(of), np.int64) for name, of in numbers.items()}
+
     def place(self, position: int) -> tuple[str, int]:
         """A row's file and its number there."""
         return self.files[position >> _ROW_BITS].name, position & ((1 << _ROW_BITS) - 1)
 
     def positions_left_out(self) -> list[int]:
-        number = {file.name: index for index, file in enumerate(self.files)}
-        return sorted(position(number[row.file], row.row) for row in self.left_out)
+        without = self.without
+        return [
+            position(number, row)
+            for number, file in enumerate(self.files)
+            for row in without.get(file.name, NO_ROWS).tolist()
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         raw: dict[str, Any] = {
@@ -239,16 +261,24 @@ class Slice:
             raw["now"] = self.now
         if self.bad_rows:
             raw["bad_rows"] = len(self.bad_rows)
+            there = {file.name for file in self.files if file.landed is None}
+            if unfit := _numbers(bad for bad in self.bad_rows if bad.file in there):
+                raw["unfit"] = unfit
         if self.lost:
             raw["lost"] = [asdict(lost) for lost in self.lost]
         if self.left_out:
-            raw["excluded"] = {
-                name: sorted(entry.row for entry in self.left_out if entry.file == name)
-                for name in sorted({entry.file for entry in self.left_out})
-            }
+            raw["excluded"] = _numbers(self.left_out)
         if self.set_aside:
             raw["set_aside"] = [entry.to_dict() for entry in self.set_aside]
         return raw
+
+
+def _numbers(rows: Iterable[LeftOut | BadRow]) -> dict[str, list[int]]:
+    """By file, the numbers of its rows."""
+    by_file: dict[str, list[int]] = {}
+    for row in rows:
+        by_file.setdefault(row.file, []).append(row.row)
+    return {name: sorted(numbers) for name, numbers in sorted(by_file.items())}
 
 
 def _file_to_dict(file: SourceFile) -> dict[str, Any]:

@@ -341,7 +341,7 @@ def test_a_file_that_is_gone_when_spark_looks_for_it_has_vanished(tmp_path, spar
     rows = _landed(tmp_path)
     file.unlink()
     with pytest.raises(VanishedError) as gone, _translated(_counted(), "local", rows):
-        _read_source(spark, rows, 7)
+        _read_source(spark, rows, 7, by_spark=True)
     assert gone.value.where == f"file:{file}"
     assert list(gone.value.files["landing"]) == [file.name]
 
@@ -352,7 +352,7 @@ def test_no_file_has_vanished_for_what_else_spark_finds_in_a_plan(tmp_path, spar
     spark.conf.set("spark.sql.caseSensitive", "false")
     try:
         with pytest.raises(WeirError, match="COLUMN_ALREADY_EXISTS") as raised, _translated(_counted(), "local", rows):
-            _read_source(spark, rows, 7)
+            _read_source(spark, rows, 7, by_spark=True)
     finally:
         spark.conf.set("spark.sql.caseSensitive", "true")
     assert not isinstance(raised.value, VanishedError)

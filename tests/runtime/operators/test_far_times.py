@@ -192,28 +192,36 @@ def test_a_footer_tells_times_as_they_are_stored(tmp_path, kind, stored, micros)
     assert times(pq.read_metadata(tmp_path / "0.parquet"), "at") == Times(*micros, nulls=False)
 
 
-def test_the_newest_event_time_of_what_is_left_is_known_in_the_year_12000(tmp_path):
-    pq.write_table(rows(0, YEAR_12000, 2 * YEAR_12000), tmp_path / "0.parquet")
-    reader = FilesReader(FileSource("{landing}/*.parquet", event_time="at"), f"{tmp_path}/*.parquet")
+def test_an_event_time_that_is_far_is_a_bad_row_of_its_file_and_moves_no_watermark(tmp_path):
+    pq.write_table(rows(0, YEAR_12000, 5, 2 * YEAR_12000), tmp_path / "0.parquet")
+    for on_bad in ("fail", "quarantine"):
+        source = FileSource("{landing}/*.parquet", event_time="at", on_bad=on_bad)
+        reader = FilesReader(source, f"{tmp_path}/*.parquet")
+        if on_bad == "fail":
+            with pytest.raises(InputError, match=r"'at' of the input file 0\.parquet has a value in row 1 that cannot"):
+                reader.plan(None, EpochSettings(), None)
     planned = reader.plan(None, EpochSettings(), None)
-    assert planned.newest == 2 * YEAR_12000
-    assert reader.without(planned, [LeftOut("s", "g", "0.parquet", 2, "")]).newest == YEAR_12000
+    assert (planned.newest, planned.rows_quarantined, planned.rows_offered) == (5, 2, 2)
+    assert [(bad.file, bad.row) for bad in planned.bad_rows] == [("0.parquet", 1), ("0.parquet", 3)]
+    assert reader.without(planned, [LeftOut("s", "g", "0.parquet", 2, "")]).newest == 0
+    again = reader.plan_again(json.loads(json.dumps(planned.to_dict())), None)
+    assert [(bad.file, bad.row) for bad in again.bad_rows] == [("0.parquet", 1), ("0.parquet", 3)]
+    assert again.newest == 5
 
 
-@pytest.mark.parametrize("amount", [1, 1000], ids=["applied", "set aside"])
-def test_a_pipeline_goes_on_and_says_where_its_watermark_stands(tmp_path: Path, weir, amount: int):
+def test_a_pipeline_declines_an_epoch_with_such_a_time_and_goes_on_without_its_file(tmp_path: Path, weir):
     site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1"}, pipeline, "tests.runtime.aside")
     site.landing.mkdir(parents=True)
-    for number, micros in enumerate([YEAR_12000, 0]):
+    for number, micros in enumerate([0, YEAR_12000]):
         at = pa.array([int(NOON.timestamp()) * 10**6, micros], pa.int64()).cast(MOMENT)
-        table = pa.table([["a", "b"], [number, number + 2], at, [5, 5 if number else amount]], schema=SCHEMA)
+        table = pa.table([["a", "b"], [number, number + 2], at, [5, 5]], schema=SCHEMA)
         pq.write_table(table, site.landing / f"{number}.parquet")
-    reports = list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(batch_rows=5)))
-    assert len(reports) == 2
+    with pytest.raises(InputError, match=r"'at' of the input file 1\.parquet has a value in row 1 .* 12000-01-05"):
+        list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
     watermarks = json.loads(weir(site, "status", "aside", "--json").out)["watermarks"]
-    assert watermarks["accounts"] == (LAST if amount == 1 else NOON).isoformat()
-    for more in ([], ["--format", "json"]):
-        assert ("12000-01-05" in weir(site, "state", "scan", "aside", "hours", *more).out) is (amount == 1)
+    assert watermarks["accounts"] == NOON.isoformat()
+    (site.landing / "1.parquet").unlink()
+    assert not list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
 
 
 def test_a_key_that_is_such_a_time_is_refused_per_key_and_shown_in_errors():

@@ -358,8 +358,6 @@ def test_a_pipeline_on_sparks_files_gives_the_same_however_they_are_read(tmp_pat
         (pa.array([Decimal(1)], pa.decimal256(50, 2)), r"'odd' of the input file 1\.parquet is decimal256\(50, 2\)"),
         (pa.array(np.array([1], "float16")), r"'odd' of the input file 1\.parquet is halffloat"),
         (pa.array([[np.float16(1)]], pa.list_(pa.float16())), r"'odd' .* with halffloat"),
-        (pa.array([2**64 - 1], pa.uint64()), rf"'odd' of the input file 1\.parquet holds {2**64 - 1}"),
-        (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), rf"'odd' of the input file 1\.parquet holds {2**64 - 1}"),
     ],
 )
 def test_what_cannot_be_read_is_refused_when_it_is_planned(tmp_path: Path, column: pa.Array, message: str):
@@ -516,7 +514,9 @@ def test_a_stage_that_hands_on_a_column_of_nulls_before_a_file_has_its_type_is_t
 def test_a_number_that_no_statistics_tell_of_is_refused_by_column_in_all_readers(tmp_path: Path, spark):
     column = pa.array([2**64 - 1], pa.uint64())
     pq.write_table(pa.table({"n": [1], "k": ["a"], "odd": column}), tmp_path / "1.parquet", write_statistics=False)
-    with pytest.raises(InputError, match=r"'odd' of the input file 1\.parquet holds a value that cannot be read"):
+    with pytest.raises(
+        InputError, match=r"'odd' of the input file 1\.parquet has a value in row 0 that cannot be handed on"
+    ):
         by_arrow(landed(tmp_path))
     site = Site(
         tmp_path / "site",
@@ -527,5 +527,7 @@ def test_a_number_that_no_statistics_tell_of_is_refused_by_column_in_all_readers
     site.landing.mkdir(parents=True)
     shutil.copy(tmp_path / "1.parquet", site.landing)
     executor = SparkExecutor(site.settings, "weir-tests")
-    with pytest.raises(InputError, match=r"'odd' of the input file 1\.parquet holds a value that cannot be read"):
+    with pytest.raises(
+        InputError, match=r"'odd' of the input file 1\.parquet has a value in row 0 that cannot be handed on"
+    ):
         list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor))

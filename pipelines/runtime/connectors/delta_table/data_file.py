@@ -7,35 +7,40 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipelines.runtime.connectors.formats.old_calendar import shifted, shifts_of
+from pipelines.runtime.connectors.parquet.rows import ParquetRows, Rows
 
 _ROWS = 1 << 16
+_IN_MEMORY = 64 << 20  # bytes, up to which a file is read as a whole, so that its pages are looked at before all else
 _ZONE = re.compile(r".*(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})")
 
 
-def tables(path: Path, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[pa.Table]:
-    """The rows, so many at a time, and no row if there is none. A column that the file lacks is null.
+def rows_of(path: Path, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[Rows]:
+    """The rows, so many at a time or fewer, with those that cannot be handed on, and once without a row if there is
+    none. A column that the file lacks is null.
 
     Args:
         partition: The columns that have one value, as the log has it; a column of the file does not count.
 
     Raises:
-        pa.ArrowException: It is no Parquet file, or a value does not fit its column.
+        TooMuchError: It stands for more than its size can be worth.
+        ValueError, pa.ArrowException, OSError: It is no Parquet file, or a value of its partition is none of its
+            column.
     """
     values = {name: value_of(text, columns.field(name).type) for name, text in partition.items()}
-    with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us") as parquet:
-        stored = [name for name in columns.names if name not in values and name in parquet.schema_arrow.names]
-        if not parquet.metadata.num_rows:
-            yield columns.empty_table()
-        shifts = shifts_of(parquet)
-        for batch in parquet.iter_batches(_ROWS, columns=stored, use_threads=False):
-            rows = pa.Table.from_batches([batch])
-            for at, name in enumerate(rows.column_names):
-                if name in shifts:
-                    rows = rows.set_column(at, name, shifted(rows.column(at), shifts[name]))
-            yield pa.table([_column(field, rows, values) for field in columns], schema=columns)
+    with pa.OSFile(str(path)) as file:
+        source = pa.BufferReader(file.read_buffer()) if file.size() <= _IN_MEMORY else file
+        opened = ParquetRows.opened(source, file.size())
+        with opened.parquet as parquet:
+            there = parquet.schema_arrow.names
+            stored = [name for name in columns.names if name not in values and name in there]
+            if twice := [name for name in stored if there.count(name) > 1]:
+                raise pa.ArrowInvalid(f"it has two columns {twice[0]!r}")
+
+            def convert(table: pa.Table) -> pa.Table:
+                return pa.table([_column(field, table, values) for field in columns], schema=columns)
+
+            yield from opened.read(stored or there[:1], convert, _ROWS)
 
 
 def _column(field: pa.Field, rows: pa.Table, values: Mapping[str, pa.Scalar]) -> pa.Array | pa.ChunkedArray:

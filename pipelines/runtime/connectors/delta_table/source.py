@@ -27,12 +27,15 @@ from tempfile import gettempdir
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE, COMMIT_TIME, TAKEN_BACK, VERSION
-from pipelines.runtime.connectors.delta_table.data_file import tables
+from pipelines.runtime.connectors.delta_table.data_file import rows_of
 from pipelines.runtime.connectors.delta_table.table_log import AFTER_LOSS, Commit, DataFile, Metadata, TableLog
+from pipelines.runtime.connectors.parquet.bounds import TooMuchError
+from pipelines.runtime.connectors.parquet.rows import Rows
 from pipelines.runtime.connectors.source import (
     EARLIEST,
     LATEST,
@@ -46,10 +49,11 @@ from pipelines.runtime.connectors.source import (
     Part,
     Planned,
     Position,
+    Rejected,
     Source,
     no_position,
 )
-from state_ops.errors import DamageError, InputError, LostError, MissingError, PipelineError, first_line
+from state_ops.errors import DamageError, InputError, LostError, MissingError, PipelineError, WeirError, first_line
 from state_ops.storage.storage import check_path
 from state_ops.storage.transfers import together
 
@@ -369,25 +373,42 @@ class _Connector:
             columns = metadata.columns
             if self._source.changes and place["change"] is None:
                 columns = pa.schema([*columns, _CHANGES.field(_TYPE)])
-            with self._fetched(part) as local:
-                try:
-                    for rows in tables(local, columns, values):
-                        if place.get("of") is not None:
-                            gone = pc.is_in(rows.column(_TYPE), pa.array(TAKEN_BACK))
-                            rows = rows.filter(gone if place["of"] == _GONE else pc.invert(gone))
-                        yield Batch(_with_changes(rows, place) if self._source.changes else rows)
-                except (pa.ArrowException, OSError, ValueError) as error:
-                    raise InputError(
-                        f"A file of the table cannot be read: {first_line(error)}", where=self.where(part), next=_LOOK
-                    ) from error
+            with self._fetched(part) as local, self._about(part):
+                for found in rows_of(local, columns, values):
+                    yield self._batch(found, place)
+
+    def _batch(self, found: Rows, place: Mapping[str, Any]) -> Batch:
+        """Rows of a file as its part gives them."""
+        rows, numbers, bad = found.table, found.numbers, found.bad
+        if place.get("of") is not None:
+            is_new = place["of"] == _NEW
+            kept = _is_gone(rows) != is_new
+            rows, numbers = rows.filter(pa.array(kept)), numbers[kept]
+            bad = tuple(value for value, is_gone in zip(bad, _is_gone(found.aside), strict=True) if is_gone != is_new)
+        rejected = tuple(Rejected(value.row + 1, value.reason, value.raw) for value in bad)
+        with_changes = _with_changes(rows, place) if self._source.changes else rows
+        return Batch(with_changes, rejected, lambda: (numbers + 1).tolist())
+
+    @contextmanager
+    def _about(self, part: Part) -> Iterator[None]:
+        """What is raised here is about a part's file."""
+        try:
+            yield
+        except WeirError:
+            raise
+        except Exception as error:  # each library has its own for bytes that are no Parquet
+            verb = "" if isinstance(error, TooMuchError) else "cannot be read: "
+            raise InputError(
+                f"A file of the table {verb}{first_line(error)}.", where=self.where(part), next=_LOOK
+            ) from error
 
     @contextmanager
     def _fetched(self, part: Part) -> Iterator[Path]:
         """The part's file on a disk of this host. Raises LostError, and InputError if it has another size."""
         storage, path = self._log.storage, self._path(part)
         try:
-            if storage.is_local and "://" not in storage.uri:
-                local = Path(storage.full(path))
+            local = self._log.on_disk(part.place["path"])
+            if local is not None:
                 _check_size(part, self.where(part), local.stat().st_size)
                 yield local
                 return
@@ -434,6 +455,12 @@ class _Connector:
 
     def close(self) -> None:
         pass
+
+
+def _is_gone(rows: pa.Table) -> np.ndarray:
+    """bool[n], which rows are gone; those of which nobody knows it are not."""
+    gone: np.ndarray = pc.is_in(rows.column(_TYPE), pa.array(TAKEN_BACK)).to_numpy()
+    return gone.astype(bool)
 
 
 def _with_changes(rows: pa.Table, place: Mapping[str, Any]) -> pa.Table:

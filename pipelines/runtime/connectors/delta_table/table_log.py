@@ -19,6 +19,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -352,6 +353,19 @@ class TableLog:
         """What holds of any version, which need not be followed. Raises DeltaError if it cannot be opened."""
         with self._lock:
             return self._open(version)
+
+    def on_disk(self, path: str) -> Path | None:
+        """One of the table's files on a disk of this host; None: it lies elsewhere. Raises InputError for a link out of
+        the table."""
+        if not self.storage.is_local or "://" in self.storage.uri:
+            return None
+        table = Path(self.storage.full(self.name))
+        if not (table / path).resolve().is_relative_to(table.resolve()):
+            raise self.problem(
+                f"The file {path} is a link out of the table's directory, which is not followed.",
+                "Find out who made it; let the table's writer put the file itself there.",
+            )
+        return table / path
 
     def _handle(self, version: int) -> Table:
         return open_table(self.storage, self.name, version)

@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from pipelines.runtime.connectors.delta_table.data_file import tables
+from pipelines.runtime.connectors.delta_table.data_file import rows_of
 from pipelines.runtime.connectors.delta_table.table_log import DataFile, TableLog, asking
 from state_ops.arrow import frames
 from state_ops.counts import agrees, counted
 from state_ops.delta.log_entries import entry_path
-from state_ops.errors import InputError, LostError, MissingError, PipelineError, VanishedError, first_line
+from state_ops.errors import InputError, LostError, MissingError, PipelineError, VanishedError, WeirError, first_line
 from state_ops.storage.s3 import refuse_secrets
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
@@ -230,15 +230,18 @@ class LookupTable:
     ) -> Iterator[pa.Table]:
         try:
             with self._fetched(storage, path) as local, self._reading(path):
-                for rows in tables(local, columns, partition):
-                    yield frames.canonical(rows)
+                for rows in rows_of(local, columns, partition):
+                    if rows.bad:
+                        raise self._unreadable(path, f"row {rows.bad[0].row}: {rows.bad[0].reason}")
+                    yield frames.canonical(rows.table)
         except (FileNotFoundError, MissingError):
             raise self._lost(f"The file {path} is gone: it was vacuumed.") from None
 
     @contextmanager
     def _fetched(self, storage: Storage, path: str) -> Iterator[Path]:
-        if storage.is_local and "://" not in storage.uri:
-            yield Path(storage.full(path))
+        local = storage.on_disk(path) if self.is_file else self._log.on_disk(path.removeprefix(f"{self._log.name}/"))
+        if local is not None:
+            yield local
             return
         with storage.fetched(path, Path(tempfile.gettempdir())) as local:
             yield local
@@ -247,12 +250,17 @@ class LookupTable:
     def _reading(self, path: str = "") -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, ValueError) as error:
-            raise InputError(
-                f"A file of the table cannot be read: {first_line(error)}",
-                where=f"{self._place()} {path}".rstrip(),
-                next="Repair it with what writes the table; nothing of this epoch was applied.",
-            ) from error
+        except (WeirError, OSError):
+            raise
+        except Exception as error:  # each library has its own for bytes that are no Parquet
+            raise self._unreadable(path, first_line(error)) from error
+
+    def _unreadable(self, path: str, why: str) -> InputError:
+        return InputError(
+            f"A file of the table cannot be read: {why}.",
+            where=f"{self._place()} {path}".rstrip(),
+            next="Repair it with what writes the table; nothing of this epoch was applied.",
+        )
 
     def _lost(self, what: str, version: Version | None = None) -> LostError:
         at = f", {version}" if version is not None else ""

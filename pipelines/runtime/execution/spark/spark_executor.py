@@ -323,7 +323,9 @@ class SparkExecutor:
 
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):
-            return _read_source(self.session, rows, self._settings.spark.batch_rows)
+            spark = self._settings.spark
+            by_spark = any(name.startswith(_HOW_SPARK_READS) for name in spark.conf)
+            return _read_source(self.session, rows, spark.batch_rows, spark.parallelism, by_spark=by_spark)
         return _read(self.session, rows.schema, [_path(rows, file) for file in rows.files])
 
     def cancel(self) -> None:
@@ -395,21 +397,32 @@ def _translated(stage: Stage, master: str, rows: Landed | Channel | Several | No
         raise
 
 
-def _read_source(session: SparkSession, rows: Landed, batch_rows: int) -> DataFrame:
-    """The rows of a slice; those of files that Spark cannot read, by Arrow in tasks of their own."""
-    by_arrow = tuple(number for number, file in enumerate(rows.files) if file.by_arrow)
-    parts = [_read_by_arrow(session, rows, by_arrow, batch_rows)] if by_arrow else []
-    others = tuple(file for file in rows.files if not file.by_arrow)
+def _read_source(
+    session: SparkSession, rows: Landed, batch_rows: int, tasks: int = 8, *, by_spark: bool = False
+) -> DataFrame:
+    """The rows of a slice, read by Python in tasks of their own, as subtasks read them that need no Spark.
+
+    Args:
+        tasks: How many of them there are at most.
+        by_spark: Spark reads what it can. It also does where files can be opened from the JVM alone.
+    """
+    by_spark = by_spark or not rows.reader.open_in_workers(rows.files[:1])
+    numbers = [number for number, file in enumerate(rows.files) if file.by_arrow or not by_spark]
+    parts = [_read_by_arrow(session, rows, numbers, batch_rows, tasks)] if numbers else []
+    others = tuple(file for file in rows.files if by_spark and not file.by_arrow)
     if others:
         parts.append(_read_by_spark(session, rows, others))
     return functools.reduce(lambda first, second: first.unionByName(second), parts)
 
 
-def _read_by_arrow(session: SparkSession, rows: Landed, numbers: Sequence[int], batch_rows: int) -> DataFrame:
-    """The rows of some files, by their numbers in the slice, as `direct` reads them; one task for each."""
-    tasks = session.range(0, len(numbers), 1, len(numbers))
-    return tasks.mapInArrow(
-        lambda batches: landed_rows(rows, numbers, batch_rows, batches),
+def _read_by_arrow(
+    session: SparkSession, rows: Landed, numbers: Sequence[int], batch_rows: int, tasks: int
+) -> DataFrame:
+    """The rows of some files, by their numbers in the slice, as `direct` reads them."""
+    of_these = exchange.pieces(replace(rows, files=tuple(rows.files[number] for number in numbers)), tasks)
+    pieces = [[(numbers[file], share) for file, share in piece] for piece in of_these]
+    return session.range(0, len(pieces), 1, len(pieces)).mapInArrow(
+        lambda batches: landed_rows(rows, pieces, batch_rows, batches),
         spark_plan.spark_schema(rows.schema, rows.where),
     )
 

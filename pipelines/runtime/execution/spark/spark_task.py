@@ -160,15 +160,15 @@ def staging(
 
 
 def landed_rows(
-    rows: Landed, files: Sequence[int], batch_rows: int, tasks: Iterator[pa.RecordBatch]
+    rows: Landed, pieces: Sequence[Pieces], batch_rows: int, tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of those files of a slice, by their numbers in it, whose places in `files` stand in the batches of
-    `tasks`."""
+    """The rows of some pieces of a slice's files, whose numbers in `pieces` stand in the batches of `tasks`."""
     with _telling():
         for batch in tasks:
             for task in batch.column(0).to_pylist():
-                for table in direct_read.file_tables(rows, files[task], batch_rows):
-                    yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
+                for file, share in pieces[task]:
+                    for table in direct_read.file_tables(rows, file, batch_rows, share):
+                        yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
 
 
 @contextmanager

@@ -247,7 +247,7 @@ def _seeded(owner: Ownership, taken: Taken, base: Checkpoint) -> Checkpoint:
 
 def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
     """The id with which an epoch begins. Where gates have set rows aside, it came to its end under a later one."""
-    set_aside = any(part.get("excluded") for part in recorded.slice.values())
+    set_aside = any(part.get("excluded") or part.get("unfit") for part in recorded.slice.values())
     return CheckpointId(before.id + 1) if set_aside and before is not None else recorded.id
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.old_calendar import OldCalendar, leaf_count, old_calendar
 
+_FOREIGN = frozenset({"BROTLI", "BYTE_STREAM_SPLIT"})
 _MICROS = {"days": 86_400_000_000, "milliseconds": 1000, "microseconds": 1}
-_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,14 @@ def enums(footer: pq.FileMetaData, stored: pa.Schema) -> dict[str, pa.DataType]:
     }
 
 
+def _is_foreign(footer: pq.FileMetaData) -> bool:
+    """Whether a column chunk is encoded or compressed in a way that Spark does not know."""
+    chunks = (
+        footer.row_group(group).column(at) for group in range(footer.num_row_groups) for at in range(footer.num_columns)
+    )
+    return any(chunk.compression in _FOREIGN or not _FOREIGN.isdisjoint(chunk.encodings) for chunk in chunks)
+
+
 def _with_texts(type: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
     if pa.types.is_struct(type):
         return pa.struct([(field.name, _with_texts(field.type, leaves)) for field in type])
@@ -96,27 +105,31 @@ def _with_texts(type: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.Data
 def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> bool:
     """Whether Spark cannot read one of these columns, or reads other values than Arrow."""
     calendar = old_calendar(footer)
-    return any(
+    return _is_foreign(footer) or any(
         _of_arrow(field.type) or any(_beside_spark(leaf, calendar, pa.types.is_nested(field.type)) for leaf in leaves)
         for field, leaves in _leaves(footer, stored)
         if field.name in names
     )
 
 
-def too_large(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> tuple[str, int] | None:
-    """The first of these columns that has an unsigned number above what int64 holds, as the statistics say, and its
-    greatest number."""
-    places = [(field.name, leaf) for field, leaves in _leaves(footer, stored) for leaf in leaves]
-    for at, (name, leaf) in enumerate(places):
-        if name in names and leaf.converted_type == "UINT_64":
-            groups = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]
-            greatest = max(
-                (statistics.max for statistics in groups if statistics is not None and statistics.has_min_max),
-                default=0,
-            )
-            if greatest > _MOST:
-                return name, greatest
-    return None
+def twice(stored: pa.Schema) -> dict[str, str]:
+    """The columns of which nobody can tell the values apart, and why, in words: there are two of the name, or two
+    fields of one name within."""
+    problems = {name: f"two columns {name!r}" for name, count in Counter(stored.names).items() if count > 1}
+    for field in stored:
+        within = _twice_within(field.type)
+        if within is not None:
+            problems.setdefault(field.name, f"two fields {within!r} within the column {field.name!r}")
+    return problems
+
+
+def _twice_within(type: pa.DataType) -> str | None:
+    fields = [type.field(number) for number in range(type.num_fields)]
+    if pa.types.is_struct(type):
+        doubled: list[str] = [name for name, count in Counter(field.name for field in fields).items() if count > 1]
+        if doubled:
+            return doubled[0]
+    return next(filter(None, (_twice_within(field.type) for field in fields)), None)
 
 
 def unknown(end: bytes) -> list[str]:
@@ -151,6 +164,8 @@ def _beside_spark(column: pq.ColumnSchema, calendar: OldCalendar | None, nested:
     if kind["Type"] == "Timestamp":
         # A time without a zone never is by the old calendar, but Weir has Spark read it as one with a zone.
         return (nested and _is_nanos(column)) or (calendar is not None and not kind["isAdjustedToUTC"])
+    if column.physical_type == "BYTE_ARRAY" and kind["Type"] == "Decimal":
+        return True
     if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
         return kind["Type"] not in ("None", "Decimal")
     return kind["Type"] not in ("None", "Decimal", "Date", "String", "Enum", "JSON", "BSON")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.hive import with_columns
-from pipelines.runtime.connectors.formats.old_calendar import shifted, shifts_of
+from pipelines.runtime.connectors.parquet.bounds import TooMuchError, most
+from pipelines.runtime.connectors.parquet.rows import NO_ROWS, BadValue, ParquetRows, Rows
 from pipelines.runtime.sources.parquet.footers import enums, unknown
 from pipelines.runtime.sources.slices import WHOLE, Share, SourceFile
 from state_ops.arrow import frames
-from state_ops.errors import InputError, TransientError, VanishedError, first_line
+from state_ops.errors import InputError, TransientError, VanishedError, WeirError, first_line
 
+_ENCRYPTED, _IS_ENCRYPTED = b"PARE", "is encrypted, and Weir has no keys for Parquet"
+_DECRYPTION = re.compile(r"decrypt|encrypted", re.IGNORECASE)
+_ASKED = re.compile(r"size (\d+)")
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 
 
@@ -42,9 +50,10 @@ class ParquetFiles:
         with self.reading(file):
             end = self._end(file)
         with self._parsing(file):
+            if end[-4:] == _ENCRYPTED:
+                raise self._bad(file, _IS_ENCRYPTED)
             try:
-                footer = pq.read_metadata(pa.BufferReader(end))
-                return footer, footer.schema.to_arrow_schema()
+                parquet = ParquetRows.opened(pa.BufferReader(end), file.stored_bytes).parquet
             except pa.ArrowNotImplementedError as error:
                 columns = ", ".join(map(repr, unknown(end)))
                 raise InputError(
@@ -53,45 +62,72 @@ class ParquetFiles:
                     next=f"Cast or drop them in what writes the files, or move the file out of {self._directory}; "
                     "nothing of this epoch was applied.",
                 ) from error
+            return parquet.metadata, parquet.schema_arrow
 
-    def tables(
-        self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share = WHOLE
-    ) -> Iterator[pa.Table]:
-        """A file's columns, or all of them, in canonical types, so many rows at a time. Columns of its directories are
-        text.
+    def rows(
+        self,
+        file: SourceFile,
+        columns: Sequence[str] | None,
+        rows: int,
+        share: Share = WHOLE,
+        without: np.ndarray = NO_ROWS,
+    ) -> Iterator[Rows]:
+        """A file's columns, or all of them, in canonical types, so many rows at a time or fewer, with the rows that
+        cannot be handed on. Columns of its directories are text.
 
         Args:
             share: Which of its rows. The bytes of a whole file are in memory at once, of a share those of a row group.
+            without: Numbers of rows that are left out before anything looks at their values.
         """
         stored = columns
         if columns is not None and file.partitions:
             stored = [name for name in columns if name not in dict(file.partitions)]
-        for table in self._whole(file, stored, rows) if share == WHOLE else self._some(file, stored, rows, share):
-            yield with_columns(table, file.partitions, columns) if file.partitions else table
+        read = self._whole(file, stored, rows, without)
+        if share != WHOLE:
+            read = self._some(file, stored, rows, share, without)
+        for part in read:
+            if file.partitions:
+                table, aside = (with_columns(of, file.partitions, columns) for of in (part.table, part.aside))
+                part = replace(part, table=table, aside=aside)
+            yield part
 
-    def _whole(self, file: SourceFile, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
+    def fit(
+        self,
+        file: SourceFile,
+        columns: Sequence[str] | None,
+        rows: int,
+        share: Share = WHOLE,
+        without: np.ndarray = NO_ROWS,
+    ) -> Iterator[Rows]:
+        """The same. Raises InputError for the first row that cannot be handed on."""
+        yield from self._checked(file, self.rows(file, columns, rows, share, without))
+
+    def column(
+        self, file: SourceFile, name: str, rows: int, without: np.ndarray = NO_ROWS
+    ) -> Iterator[pa.ChunkedArray]:
+        """One column in its canonical type, so many rows at a time; of the file, no more than that column is read.
+        Raises as `fit`."""
+        for part in self._checked(file, self._some(file, [name], rows, WHOLE, without)):
+            yield part.table.column(0)
+
+    def _checked(self, file: SourceFile, parts: Iterator[Rows]) -> Iterator[Rows]:
+        for part in parts:
+            if part.bad:
+                raise self.unfit(file, part.bad[0])
+            yield part
+
+    def _whole(self, file: SourceFile, columns: Sequence[str] | None, rows: int, without: np.ndarray) -> Iterator[Rows]:
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
         with self.reading(file), self._open(file) as stream:
             data = stream.read_buffer()
         if data.size != file.stored_bytes:
             raise self.changed(file)
         with self._parsing(file):
-            yield from self._canonical(file, pa.BufferReader(data), columns, rows)
-
-    def first_row(self, file: SourceFile, share: Share) -> int:
-        """The number that the first row of a share has in its file."""
-        footer, _ = self.footer(file)
-        before = share.groups(footer.num_row_groups).start
-        return sum(footer.row_group(group).num_rows for group in range(before))
-
-    def column(self, file: SourceFile, name: str, rows: int) -> Iterator[pa.ChunkedArray]:
-        """One column in its canonical type, so many rows at a time; of the file, no more than that column is read."""
-        for table in self._some(file, [name], rows):
-            yield table.column(0)
+            yield from self._decoded(file, pa.BufferReader(data), columns, rows, WHOLE, without)
 
     def _some(
-        self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share = WHOLE
-    ) -> Iterator[pa.Table]:
+        self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share, without: np.ndarray
+    ) -> Iterator[Rows]:
         """What is asked for and not much more is read of the file, while it is parsed."""
         with self.reading(file), self._open(file) as opened:
             if opened.size() != file.stored_bytes:
@@ -99,47 +135,58 @@ class ParquetFiles:
             stream = _Stream(opened)
             try:
                 with self._parsing(file):
-                    yield from self._canonical(file, pa.PythonFile(stream, "r"), columns, rows, share)
+                    yield from self._decoded(file, pa.PythonFile(stream, "r"), columns, rows, share, without)
             except InputError:
                 if stream.failed is not None:  # it is the storage's fault
                     raise stream.failed from None
                 raise
 
+    def refuse_link(self, file: SourceFile, name: str) -> None:
+        """Raises InputError for a file that is a link out of the directory, or lies behind one: whoever may write there
+        could have any file of this host read.
+
+        Args:
+            name: The file's path below the directory.
+        """
+        if not isinstance(self._fs, pafs.LocalFileSystem):
+            return
+        directory = Path(self._path).resolve()
+        if not (directory / name).resolve().is_relative_to(directory):
+            raise InputError(
+                f"The input file {file.name} is a link out of its directory, which is not followed.",
+                where=self.uri(file),
+                next=f"Put the file itself there, name the directory that the link leads to as the source's, or move "
+                f"the link out of {self._directory}; nothing of this epoch was applied.",
+            )
+
     def _open(self, file: SourceFile) -> Any:
+        self.refuse_link(file, file.stored)
         return self._fs.open_input_file(f"{self._path}/{file.stored}")
 
-    def _canonical(
-        self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int, share: Share = WHOLE
-    ) -> Iterator[pa.Table]:
-        with pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:
+    def _decoded(
+        self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int, share: Share, without: np.ndarray
+    ) -> Iterator[Rows]:
+        opened = ParquetRows.opened(source, file.stored_bytes)
+        with opened.parquet as parquet:
             names = parquet.schema_arrow.names if columns is None else list(columns)
             if any(name not in parquet.schema_arrow.names for name in names):
                 raise self.changed(file)
             texts = enums(parquet.metadata, parquet.schema_arrow)
-            if not parquet.metadata.num_rows:
-                yield self._converted(file, parquet.schema_arrow.empty_table().select(names), texts)
-            shifts = shifts_of(parquet)
-            groups = list(share.groups(parquet.metadata.num_row_groups))
-            for batch in parquet.iter_batches(rows, groups, names, use_threads=False):
-                table = pa.Table.from_batches([batch]).select(names)
-                for at, name in enumerate(names):
-                    if name in shifts:
-                        table = table.set_column(at, name, shifted(table.column(at), shifts[name]))
-                yield self._converted(file, table, texts)
 
-    def _converted(self, file: SourceFile, table: pa.Table, texts: Mapping[str, pa.DataType]) -> pa.Table:
-        try:
-            return frames.canonical(table.cast(retyped(table.schema, texts)) if texts else table)
-        except pa.ArrowInvalid:
-            for name in table.column_names:
-                column = table.select([name])
-                try:
-                    frames.canonical(column.cast(retyped(column.schema, texts)) if texts else column)
-                except pa.ArrowInvalid as error:
-                    raise self.unreadable(
-                        file, name, f"holds a value that cannot be read: {first_line(error)}"
-                    ) from error
-            raise
+            def convert(table: pa.Table) -> pa.Table:
+                return frames.canonical(table.cast(retyped(table.schema, texts)) if texts else table)
+
+            yield from opened.read(names, convert, rows, share.groups(parquet.metadata.num_row_groups), without)
+
+    def unfit(self, file: SourceFile, bad: BadValue) -> InputError:
+        """What to raise for a row that cannot be handed on."""
+        return InputError(
+            f"The column {bad.column!r} of the input file {file.name} has a value in row {bad.row} that cannot be "
+            f"handed on: it {bad.problem}.",
+            where=self.uri(file),
+            next=f"Correct it in what writes the files, move the file out of {self._directory}, or set such rows aside "
+            'with on_bad="quarantine"; nothing of this epoch was applied.',
+        )
 
     def unreadable(self, file: SourceFile, column: str, problem: str) -> InputError:
         """What to raise for a column of which not all can be read."""
@@ -183,19 +230,34 @@ class ParquetFiles:
         try:
             yield
         except pa.ArrowMemoryError as error:
+            asked = _ASKED.search(str(error))
+            if asked is not None and int(asked[1]) > most(file.stored_bytes):
+                raise self._bad(file, f"asks for {int(asked[1]):,} bytes of memory at once") from error
             raise TransientError(
                 f"There was no memory to read the input file {file.name}: {first_line(error)}",
                 where=self.uri(file),
-                next="Cut smaller slices (epoch.max_rows, epoch.max_bytes), or let Spark read them "
-                "(spark.direct_read_mb: 0).",
+                next="Give the process more memory, or let it do less at once (spark.parallelism, epoch.max_files).",
             ) from error
-        except (pa.ArrowException, OSError) as error:
-            problem = "is empty" if file.stored_bytes == 0 else "is not a readable Parquet file"
-            raise InputError(
-                f"The input file {file.name} {problem}.",
-                where=f"{self.uri(file)} ({first_line(error)})",
-                next=f"Repair it, or move it out of {self._directory}; nothing of this epoch was applied.",
-            ) from error
+        except WeirError:
+            raise
+        except TooMuchError as error:
+            raise self._bad(file, str(error)) from error
+        except Exception as error:  # each library has its own for bytes that are no Parquet
+            problem = f"is not a readable Parquet file: {first_line(error).rstrip('.')}"
+            if file.stored_bytes == 0:
+                problem = "is empty"
+            elif _DECRYPTION.search(str(error)):
+                problem = _IS_ENCRYPTED
+            elif isinstance(error, pa.ArrowNotImplementedError):
+                problem = f"has what cannot be read: {first_line(error).rstrip('.')}"
+            raise self._bad(file, problem) from error
+
+    def _bad(self, file: SourceFile, problem: str) -> InputError:
+        return InputError(
+            f"The input file {file.name} {problem}.",
+            where=self.uri(file),
+            next=f"Repair it, or move it out of {self._directory}; nothing of this epoch was applied.",
+        )
 
     def _end(self, file: SourceFile) -> bytes:
         """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes),
