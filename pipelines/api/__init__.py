@@ -173,8 +173,8 @@ def files(
             pipeline is held until it is repaired or moved away. "quarantine": the file is set aside, the checkpoint
             says so with the reason, and the pipeline goes on without it. That also goes for damage that Spark or its
             workers find while they read the rows of a file. A row that a stage cannot work on sets no file aside; it
-            holds the pipeline. Of files that are decoded, a bad row fails the epoch or goes to the table
-            <stage>_quarantine, with file, line and reason.
+            holds the pipeline. A bad row, which cannot be decoded or has a value that no table can hold, fails the
+            epoch or goes to the table <stage>_quarantine, with file, line or number, and reason.
         idle_after: Beside other inputs of a stage: for how long it has had no rows before it holds these back no more.
         max_ahead: How much event time it may be read before the slowest of them.
         max_future: How far an event time may lie ahead of processing time. What has a later one is bad.

@@ -27,7 +27,7 @@ class FileSource(Source):
         partitions: By column that stands in the files' directories its type: "string", "int" or "date"; of others the
             first file's value says it.
         below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
-        on_bad: As of every source; of Parquet, a file that cannot be read is set aside as a whole.
+        on_bad: As of every source; a file that cannot be read is set aside as a whole.
     """
 
     pattern: str

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import POSITIONS, ROW, Gate, Source, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.gates.evaluation import Verdict, columns_of, refusal
-from pipelines.runtime.sources.reader import SourceReader
+from pipelines.runtime.sources.reader import SourceReader, picked
 from pipelines.runtime.sources.slices import LeftOut, Slice
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
@@ -159,12 +159,12 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
         if row.stage == uid:
             by_file.setdefault(row.file, []).append(row)
     if stage.takes_bad_rows and not _keeps_raw(stage):  # the files themselves have such rows
-        for bad in planned.bad_rows:
-            by_file.setdefault(bad.file, []).append(LeftOut(uid, _ON_BAD, bad.file, bad.row, bad.reason))
+        for of in planned.bad_rows:
+            by_file.setdefault(of.file, []).append(LeftOut(uid, _ON_BAD, of.file, of.row, of.reason))
     for file in planned.files:
         left_out = sorted({row.row: row for row in by_file.get(file.name, ())}.values(), key=lambda row: row.row)
         if left_out:
-            rows = storable(reader.picked(file, planned.schema, np.array([row.row for row in left_out], np.int64)))
+            rows = storable(picked(reader, file, planned.schema, np.array([row.row for row in left_out], np.int64)))
             columns = [
                 [row.stage for row in left_out], [row.gate for row in left_out], [int(epoch)] * len(left_out),
                 [row.file for row in left_out], [row.row for row in left_out], [row.reason for row in left_out],

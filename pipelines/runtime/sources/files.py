@@ -9,14 +9,12 @@ directory_watch  what is amiss with the directory
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from pipelines.runtime.connectors.parquet.rows import NO_ROWS
 from pipelines.runtime.connectors.source import ADD, Lag
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import positions
@@ -25,6 +23,7 @@ from pipelines.runtime.sources.file_check import FileCheck
 from pipelines.runtime.sources.gathering import Gathered
 from pipelines.runtime.sources.landed import MOST_REJECTED_BYTES, LandedFiles, LandingAttempt, size_of
 from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.parquet import unfit_rows
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from configs.settings import EpochSettings, S3Settings
 
 log = Logger("weir.source")
-
-_MOST_BAD_ROWS = 10_000  # of a slice of Parquet files: each of them stands in the checkpoint's row
-_LOOKED_AT = 1 << 16  # rows at a time
 
 
 def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | None:
@@ -59,7 +55,7 @@ class _Left:
 
 
 class FilesReader(SourceReader):
-    """One `FileSource` with its pattern resolved.
+    """One `FileSource` with its pattern resolved; long because it answers all that a reader is asked.
 
     Args:
         pattern: An absolute directory or URI, then a file name pattern.
@@ -174,7 +170,7 @@ class FilesReader(SourceReader):
         planned = self._planned([there[file["name"]] for file in files], None, expected, recorded.get("now"))
         unfit = recorded.get("unfit", {})
         if unfit:
-            bad_rows = tuple(self._bad_again(planned, unfit))
+            bad_rows = tuple(unfit_rows.again(self.landing.parquet, planned, unfit))
             planned = self.without(replace(planned, bad_rows=bad_rows), ())
         return replace(planned, limited=recorded.get("limited", False), left_out=tuple(left_out))
 
@@ -267,7 +263,7 @@ class FilesReader(SourceReader):
             column = self.source.event_time
             if self.source.decodes or self.source.on_bad != "quarantine" or column not in opened.columns.names:
                 raise
-            bad_rows = tuple(self._bad_rows(file, [str(column)], _MOST_BAD_ROWS))
+            bad_rows = tuple(unfit_rows.of_file(self.landing.parquet, file, [str(column)], unfit_rows.MOST_ROWS))
             if not bad_rows:
                 raise
             gathered.add(opened, file.size, bad_rows)
@@ -319,7 +315,8 @@ class FilesReader(SourceReader):
         expected: pa.Schema | None,
         read: Collection[str] | None,
     ) -> Slice:
-        bad_rows = self._bad_rows_beside(planned, file, read) if file.landed is None else []
+        asked = read if read is None or self.source.event_time is None else {*read, self.source.event_time}
+        bad_rows = unfit_rows.of_slice(self.landing.parquet, planned, file, asked) if file.landed is None else []
         if bad_rows:
             first = bad_rows[0]
             log.warning(
@@ -337,50 +334,6 @@ class FilesReader(SourceReader):
             set_aside=(*planned.set_aside, self._set_aside(file, error)),
         )
         return self.without(kept, ()) if kept.without else kept
-
-    def _bad_rows_beside(self, planned: Slice, blamed: SourceFile, read: Collection[str] | None) -> list[BadRow]:
-        """The bad rows of a slice that nobody has found before; none where the file that is to blame cannot be read, or
-        has too many: then it is bad as a whole."""
-        found, known = list[BadRow](), planned.without
-        room, size = _MOST_BAD_ROWS - len(planned.bad_rows), size_of(planned.bad_rows)
-        for file in sorted(planned.files, key=lambda file: file.name != blamed.name):
-            names = [
-                name for name in self._names(planned, file) if read is None or name in {*read, self.source.event_time}
-            ]
-            try:
-                more = self._bad_rows(file, names, room - len(found), known.get(file.name, NO_ROWS))
-            except InputError:
-                more = []
-            size += size_of(more)
-            if size > MOST_REJECTED_BYTES or (not more and file.name == blamed.name):
-                break
-            found += more
-        return found
-
-    def _names(self, planned: Slice, file: SourceFile) -> list[str]:
-        """The columns of a slice that stand in a file."""
-        lacking = {*file.lacks, *(name for name, _ in file.partitions)}
-        return [name for name in (planned.schema.names if planned.schema is not None else ()) if name not in lacking]
-
-    def _bad_rows(
-        self, file: SourceFile, names: Sequence[str], most: int, without: np.ndarray = NO_ROWS
-    ) -> list[BadRow]:
-        """The rows of a Parquet file with values that cannot be handed on; none where there are more than `most`.
-        Raises InputError for a file that cannot be read."""
-        bad = list[BadRow]()
-        for part in self.landing.parquet.rows(file, names, _LOOKED_AT, without=without):
-            bad += [BadRow(file.name, value.row, value.reason, value.raw) for value in part.bad]
-            if len(bad) > most:
-                return []
-        return bad
-
-    def _bad_again(self, planned: Slice, unfit: Mapping[str, Sequence[int]]) -> Iterator[BadRow]:
-        """The bad rows of a slice that was, whose numbers it has recorded."""
-        for file in planned.files:
-            numbers = unfit.get(file.name, ())
-            if numbers:
-                found = {row.row: row for row in self._bad_rows(file, self._names(planned, file), file.rows)}
-                yield from (found.get(number, BadRow(file.name, number, "", None)) for number in numbers)
 
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
         """As `positions.advanced` says."""

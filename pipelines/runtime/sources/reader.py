@@ -305,21 +305,6 @@ class SourceReader(ABC):
             for part in self._directory_of(file).parquet.fit(file, there, rows, share, without):
                 yield part.numbers, frames.aligned(part.table, columns)
 
-    def picked(self, file: SourceFile, columns: pa.Schema, numbers: np.ndarray) -> pa.Table:
-        """Some rows of a file, by ascending numbers. A value that cannot be handed on is null. Raises as `batches`."""
-        there = [name for name in columns.names if name not in file.lacks]
-        found, tables = [NO_ROWS], [columns.empty_table()]
-        with self._about(file):
-            for part in self._directory_of(file).parquet.rows(file, there, _PICKED_FROM):
-                bad = np.array([value.row for value in part.bad], np.int64)
-                for table, own in ((part.table, part.numbers), (part.aside, bad)):
-                    is_wanted = np.isin(own, numbers)
-                    if is_wanted.any():
-                        found.append(own[is_wanted])
-                        tables.append(frames.aligned(table.filter(pa.array(is_wanted)), columns))
-        order = np.argsort(np.concatenate(found), kind="stable")
-        return pa.concat_tables(tables).take(pa.array(order))
-
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
         files."""
@@ -352,3 +337,19 @@ def times_to_dict(partitions: Mapping[str, PartitionTime]) -> dict[str, Any]:
 def times_from_dict(raw: Mapping[str, Sequence[int | None]]) -> dict[str, PartitionTime]:
     """The inverse of `times_to_dict`."""
     return {name: PartitionTime(*times) for name, times in raw.items()}
+
+
+def picked(reader: SourceReader, file: SourceFile, columns: pa.Schema, numbers: np.ndarray) -> pa.Table:
+    """Some rows of a file, by ascending numbers. A value that cannot be handed on is null. Raises as `batches`."""
+    there = [name for name in columns.names if name not in file.lacks]
+    found, tables = [NO_ROWS], [columns.empty_table()]
+    with reader._about(file):
+        for part in reader._directory_of(file).parquet.rows(file, there, _PICKED_FROM):
+            bad = np.array([value.row for value in part.bad], np.int64)
+            for table, own in ((part.table, part.numbers), (part.aside, bad)):
+                is_wanted = np.isin(own, numbers)
+                if is_wanted.any():
+                    found.append(own[is_wanted])
+                    tables.append(frames.aligned(table.filter(pa.array(is_wanted)), columns))
+    order = np.argsort(np.concatenate(found), kind="stable")
+    return pa.concat_tables(tables).take(pa.array(order))

@@ -73,7 +73,7 @@ def table(site: Site, name: str) -> list[dict]:
 def test_a_value_that_no_table_holds_declines_its_epoch_by_file_row_and_column(tmp_path, kind, sink):
     values, problem = BAD[kind]
     site = site_of(tmp_path, (select("s", FAIL, "*", sink=sink),), v=values)
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(InputError) as refused:
         ran(site)
     assert problem in str(refused.value) and "'v" in str(refused.value)
     assert "a.parquet, row 2" in str(refused.value) and head(site) is None
@@ -108,7 +108,7 @@ def stage_of(function: Callable, source: object, **more) -> Stage:
 
 def test_a_text_that_is_not_utf8_reaches_no_function(tmp_path):
     texts = not_utf8(b"a", b"b\xff", b"c")
-    with pytest.raises(RefusedError, match="is not UTF-8"):
+    with pytest.raises(InputError, match="is not UTF-8"):
         ran(site_of(tmp_path / "fail", (stage_of(shouting, FAIL),), v=texts))
     aside = site_of(tmp_path / "aside", (stage_of(shouting, ASIDE),), v=texts)
     ran(aside)

@@ -108,7 +108,7 @@ def test_else_the_epoch_is_declined_with_file_row_column_and_value(tmp_path: Pat
         InputError, match=r"The column 'odd.*' of the input file 1\.parquet has a value in row 1"
     ) as bad:
         played(site)
-    assert bad.value.where == f"{site.landing}/1.parquet"
+    assert bad.value.where == f"{site.landing}/1.parquet, row 1"
     (site.landing / "1.parquet").rename(tmp_path / "away.parquet")
     assert not played(site), "nothing of it was committed"
 

@@ -375,19 +375,7 @@ class _Connector:
                 columns = pa.schema([*columns, _CHANGES.field(_TYPE)])
             with self._fetched(part) as local, self._about(part):
                 for found in rows_of(local, columns, values):
-                    yield self._batch(found, place)
-
-    def _batch(self, found: Rows, place: Mapping[str, Any]) -> Batch:
-        """Rows of a file as its part gives them."""
-        rows, numbers, bad = found.table, found.numbers, found.bad
-        if place.get("of") is not None:
-            is_new = place["of"] == _NEW
-            kept = _is_gone(rows) != is_new
-            rows, numbers = rows.filter(pa.array(kept)), numbers[kept]
-            bad = tuple(value for value, is_gone in zip(bad, _is_gone(found.aside), strict=True) if is_gone != is_new)
-        rejected = tuple(Rejected(value.row + 1, value.reason, value.raw) for value in bad)
-        with_changes = _with_changes(rows, place) if self._source.changes else rows
-        return Batch(with_changes, rejected, lambda: (numbers + 1).tolist())
+                    yield _batch(found, place, self._source.changes)
 
     @contextmanager
     def _about(self, part: Part) -> Iterator[None]:
@@ -455,6 +443,19 @@ class _Connector:
 
     def close(self) -> None:
         pass
+
+
+def _batch(found: Rows, place: Mapping[str, Any], changes: bool) -> Batch:
+    """Rows of a file as its part gives them. changes: its source reads changes."""
+    rows, numbers, bad = found.table, found.numbers, found.bad
+    if place.get("of") is not None:
+        is_new = place["of"] == _NEW
+        kept = _is_gone(rows) != is_new
+        rows, numbers = rows.filter(pa.array(kept)), numbers[kept]
+        bad = tuple(value for value, is_gone in zip(bad, _is_gone(found.aside), strict=True) if is_gone != is_new)
+    rejected = tuple(Rejected(value.row + 1, value.reason, value.raw) for value in bad)
+    with_changes = _with_changes(rows, place) if changes else rows
+    return Batch(with_changes, rejected, lambda: (numbers + 1).tolist())
 
 
 def _is_gone(rows: pa.Table) -> np.ndarray:

@@ -7,7 +7,7 @@ A conversion that fails says nothing of which row is to blame, so its batch is h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,8 +173,11 @@ def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.
     bad: dict[int, UnfitValue] = {}
     converted = _converted(table, 0, convert, bad)
     there = np.delete(np.arange(table.num_rows), list(bad)) if bad else np.arange(table.num_rows)
-    for value in unfit(days) if days is not None else ():
-        bad.setdefault(value.row, value)
+    wrapped: dict[int, set[str]] = {}
+    for name, column in zip(days.column_names, days.columns, strict=True) if days is not None else ():
+        for value in unfit(pa.table({name: column})):
+            bad.setdefault(value.row, value)
+            wrapped.setdefault(value.row, set()).add(name)
     for value in unfit(converted):
         bad.setdefault(int(there[value.row]), value)
     if not bad:
@@ -185,7 +188,9 @@ def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.
         BadValue(int(numbers[row]), bad[row].column, bad[row].problem, _raw(of))
         for row, of in zip(sorted(bad), rows, strict=True)
     ]
-    aside = pa.concat_tables([storable(_convertible(row, convert)) for row in rows])
+    aside = pa.concat_tables(
+        [storable(_convertible(of, convert, wrapped.get(row, ()))) for row, of in zip(sorted(bad), rows, strict=True)]
+    )
     return Rows(converted.filter(pa.array(is_fit)), numbers[there[is_fit]], aside, tuple(shown))
 
 
@@ -217,17 +222,20 @@ def _to_blame(table: pa.Table, convert: Convert, error: pa.ArrowInvalid) -> tupl
     return table.column_names[0], _first_line(error)
 
 
-def _convertible(row: pa.Table, convert: Convert) -> pa.Table:
-    """One row, converted, with null for each value that cannot be."""
+def _convertible(row: pa.Table, convert: Convert, lost: Collection[str]) -> pa.Table:
+    """One row, converted, with null for each value that cannot be. lost: columns that are null anyway."""
+    for at, name in enumerate(row.column_names):
+        if name in lost or not _fits(_null_but(row, name), convert):
+            row = row.set_column(at, row.field(at), pa.nulls(1, row.column(at).type))
+    return convert(row)
+
+
+def _fits(row: pa.Table, convert: Convert) -> bool:
     try:
-        return convert(row)
+        convert(row)
     except pa.ArrowInvalid:
-        for at, name in enumerate(row.column_names):
-            try:
-                convert(_null_but(row, name))
-            except pa.ArrowInvalid:
-                row = row.set_column(at, name, pa.nulls(1, row.column(at).type))
-        return convert(row)
+        return False
+    return True
 
 
 def _null_but(table: pa.Table, name: str) -> pa.Table:

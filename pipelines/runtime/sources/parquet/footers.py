@@ -84,10 +84,13 @@ def enums(footer: pq.FileMetaData, stored: pa.Schema) -> dict[str, pa.DataType]:
     }
 
 
-def _is_foreign(footer: pq.FileMetaData) -> bool:
+def _is_foreign(footer: pq.FileMetaData, names: Collection[str]) -> bool:
     """Whether a column chunk is encoded or compressed in a way that Spark does not know."""
     chunks = (
-        footer.row_group(group).column(at) for group in range(footer.num_row_groups) for at in range(footer.num_columns)
+        chunk
+        for group in range(footer.num_row_groups)
+        for at in range(footer.num_columns)
+        if (chunk := footer.row_group(group).column(at)).path_in_schema.partition(".")[0] in names
     )
     return any(chunk.compression in _FOREIGN or not _FOREIGN.isdisjoint(chunk.encodings) for chunk in chunks)
 
@@ -105,7 +108,7 @@ def _with_texts(type: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.Data
 def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> bool:
     """Whether Spark cannot read one of these columns, or reads other values than Arrow."""
     calendar = old_calendar(footer)
-    return _is_foreign(footer) or any(
+    return _is_foreign(footer, names) or any(
         _of_arrow(field.type) or any(_beside_spark(leaf, calendar, pa.types.is_nested(field.type)) for leaf in leaves)
         for field, leaves in _leaves(footer, stored)
         if field.name in names

@@ -183,7 +183,7 @@ class ParquetFiles:
         return InputError(
             f"The column {bad.column!r} of the input file {file.name} has a value in row {bad.row} that cannot be "
             f"handed on: it {bad.problem}.",
-            where=self.uri(file),
+            where=f"{self.uri(file)}, row {bad.row}",
             next=f"Correct it in what writes the files, move the file out of {self._directory}, or set such rows aside "
             'with on_bad="quarantine"; nothing of this epoch was applied.',
         )
