@@ -215,12 +215,40 @@ def test_types(by_transaction: PostgresSystem):
 
 
 @pytest.mark.parametrize(
+    ("array", "read_as"),
+    [
+        ("'[0:1]={foo,bar}'::text[]", ["foo", "bar"]),
+        ("'[-3:-2]={7,8}'::int8[]", [7, 8]),
+        ("'[5:6]={t,NULL}'::bool[]", [True, None]),
+        ("'[2:2]={abc}'::varchar(3)[]", ["abc"]),
+        ("'[0:0]={-0.5}'::float8[]", [-0.5]),
+        ("'{}'::int4[]", []),
+    ],
+)
+def test_arrays_that_count_from_elsewhere_are_read(by_transaction: PostgresSystem, array: str, read_as: list[Any]):
+    system = by_transaction
+    system.append(3)
+    query = f"SELECT id, tx, CASE WHEN id = 1 THEN {array} END AS list FROM {system.table}"
+    with opened(PostgresSource(query=query, cursor="tx"), system) as connector:
+        (part,) = connector.plan({"after": None}, LARGE).parts
+        rows, rejected = read(connector, part)
+    assert rejected == [] or rejected == ()
+    assert {row["id"]: row["list"] for row in rows} == {
+        id: read_as if id == 1 else None for id in {r["id"] for r in rows}
+    }
+
+
+@pytest.mark.parametrize(
     ("column", "reason"),
     [
         ("'NaN'::numeric(5, 2)", "is NaN"),
         ("'infinity'::timestamptz", "is infinite"),
         ("'-infinity'::timestamp", "is infinite"),
-        ("'294276-12-31'::timestamp", "beyond"),
+        ("'294276-12-31'::timestamp", "outside of the years"),
+        ("'10000-01-01 00:00+00'::timestamptz", "outside of the years"),
+        ("'4000-01-01 BC'::timestamptz", "outside of the years"),
+        ("'4000-01-01 BC'::date", "outside of the years"),
+        ("'10000-01-01'::date", "outside of the years"),
         ("'infinity'::date", "is infinite"),
         ("'24:00'::time", "is 24:00"),
         ("'{{1,2},{3,4}}'::int[]", "several dimensions"),

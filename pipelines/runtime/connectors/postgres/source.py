@@ -71,13 +71,11 @@ _CAST: dict[str, tuple[str, pa.DataType]] = {
     "oid": ("::int8", pa.int64()),
     "xid8": ("::text::int8", pa.int64()),
 }
+_OUTSIDE = "is infinite, or outside of the years 1 to 9999"
 _BAD = {
-    "date": ("{0} IN ('infinity', '-infinity')", "is infinite"),
+    "date": ("NOT {0} BETWEEN '0001-01-01' AND '9999-12-31'", _OUTSIDE),
     "time": ("{0} = '24:00'", "is 24:00"),
-    "timestamp": (
-        "{0} >= '294247-01-01' OR {0} = '-infinity'",
-        "is infinite, or beyond what 64 bits of microseconds hold",
-    ),
+    "timestamp": ("{0} < '0001-01-01 00:00+00' OR {0} >= '10000-01-01 00:00+00'", _OUTSIDE),
     "numeric": ("{0} = 'NaN'", "is NaN, which a decimal cannot be"),
     "array": ("array_ndims({0}) > 1", "is an array of several dimensions"),
 }
@@ -291,7 +289,8 @@ class _Connector:
                 )
             type = pa.decimal128(precision, scale)
         elif kind.startswith("_") and kind[1:] in _SIMPLE and kind[1:] not in _BAD:
-            type, bad = pa.list_(_SIMPLE[kind[1:]]), _BAD["array"]
+            # A slice counts its values from 1: the driver fails over an array that counts from elsewhere.
+            cast, type, bad = "[:]", pa.list_(_SIMPLE[kind[1:]]), _BAD["array"]
         if type is None:
             raise self._refusal(
                 f"The column {field.name} is of a type that has no like in Arrow ({kind}).",
@@ -300,7 +299,8 @@ class _Connector:
         if bad is None:
             return _Column(field.name, kind, type, f"{name}{cast}", None)
         condition = bad[0].format(name)
-        return _Column(field.name, kind, type, f"CASE WHEN {condition} THEN NULL ELSE {name} END", (condition, bad[1]))
+        value = f"CASE WHEN {condition} THEN NULL ELSE ({name}){cast} END"
+        return _Column(field.name, kind, type, value, (condition, bad[1]))
 
     def _check_event_time(self, columns: list[_Column]) -> None:
         named = self._source.event_time
