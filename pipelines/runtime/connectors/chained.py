@@ -22,6 +22,7 @@ from pipelines.runtime.connectors.source import (
     Limits,
     Opening,
     Part,
+    Peeking,
     Placing,
     Planned,
     Position,
@@ -122,6 +123,10 @@ class _Chained:
     def places(self, part: Part, rows: int) -> Sequence[str | None]:
         connector, inner = self._inner(part)
         return connector.places(inner, rows) if isinstance(connector, Placing) else ()
+
+    def is_empty(self, part: Part) -> bool:
+        connector, inner = self._inner(part)
+        return isinstance(connector, Peeking) and connector.is_empty(inner)
 
     def verify(self, parts: Sequence[Part]) -> None:
         for part in parts:

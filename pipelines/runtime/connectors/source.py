@@ -272,6 +272,15 @@ class Placing(Protocol):
         ...
 
 
+@runtime_checkable
+class Peeking(Protocol):
+    """What a connector may offer besides, whose parts may turn out to have no rows: a sensor asks for no run then."""
+
+    def is_empty(self, part: Part) -> bool:
+        """Whether a part is known to have no row. Looks at a few of them at most; False: it is not known."""
+        ...
+
+
 def _without_options(_: str | None) -> Mapping[str, str]:
     """What `Opening.connect` says if nothing is configured; a function with a name, so that it can be pickled."""
     return {}

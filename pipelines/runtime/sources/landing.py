@@ -53,6 +53,44 @@ def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
     return fnmatch.fnmatchcase(parts[0], names[0]) and _matches(parts[1:], names[1:])
 
 
+def _refuse_brackets(pattern: str, where: str) -> None:
+    """Raise ConfigurationError for a pattern whose brackets are meant for themselves: a name like that is there, and
+    none that they stand for."""
+    parent = Path("/")
+    for part in pattern.split("/"):
+        plain = _ESCAPED.sub("", part)
+        if "[" not in plain:
+            if _WILDCARD.search(plain):
+                return
+            parent /= _ESCAPED.sub(r"\1", part)
+            continue
+        if not (parent / part).exists():
+            return
+        if not any(fnmatch.fnmatchcase(other.name, part) for other in parent.iterdir()):
+            raise ConfigurationError(
+                f"The pattern {pattern} matches nothing: its brackets stand for one character of several, and "
+                f"{parent / part} is there.",
+                where=where,
+                next=f"Write [[] for a bracket that is meant itself: {part.replace('[', '[[]')}",
+            )
+        return
+
+
+def _markers(infos: Sequence[pafs.FileInfo]) -> frozenset[str]:
+    """Objects that stand for directories: without a byte, and others lie below them, or their names have no ending."""
+    empty = {info.path for info in infos if info.type == pafs.FileType.File and not info.size}
+    if not empty:
+        return frozenset()
+    above = {info.path for info in infos if info.type == pafs.FileType.Directory}
+    above |= {parent for info in infos for parent in _parents(info.path)}
+    return frozenset(path for path in empty if path in above or "." not in path.rpartition("/")[2])
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
 def _is_hidden(part: str) -> bool:
     """Whether a file, or what is in a directory, is left alone, as Spark leaves it: not a column that begins with _."""
     return part[:1] == "." or (part[:1] == "_" and "=" not in part)
@@ -97,6 +135,8 @@ class LandingDirectory:
             self.place = directory
         self.parquet = ParquetFiles(self._fs, self._path, directory)
         self._bucket_seen = False
+        if within is None and isinstance(self._fs, pafs.LocalFileSystem):
+            _refuse_brackets(pattern, where)
 
     def opens_in_workers(self, files: int) -> bool:
         """Whether so many files can be opened in other processes as in this one, one after the other. Other file
@@ -126,8 +166,10 @@ class LandingDirectory:
     def files(self) -> Iterator[SourceFile]:
         """The files that are there, in any order. One listing; no file is opened."""
         selector = pafs.FileSelector(self._path, allow_not_found=True, recursive=len(self._names) > 1)
-        for info in self._fs.get_file_info(selector):
-            if info.type == pafs.FileType.File:
+        infos = self._fs.get_file_info(selector)
+        markers = _markers(infos) if self._fs.type_name in _OBJECT_STORES else frozenset()
+        for info in infos:
+            if info.type == pafs.FileType.File and info.path not in markers:
                 file = self._file(info)
                 parts = file.name.split("/")
                 if not any(map(_is_hidden, parts)) and _matches(parts, self._names):

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 log = Logger("weir.source")
 
 _THREADS = 4
+_PASSED = 3_600_000_000  # microseconds
 _EVERYTHING = Limits(1 << 31, 1 << 62, 1 << 62)
 _IN_SIGHT = Limits(256, 1 << 62, 1 << 62)  # a look need not count what has no end
 _ONE = Limits(1, 1, 1)
@@ -132,18 +133,34 @@ class PartsReader(SourceReader):
         return None if upto is None else upto["at"]
 
     def look(self, position: Position | None) -> Arrivals:
+        return self._looked(position, peeks=not self._was_long_ago(position))
+
+    def check(self, position: Position | None) -> Arrivals:
+        return self._looked(position, peeks=False)
+
+    def _looked(self, position: Position | None, *, peeks: bool) -> Arrivals:
+        """What has arrived. peeks: parts that turn out to have no row are none; a run that is there reads them too."""
         at, upto = self._at(position), self._bound()
         if upto is None or self._archived.lead(at, upto):
             parts, planned = self._ahead(at, upto, _IN_SIGHT)
         else:
             planned = self.connector.plan(at, _IN_SIGHT, upto)
             parts = list(planned.parts)
-        fresh = [_waiting(part) for part in parts]
+        is_empty = peeks and bool(parts) and all(map(self.connector.is_empty, parts))
+        fresh = [] if is_empty else [_waiting(part) for part in parts]
         if not fresh and position is not None and self._would_move(position):
             fresh = [SourceFile("an idle partition lets event time go on", 0, 0)]
         elif not fresh and planned.passes:
             fresh = [SourceFile("what was passed without a row is recorded", 0, 0)]
         return Arrivals(tuple(fresh), unit=self.unit)
+
+    def _was_long_ago(self, position: Position | None) -> bool:
+        """Whether its end was reached long ago, so that what it may pass without a row is to be recorded: what is
+        behind a position may expire, and nobody could tell any more that nothing was in it."""
+        if position is None:
+            return False
+        since = [of.quiet_since for of in _times(position).values() if of.quiet_since is not None]
+        return not since or time.time_ns() // 1000 - max(since) > _PASSED
 
     def lag(self, position: Position | None) -> Lag:
         return self.connector.lag(self._at(position))

@@ -16,10 +16,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 
+from configs.settings import EpochSettings
 from pipelines.api import kafka as api
 from pipelines.runtime.connectors.kafka.sink import KafkaSink
 from pipelines.runtime.connectors.kafka.source import KafkaSource
 from pipelines.runtime.connectors.source import Limits, Opening, Planned, Rejected
+from pipelines.runtime.sources.landed import LandedFiles
+from pipelines.runtime.sources.parts import PartsReader
 from state_ops.errors import ConfigurationError, InputError, LostError, PipelineError, TransientError
 from tests.tools.kafka import KafkaTopics
 
@@ -92,6 +95,34 @@ def test_a_range_of_aborted_messages_alone_has_no_rows(kafka):
         assert [part.rows for part in planned.parts] == [30] and planned.limited
         (batch,) = connector.read(planned.parts[0])
         assert batch.rows.num_rows == 0 and batch.rows.schema.names == ["id"]
+
+
+def test_marks_and_aborted_messages_alone_are_no_rows_that_wait(kafka, tmp_path):
+    topic = kafka.create()
+    landed = LandedFiles(str(tmp_path), "s", None, tmp_path)
+    reader = PartsReader(source(kafka, topic), lambda: Opening("p", str, {}), landed)
+    producer = kafka.transactional(topic)
+    for _ in range(2):
+        producer.begin_transaction()
+        kafka.send(topic, values(1), producer=producer)
+        producer.abort_transaction(30)
+    kafka.until(lambda: reader.check(None).waiting == 4)
+    assert reader.look(None).waiting == 0, "for a sensor nothing has come"
+    planned = reader.plan(None, EpochSettings(), None)
+    position = reader.advance(None, planned)
+    assert planned.rows == 0 and reader.check(position).waiting == 0
+    producer.begin_transaction()
+    producer.commit_transaction(30)
+    producer.begin_transaction()
+    kafka.send(topic, values(2), producer=producer)
+    producer.abort_transaction(30)
+    kafka.until(lambda: reader.check(position).waiting == 2)
+    assert reader.look(position).waiting == 0
+    hours_ago = {name: [newest, since - 2 * 3_600_000_000] for name, (newest, since) in position["partitions"].items()}
+    assert reader.look({**position, "partitions": hours_ago}).waiting == 2, "it is recorded before the marks expire"
+    kafka.send(topic, values(3))
+    kafka.until(lambda: reader.look(position).waiting > 0)
+    reader.close()
 
 
 def test_expired_messages_are_named_or_left_out(kafka):

@@ -28,6 +28,7 @@ Decoder = Callable[[Sequence[bytes]], tuple[pa.Table, dict[int, str]]]
 """Values to rows. Of values that cannot be decoded there are no rows, and by their place the reasons."""
 
 _AT_ONCE = 10_000  # messages
+_PEEKED = 1_000  # offsets
 _BATCH_BYTES = 16 << 20
 _WAIT_S = 0.1
 _RAW = 4096  # characters of a bad value that are kept
@@ -112,6 +113,18 @@ def messages(
                 raise client.failure(codes(codes._TIMED_OUT), doing)
     finally:
         consumer.unassign()
+
+
+def is_empty(client: Client, consumer: Consumer, place: Mapping[str, Any]) -> bool:
+    """Whether a part's offsets are known to have no committed message: marks of transactions, and aborted ones. Of many
+    offsets that is not known."""
+    begin, end = place["begin"], place["end"]
+    if end - begin > _PEEKED:
+        return False
+    try:
+        return not any(messages(client, consumer, place["topic"], place["partition"], begin, end, waits=False))
+    except LostError:  # whoever reads it says so
+        return False
 
 
 class RowDecoder:
@@ -225,17 +238,17 @@ def _types(keys: str) -> dict[str, pa.DataType]:
 
 
 def bunches(batches: Iterator[list[Message]], most: int = _AT_ONCE) -> Iterator[list[Message]]:
-    """Bunches as large as a batch may be, by messages and bytes."""
+    """Bunches as large as a batch may be, by messages and bytes; an empty one where there is no message."""
     held: list[Message] = []
-    size = 0
+    size, is_first = 0, True
     for bunch in batches:
         for message in bunch:
             held.append(message)
             size += len(message)
             if len(held) >= most or size >= _BATCH_BYTES:
                 yield held
-                held, size = [], 0
-    if held:
+                held, size, is_first = [], 0, False
+    if held or is_first:
         yield held
 
 

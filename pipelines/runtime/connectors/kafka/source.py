@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -272,19 +272,15 @@ class KafkaConnector:
     def _read(self, part: Part, decoder: reading.RowDecoder) -> Iterator[Batch]:
         place, topic = part.place, part.place["topic"]
         _check_id(self._client.where, topic, place["id"], self._cluster.described([topic]))
-        consumer = self._consumer()
-        try:
+        with self._consumer() as consumer:
             messages = reading.messages(self._client, consumer, topic, place["partition"], place["begin"], place["end"])
-            is_empty = True
             for bunch in reading.bunches(messages):
-                is_empty = False
-                self._message_bytes = sum(map(len, bunch)) / len(bunch)
+                self._message_bytes = sum(map(len, bunch)) / len(bunch) if bunch else self._message_bytes
                 yield decoder.rows(bunch)
-            if is_empty:
-                yield Batch(decoder.schema.empty_table())
-        finally:
-            with self._lock:
-                self._idle.append(consumer)
+
+    def is_empty(self, part: Part) -> bool:
+        with self._consumer() as consumer:
+            return reading.is_empty(self._client, consumer, part.place)
 
     def verify(self, parts: Sequence[Part]) -> None:
         if not parts:
@@ -365,11 +361,15 @@ class KafkaConnector:
             self._is_stale = True
             log.debug("group offsets were not committed", error=self._client.hidden(str(error)))
 
-    def _consumer(self) -> Consumer:
+    @contextmanager
+    def _consumer(self) -> Iterator[Consumer]:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return reading.consumer(self._client, self._group or "weir")
+            consumer = self._idle.pop() if self._idle else reading.consumer(self._client, self._group or "weir")
+        try:
+            yield consumer
+        finally:
+            with self._lock:
+                self._idle.append(consumer)
 
     def _continued(self, position: Position, topics: Mapping[str, Topic]) -> tuple[dict[Key, int], list[Lost]]:
         """Where each partition is read on, and what is lost with whole topics."""
