@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from state_ops.checkpoints.recorded import Recorded
 from state_ops.ids import CheckpointId
@@ -25,6 +26,8 @@ class SinkLink(Recorded):
             microseconds since 1970 UTC.
         branch: The id of the branch that was promoted.
         lacks: Checkpoints that a rewind took back before their rows were published: the sink never got them.
+        how: How its rows are to be published, whatever the code says by then (`pipelines.runtime.sinks.recorded_sink`);
+            None: as the code says.
     """
 
     id: CheckpointId
@@ -39,6 +42,7 @@ class SinkLink(Recorded):
     end: int = 0
     branch: str | None = None
     lacks: list[int] = field(default_factory=list)
+    how: dict[str, Any] | None = None
     names: tuple[str, ...] = field(default=("id", "before"), kw_only=True)
 
     @property

@@ -60,7 +60,8 @@ def test_each_epochs_rows_are_handed_over_once(bank, path):
     assert marker(path) == 3
     (published,) = reports[-1].publications
     assert (published.sink, published.rows, published.delta_version) == ("ledger", 10, None)
-    assert bank.registry.head().to_dict()["sinks"] == {"ledger": {"id": 3, "before": 2, "kind": "ledger"}}
+    how = {"v": 1, "as": "ledger", "facts": {"path": path, "takes_back": False}}
+    assert bank.registry.head().to_dict()["sinks"] == {"ledger": {"id": 3, "before": 2, "kind": "ledger", "how": how}}
     assert findings(bank) == []
 
 

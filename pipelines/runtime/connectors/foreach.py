@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,6 +32,9 @@ class ForeachSink(Sink):
     @property
     def stays(self) -> str:
         return f"what {self.name} has done with them cannot be taken back"
+
+    def publishes_by(self, resolve: Callable[[str], str]) -> dict[str, Any]:  # noqa: ARG002
+        return {}  # a function that failed is corrected, and gets the same rows
 
     def open(self, opening: SinkOpening) -> Publisher:  # noqa: ARG002 - it needs nothing
         if not callable(self.function):

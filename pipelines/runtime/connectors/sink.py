@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -232,9 +232,28 @@ class Sink:
         """Why rows cannot be taken back by a rewind, as a clause; None where its publisher has `take_back`."""
         return f"what {self.kind} has been given cannot be taken back"
 
+    def publishes_by(self, resolve: Callable[[str], str]) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return what decides how rows come into the sink, in values of JSON. A checkpoint records it, and its rows are
+        refused if the code says anything else before they are published. Here: all that the definition says.
+
+        Args:
+            resolve: Fills {placeholders} from the configuration.
+        """
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        return {name: value for name, value in values.items() if name not in _PLACES and _is_plain(value)}
+
     def open(self, opening: SinkOpening) -> Publisher:
         """The publisher of this sink."""
         raise NotImplementedError(f"{type(self).__name__}.open")
+
+
+_PLACES = ("name", "connection")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def no_rows() -> Rows:

@@ -42,6 +42,7 @@ from pipelines.runtime.ownership.leftovers import delete_staged
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import deliver, publish_missing
 from pipelines.runtime.sinks import delta
+from pipelines.runtime.sinks.recorded_sink import recorded
 from pipelines.runtime.sources import archive
 from pipelines.runtime.timings import record_ms
 from state_ops.backends import composite
@@ -143,7 +144,13 @@ def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tu
     _prepare(context, _looked_at(context, epoch, [stage], files))
     id, head = epoch.pending.id, context.head
     sinks = {
-        name: context.sinks.link(name, id, head.published(name) if head else None)
+        name: recorded(
+            context.pipeline,
+            context.sinks.link(name, id, head.published(name) if head else None),
+            name,
+            head.sinks.get(name) if head else None,
+            context.resolve,
+        )
         for name in {file.sink for file in files if file.sink}
     }
     deliver(context, replace(nothing_before(context, id, epoch.now), sinks=sinks), files)
@@ -325,6 +332,7 @@ def _row(
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         last = parent.published(name) if parent else None
         link = context.sinks.link(name, pending.id, last, sinks.get(name))
+        link = recorded(context.pipeline, link, name, sinks.get(name), context.resolve)
         sinks[name] = link.updated(delivered=True) if context.pipeline.early else link
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)

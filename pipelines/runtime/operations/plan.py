@@ -36,6 +36,7 @@ from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sinks.opening import Sinks, kind_in
+from pipelines.runtime.sinks.places import check_places
 from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN, named
 from state_ops.arrow.frames import schema_from_json
 from state_ops.backends import loader as backends
@@ -224,6 +225,10 @@ class PlanBuilder:
             check_parallelism(self._settings.spark.parallelism, self._pipeline.max_parallelism)
         except WeirError as error:
             self.findings.refuse("pipeline", self._pipeline.name, "parallelism", error)
+        try:
+            check_places(self._pipeline, self._storage)
+        except WeirError as error:
+            self.findings.refuse("pipeline", self._pipeline.name, "tables", error)
         if self._head is not None:
             self.findings += structure(self._pipeline, self._head)
             self._look_at_delivery(self._head)

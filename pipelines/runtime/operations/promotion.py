@@ -29,6 +29,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves, partitions
+from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage, made_columns
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
@@ -44,7 +45,7 @@ from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.rewind import given, has_table, hindrances, marker_moves
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
-from pipelines.runtime.sinks import delta, replace_where, restore_version
+from pipelines.runtime.sinks import delta, recorded_sink, replace_where, restore_version
 from pipelines.runtime.sinks.changes import Changes, check_columns, columns_of
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
@@ -276,7 +277,7 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
             _check_range(here, head, tip, readers(pipeline, settings))
         written = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
         with_sink = [table for table in tables if table.table in written]
-        tables = tuple(_ranged(pipeline, storage, source, table, only, settings.work_dir) for table in with_sink)
+        tables = tuple(_ranged(pipeline, storage, source, tip, table, only, settings.work_dir) for table in with_sink)
         obstacles = []
     else:
         obstacles = hindrances([table.back for table in tables if table.back is not None])
@@ -438,11 +439,17 @@ def _are_taken_back(stage: Stage, column: str) -> bool:
 
 
 def _ranged(
-    pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range, scratch: Path
+    pipeline: Pipeline,
+    storage: Storage,
+    source: Storage,
+    tip: Checkpoint,
+    table: TablePromotion,
+    only: Range,
+    scratch: Path,
 ) -> TablePromotion:
     """What a promotion of a range alone does to one table, with the rows that it takes away and brings."""
     name = table.table
-    if isinstance(pipeline.sink(name), UpsertSink | ReplaceSink):
+    if isinstance(as_handed_out(pipeline, tip, name), UpsertSink | ReplaceSink):
         raise WeirError(
             f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest rows.",
             next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
@@ -491,7 +498,7 @@ def _tables(
                 "back first.",
             )
         comes, schema = rows_of(source, name)
-        sink = pipeline.sink(name)
+        sink = as_handed_out(pipeline, tip, name)
         if isinstance(sink, UpsertSink) and schema is not None:
             _check_whole(name, comes)
             check_columns(sink, schema)
@@ -502,6 +509,29 @@ def _tables(
             delta.check_table(storage, name, schema, keyed=keyed, partition_by=by, evolves=grows)
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
+
+
+def as_handed_out(pipeline: Pipeline, tip: Checkpoint, table: str) -> Sink | None:
+    """The sink of a table as the branch has handed its rows out, which today's code may have changed since.
+
+    Raises:
+        WeirError: It has handed them out for two kinds of sink.
+    """
+    today, link = pipeline.sink(table), tip.sinks.get(table)
+    if link is None or link.how is None or (today is not None and not pipeline.is_table(today)):
+        return today
+    if recorded_sink.MIXED in link.how:
+        raise WeirError(
+            f"The branch has handed out rows of the table {table} for two kinds of sink, or by two keys.",
+            next="Nothing was changed. Fork anew, and let it read its input again with one of them.",
+        )
+    return recorded_sink.of_table(table, link.how)
+
+
+def _how(tip: Checkpoint, table: str) -> dict[str, Any]:
+    """What the promotion's link records of how the rows come into a table."""
+    link = tip.sinks.get(table)
+    return {"how": link.how} if link is not None and link.how is not None else {}
 
 
 def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
@@ -654,11 +684,14 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
         parent, what = head.id, f"{decided.only} of {here.title}"
     for table in decided.tables:
         if table.back is None and table.schema is not None:
-            sink = context.pipeline.sink(table.table)
+            sink = as_handed_out(context.pipeline, decided.tip, table.table)
             by = partitions(sink) if sink is not None else ()
             delta.ensure(context.storage, table.table, table.schema, partition_by=by)
     for kept in decided.elsewhere:
-        files = [*files, *(_brought(owner, source, kept.brings, id, None) if kept.brings is not None else ())]
+        files = [
+            *files,
+            *(_brought(owner, source, decided.tip, kept.brings, id, None) if kept.brings is not None else ()),
+        ]
     markers = {name: marker_moves(context, head, name, id, decided.base) for name in moved}
     base = replace(base, sinks={**base.sinks, **markers}, format_version=WITH_PROMOTION)
     row = commit(context, base, id, files, kind=PROMOTION, what=what, reason=reason, head=head, parent=parent)
@@ -697,7 +730,7 @@ def _whole(
     files = [new for _, new in moved]
     sinks = dict(decided.head.sinks)
     for table in decided.tables:
-        files += _brought(owner, source, table, id, None)
+        files += _brought(owner, source, tip, table, id, None)
         before = decided.head.published(table.table)
         if before is not None or table.comes:
             sinks[table.table] = (
@@ -707,6 +740,7 @@ def _whole(
                     to=decided.base.published(table.table),
                     at=table.back.version if table.back is not None else 0,
                     branch=here.branch.id,
+                    **_how(decided.tip, table.table),
                 )
             )
     # An edit of the branch is numbered as the branch counts, and one of the pipeline's is taken back.
@@ -727,7 +761,7 @@ def _range(
     files = unchanged(owner.context, head)
     sinks = dict(head.sinks)
     for table in decided.tables:
-        files += _brought(owner, source, table, id, only)
+        files += _brought(owner, source, decided.tip, table, id, only)
         link = SinkLink(id, head.published(table.table)).following(head.sinks.get(table.table))
         sinks[table.table] = link.updated(column=table.column, start=only.start, end=only.end, branch=here.branch.id)
     offsets = dict(head.offsets)
@@ -738,13 +772,18 @@ def _range(
 
 
 def _brought(
-    owner: Ownership, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
+    owner: Ownership,
+    source: Storage,
+    tip: Checkpoint,
+    table: TablePromotion,
+    id: CheckpointId,
+    only: Range | None,
 ) -> list[StateFile]:
     """Copy a branch's rows, perhaps only those of a range, into the directory of the pipeline's table, whose log does
     not name them yet.
     """
     context = owner.context
-    attempt, sink = new_attempt_id(), context.pipeline.sink(table.table)
+    attempt, sink = new_attempt_id(), as_handed_out(context.pipeline, tip, table.table)
     directory = context.pipeline.staging(sink) if sink is not None else f"{table_path(table.table)}/data"
     prefix = f"{directory}/{epoch_dir(context.generation, id)}"
     by_epoch = isinstance(sink, UpsertSink) or (sink is not None and not context.pipeline.is_table(sink))

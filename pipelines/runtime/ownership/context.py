@@ -81,6 +81,10 @@ class RunContext:
         self.lookups = Lookups(self.pipeline, self.settings)
         self.sinks = Sinks(self.pipeline, self.settings, self.storage, lambda: self.registry.prove(self.generation))
 
+    def resolve(self, text: str) -> str:
+        """A text with its {placeholders} filled from the pipeline's configuration."""
+        return self.settings.filled(self.pipeline.name, text)
+
     def code_of(self, stage: Stage) -> str:
         """The fingerprint of what a stage does, as its checkpoints record it."""
         if stage.uid not in self.codes:

@@ -11,7 +11,7 @@ from functools import partial
 from pipelines.runtime.connectors.delta_sink import ReplaceSink, UpsertSink, evolves
 from pipelines.runtime.connectors.sink import Published, Publisher, TakingBack, no_rows
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.sinks import delta, replace_partitions, replace_where, restore_version, upsert
+from pipelines.runtime.sinks import delta, recorded_sink, replace_partitions, replace_where, restore_version, upsert
 from pipelines.runtime.sinks.opening import marker_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
@@ -175,8 +175,9 @@ def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sink: str
 def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     before = checkpoint.sinks[sink].before
     if checkpoint.sinks[sink].kind is not None:
+        recorded_sink.check_system(context.pipeline, sink, checkpoint, context.resolve)
         return _hand_over(context, checkpoint, sink, files)
-    target = context.pipeline.sink(sink)
+    target = recorded_sink.table_sink(context.pipeline, sink, checkpoint.sinks[sink], checkpoint.id)
     if checkpoint.kind != REWIND and isinstance(target, UpsertSink) and not context.pipeline.appends(target):
         scratch = context.settings.work_dir
         return upsert.publish(context.storage, context.pipeline.app_id, target, checkpoint, before, files, scratch)

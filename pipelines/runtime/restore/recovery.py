@@ -17,6 +17,7 @@ from pipelines.runtime.ownership.ownership import Ownership, claimed, remove_lef
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
+from pipelines.runtime.sinks.places import check_places
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint
 from state_ops.coordination import publishing_refused
 from state_ops.errors import DamageError, FencedError, HoldingError, InputError, WeirError, plainly
@@ -83,6 +84,8 @@ def recovered(owner: Ownership, epochs: bool, publishes: bool, back_to: int | No
     prune; remove what nothing names any more. Returns the ownership, at the rewind where the newest checkpoint was
     damaged and the settings want that. Arguments as of `owning`."""
     context = owner.context
+    if epochs:
+        check_places(context.pipeline, context.storage)
     if context.pipeline.branch is not None and owner.head is None:
         raise WeirError(
             f"The branch {context.pipeline.title} is not whole: it has no checkpoint.",

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -80,6 +81,15 @@ class KafkaSink(Sink):
     @property
     def stays(self) -> str | None:
         return "messages that a topic has been given cannot be taken back"
+
+    def publishes_by(self, resolve: Callable[[str], str]) -> dict[str, Any]:
+        return {
+            "topic": resolve(self.topic),
+            "key": self.key,
+            "values": self.values,
+            "schema": self.schema,
+            "schema_id": self.schema_id,
+        }
 
     def open(self, opening: SinkOpening) -> Publisher:
         return KafkaPublisher(self, opening)

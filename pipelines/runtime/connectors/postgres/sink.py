@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,9 @@ class PostgresSink(Sink):
             raise PipelineError(
                 f"key={self.key!r} does not name columns, each once.", where=f"sink {self.name}", next="Correct it."
             )
+
+    def publishes_by(self, resolve: Callable[[str], str]) -> dict[str, Any]:
+        return {"table": resolve(self.table), "key": self.key}
 
     def open(self, opening: SinkOpening) -> Publisher:
         return _Publisher(self, opening)
