@@ -142,9 +142,6 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
     arrived = backlog.arrivals(pipeline, settings, head)
     waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
-    publications = registry.publications()  # before the checkpoints, which come first
-    lacking = unpublished(registry.checkpoints(), publications)
-    refused = publishing_refused.read(storage) if lacking else {}
     unreachable = {name: arrivals.problem for name, arrivals in arrived.items() if arrivals.problem is not None}
     return {
         "pipeline": pipeline.title,
@@ -181,6 +178,16 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "watermarks": {
             uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()
         },
+        **_sinks(pipeline, storage, registry, head),
+    }
+
+
+def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Checkpoint | None) -> dict[str, Any]:
+    """The tables and the other sinks, with what each has and what it lacks."""
+    publications = registry.publications()  # before the checkpoints, which come first
+    lacking = unpublished(registry.checkpoints(), publications)
+    refused = publishing_refused.read(storage) if lacking else {}
+    return {
         "tables": [
             {
                 "name": sink.name,
