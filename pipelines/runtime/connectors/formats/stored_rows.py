@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.old_calendar import Shift, leaf_count, shifted, shifts_of
+from state_ops.arrow.frames import canonical_type
 
 _ROWS = 1 << 16
 _OURS = b"weir."  # with which all begins that Weir notes in a file's metadata
@@ -83,5 +84,9 @@ def _columns(parquet: pq.ParquetFile) -> Iterator[pa.Field]:
     at = 0
     for field in parquet.schema_arrow:
         is_moment = pa.types.is_timestamp(field.type) and parquet.schema.column(at).physical_type == "INT96"
-        yield field.with_type(pa.timestamp("us", "UTC")) if is_moment else field
+        if is_moment:
+            field = field.with_type(pa.timestamp("us", "UTC"))
+        elif "_view" in str(field.type):  # as delta-rs leaves them, and Arrow filters none
+            field = field.with_type(canonical_type(field.type))
+        yield field
         at += leaf_count(field.type)
