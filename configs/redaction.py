@@ -9,7 +9,8 @@ registry or Dagster:
 - Of a server's answer, the HTTP status and the error's code stay. The rest goes, whatever it says.
 - Elsewhere `RULES` says what goes: the values of request headers, of parameters of signed URLs, and of options that are
 named like secrets.
-- The values of the environment variables that the settings refer to as secrets go wherever they stand.
+- The values of the environment variables that the settings refer to as secrets go wherever they stand. So do secrets of
+connections that stand in the settings themselves.
 
 Everything else stays: paths, URLs, and what the library itself has to say. Each rule takes time that is linear in the
 length of the text: a server may answer with anything, and a message must not keep a run waiting.
@@ -33,6 +34,7 @@ __all__ = [
     "error_code",
     "error_status",
     "redacted",
+    "remember_value",
     "remember_variable",
     "scrub",
     "scrubbed",
@@ -236,12 +238,18 @@ RULES = (
 )
 
 _variables = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+_values = set[str]()
 
 
 def remember_variable(name: str) -> None:
     """Let `redacted` remove the value of this environment variable, whatever it is at the time. Nothing but the name is
     kept."""
     _variables.add(name)
+
+
+def remember_value(value: str) -> None:
+    """Let `redacted` remove this value: a secret that stands in a configuration itself."""
+    _values.add(value)
 
 
 def redacted(text: str) -> str:
@@ -308,6 +316,6 @@ def scrubbed(call: Callable[Params, Result]) -> Callable[Params, Result]:
 
 def _secrets() -> list[str]:
     """The values that must not be shown, the longest first; also as URLs have them."""
-    values = {os.environ.get(name, "") for name in _variables}
+    values = {os.environ.get(name, "") for name in _variables} | _values
     values |= {quote(value, safe="") for value in values}
     return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)

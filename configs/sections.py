@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from configs.errors import ConfigurationError
-from configs.redaction import redacted, remember_variable
+from configs.redaction import redacted, remember_value, remember_variable
 
 # A name, and no key's id that was put there by mistake.
 _VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
@@ -681,26 +681,26 @@ class ConnectionSettings(Section):
 
     options: dict[str, str | int | float | bool | SecretReference] = Field(
         default_factory=dict,
+        repr=False,
         description=(
-            "The client library's own options, e.g. `sasl.username`; what is secret as `{env: NAME}`. They are handed "
-            "to the client as they are, and never recorded or shown."
+            "The client library's own options, e.g. `sasl.username`; write what is secret as `{env: NAME}`. They are "
+            "handed to the client as they are, and never recorded or shown. A secret that stands here itself is taken, "
+            "and removed from every text that is shown."
         ),
     )
 
-    @field_validator("options", mode="before")
+    @field_validator("options")
     @classmethod
-    def _no_secret_in_options(cls, value: Any) -> Any:
-        # Checked before pydantic looks, whose own messages repeat what they refuse.
-        for name, option in value.items() if isinstance(value, dict) else ():
-            if not isinstance(option, str | int | float) or isinstance(option, bool) or option == "":
+    def _never_shown(
+        cls, options: dict[str, str | int | float | bool | SecretReference]
+    ) -> dict[str, str | int | float | bool | SecretReference]:
+        for name, option in options.items():
+            if not isinstance(option, str) or not option:
                 continue
-            by_name = _SECRET_OPTION.search(str(name)) or _VALUE not in redacted(f'{name}="{_VALUE}"')
-            if by_name or redacted(str(option)) != str(option):
-                raise ValueError(
-                    f"{name} is a secret, or has one: say {{env: NAME}}, a reference to an environment variable;"
-                    " the secret itself never stands in a configuration"
-                )
-        return value
+            by_name = _SECRET_OPTION.search(name) or _VALUE not in redacted(f'{name}="{_VALUE}"')
+            if by_name or redacted(option) != option:
+                remember_value(option)
+        return options
 
 
 class LoggingSettings(Section):

@@ -12,8 +12,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from configs import combinations, reference, settings
+from configs import combinations, redaction, reference, settings
 from configs.errors import ConfigurationError
+from configs.redaction import redacted
 from configs.sections import ConnectionSettings
 from configs.settings import PROJECT
 from state_ops.backends import loader
@@ -486,11 +487,16 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("option", SECRETS)
-def test_a_secret_of_a_connection_is_a_reference_and_nothing_else(option):
-    with pytest.raises(ValueError, match="is a secret, or has one") as refused:
-        ConnectionSettings.model_validate({"options": {option: SECRETS[option]}})
-    (problem,) = refused.value.errors(include_input=False)
-    assert "Literal-4711" not in str(problem["msg"])
-    assert ConnectionSettings.model_validate({"options": {option: {"env": "A_SECRET"}}})
-    plain = {"host": "db", "user": "weir", "ssl.key.location": "/k.pem", "passfile": "/p", "sasl.username": "weir"}
-    assert ConnectionSettings.model_validate({"options": plain}).options == plain
+def test_a_secret_that_stands_in_a_connection_is_taken_and_never_shown(option, monkeypatch):
+    monkeypatch.setattr(redaction, "_values", set())
+    made = ConnectionSettings.model_validate({"options": {option: SECRETS[option]}})
+    assert made.options == {option: SECRETS[option]}
+    assert "Literal-4711" not in str(made)
+    assert "Literal-4711" not in redacted(f"The server says: {SECRETS[option]} was refused.")
+
+
+def test_options_of_a_connection_that_are_no_secrets_are_shown(monkeypatch):
+    monkeypatch.setattr(redaction, "_values", set())
+    plain = {"host": "database-1", "user": "weir-user", "ssl.key.location": "/keys/k.pem", "passfile": "/home/passes"}
+    ConnectionSettings.model_validate({"options": plain})
+    assert all(value in redacted(f"Cannot connect: {value}.") for value in plain.values())

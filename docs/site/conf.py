@@ -48,11 +48,11 @@ pygments_dark_style = "monokai"
 _TREE = "\n```{{toctree}}\n:hidden:\n:glob:\n{}\n{}\n```\n"
 _NAVIGATION = {
     "README": {
-        "Start": "docs/README docs/tutorial docs/concepts docs/cost docs/limits docs/coming-from/*",
+        "Start": "docs/README docs/tutorial docs/concepts docs/cost docs/limits docs/threat-model docs/coming-from/*",
         "How-to": "docs/how-to/*",
         "Reference": "docs/reference/* docs/site/api/*",
         "Something is wrong": "docs/playbooks/README",
-        "How it is made": "docs/architecture docs/adr/README benchmarks/README CONTRIBUTING CHANGELOG",
+        "How it is made": "docs/architecture docs/adr/README benchmarks/README CONTRIBUTING SECURITY CHANGELOG",
     },
     "docs/playbooks/README": {"": "[!R]*"},
     "docs/adr/README": {"": "0*"},

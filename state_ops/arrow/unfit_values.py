@@ -101,13 +101,27 @@ def _is_fit(leaf: pa.Array) -> bool:
         ends = pc.min_max(leaf.view(pa.int32() if pa.types.is_date32(leaf.type) else pa.int64()))
         low, high = ends["min"].as_py(), ends["max"].as_py()
         return low is None or bool(bounds[0] <= low and high <= bounds[1])
-    if not _is_looked_at(leaf.type):
+    if not _is_looked_at(leaf.type) or _is_ascii(leaf):
         return True
     try:
         leaf.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def _is_ascii(leaf: pa.Array) -> bool:
+    """Whether a column of texts has nothing but ASCII, which costs a fifth of a look at each text."""
+    if not pa.types.is_string(leaf.type) or not len(leaf):
+        return False
+    _, offsets, data = leaf.buffers()
+    if data is None:
+        return True
+    ends = np.frombuffer(offsets, np.int32)
+    texts = np.frombuffer(data, np.uint8)[ends[leaf.offset] : ends[leaf.offset + len(leaf)]]
+    whole = len(texts) // 8 * 8
+    words = np.frombuffer(texts[:whole].tobytes() if texts.ctypes.data % 8 else texts[:whole], np.uint64)
+    return not (np.bitwise_or.reduce(words, initial=0) & 0x8080808080808080 or (texts[whole:] & 0x80).any())
 
 
 def _bounds(type: pa.DataType) -> tuple[int, int] | None:

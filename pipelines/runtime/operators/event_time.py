@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import SessionWindow, Stage, Window
 from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_storable, event_times
 from state_ops.arrow import frames
+from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO
 from state_ops.backends.base import Backend
 from state_ops.rows import time_index
 from state_ops.schema.state_schema import StateSchema
@@ -116,4 +117,6 @@ def window_shapes(
 def _results(stage: Stage, window: Window | SessionWindow, windows: pl.DataFrame) -> pl.DataFrame:
     results = [agg.result(name) for name, agg in window.aggregates]
     end = pl.col(END) - 1 if isinstance(window, SessionWindow) and window.included else pl.col(END)
-    return windows.sort([END, *stage.key]).select(*stage.key, START, end, *results)
+    # A window of the first or last rows that a table can hold may begin before the year 1 or end after 9999.
+    bounds = [bound.clip(FIRST_MICRO, LAST_MICRO) for bound in (pl.col(START), end)]
+    return windows.sort([END, *stage.key]).select(*stage.key, *bounds, *results)

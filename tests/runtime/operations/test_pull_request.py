@@ -243,7 +243,13 @@ def test_only_epochs_before_a_rewind_or_after_it_are_replayed(tmp_path):
     with maintenance.owning(small.pipeline, bank.site.settings, epochs=False) as owner:
         rows = {row.id: row for row in bank.registry.checkpoints()}
         plan = rewind.planned(
-            small.pipeline, bank.site.settings, owner.context.storage, owner.context.registry, rows[3], rows[2]
+            small.pipeline,
+            bank.site.settings,
+            owner.context.sinks,
+            owner.context.storage,
+            owner.context.registry,
+            rows[3],
+            rows[2],
         )
         rewind.carry_out(owner, plan)
     before = tried(bank)

@@ -77,3 +77,11 @@ def test_legal_values_of_every_type_pass():
     )
     assert not list(unfit(table))
     assert not list(unfit(table.slice(0, 0)))
+
+
+@pytest.mark.parametrize("at", range(20))
+def test_a_byte_beyond_ascii_is_seen_wherever_it_stands(at):
+    text = b"a" * at + b"\xff" + b"a" * (19 - at)
+    column = unchecked([b"xyz", text, b""])
+    assert [value.row for value in unfit(pa.table({"t": column.slice(1)}))] == [0]
+    assert not list(unfit(pa.table({"t": column.slice(2)})))
