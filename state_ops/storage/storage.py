@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import stamina
 
 from state_ops.errors import ConfigurationError, DamageError, MissingError, TransientError
+from state_ops.parquet_footer import check
 from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
 from state_ops.storage.filesystem_store import FileSystemStore
 from state_ops.storage.instrumented_store import InstrumentedStore, RequestCounts
@@ -413,6 +414,7 @@ class Storage:
         if end[-4:] == b"PAR1" and needed > len(end):
             end, size = self._retried(path, lambda: store.tail(place, needed))
         try:
+            check(end)
             return pq.read_metadata(pa.BufferReader(end)), size
         except OSError as error:  # Arrow's word for a footer that is garbled, which is no fault of the storage
             raise pa.ArrowInvalid(str(error)) from error

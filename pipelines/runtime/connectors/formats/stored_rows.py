@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.old_calendar import Shift, leaf_count, shifted, shifts_of
 from state_ops.arrow.frames import canonical_type
+from state_ops.parquet_footer import check, end_of
 
 _ROWS = 1 << 16
 _OURS = b"weir."  # with which all begins that Weir notes in a file's metadata
@@ -73,7 +75,9 @@ def stored_rows(source: Any) -> Iterator[StoredRows]:
     Raises:
         pa.ArrowException, OSError: It is none, or damaged.
     """
-    with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet:
+    with pa.OSFile(str(source)) if isinstance(source, str | Path) else source as file:
+        check(end_of(file))
+        parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
         metadata = parquet.metadata.metadata or {}
         ours = {name: value for name, value in metadata.items() if name.startswith(_OURS)}
         yield StoredRows(parquet.metadata, pa.schema(_columns(parquet), ours or None), parquet)

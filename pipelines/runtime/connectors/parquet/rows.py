@@ -20,6 +20,7 @@ from pipelines.runtime.connectors.parquet import bounds
 from state_ops.arrow import frames
 from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.arrow.unfit_values import UnfitValue, storable, unfit
+from state_ops.parquet_footer import check, end_of
 from state_ops.value_text import literal
 
 Convert = Callable[[pa.Table], pa.Table]
@@ -85,7 +86,9 @@ class ParquetRows:
     @classmethod
     def opened(cls, source: Any, size: int) -> ParquetRows:
         """Read a file's footer. Raises TooMuchError, pa.ArrowException and OSError."""
-        parquet = _parquet(source)
+        end = end_of(source)
+        check(end)
+        parquet = _parquet(source, footer=_parquet(pa.BufferReader(end)).metadata)
         bounds.check(parquet.metadata, size)
         return cls(source, size, parquet)
 
