@@ -7,7 +7,9 @@ by range of the first key column, as many at a time as fit:
     ranges    a..b: a -> row 2, b goes    x..y: x -> row 1, y -> row 4
 
 An old image (`update_preimage`) takes its key's row away, unless the same change gives the key another one: the new
-image may have another key, or be left out by a condition.
+image may have another key, or be left out by a condition. Two images of a key that follow each other are of one change,
+wherever a batch or a file ends between them. An old image that comes second may also be of the next change, which takes
+the row before it away again. Then the two are the same row.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import pyarrow as pa
 from pipelines.runtime.connectors.delta_sink import (
     CHANGE_TYPE,
     CHANGES,
+    COMMIT_TIME,
     EPOCH,
     TAKEN_BACK,
     UPDATE,
@@ -35,9 +38,11 @@ from pipelines.runtime.connectors.delta_sink import (
 from state_ops.arrow import frames
 from state_ops.errors import PipelineError
 
-ROW, _GROUP = "__weir_row", "__weir_group"
+ROW, _GROUP, _IS_NEW = "__weir_row", "__weir_group", "__weir_is_new"
 _RANGE_ROWS = 1_000_000  # whose keys are netted at a time
 _SAMPLES = 64  # values for each range, by which ranges are cut
+_PAIRS = 1 << 16  # that are compared at a time
+_OF_CHANGE = (EPOCH, VERSION, COMMIT_TIME)  # columns that say when a row changed, and so may differ in the same row
 
 
 @dataclass(frozen=True)
@@ -125,17 +130,54 @@ class Changes:
         return keys.filter(conditions) if conditions else keys
 
     def _netted(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        keys = pl.concat(parts)
-        if CHANGE_TYPE in keys.columns and self._version is not None:
-            comes = ~pl.col(CHANGE_TYPE).is_in(TAKEN_BACK).fill_null(False)
-            keys = keys.filter(comes | ~comes.any().over(*self.key, _GROUP, self._version))
+        keys, order = pl.concat(parts), [_GROUP, *self.order_by]
+        if CHANGE_TYPE in keys.columns:
+            keys = self._without_replaced(keys)
+            if self.order_by:
+                keys, order = keys.with_columns(self._is_new(keys).alias(_IS_NEW)), [*order, _IS_NEW]
         if self.order_by:
-            keys = keys.sort([_GROUP, *self.order_by], maintain_order=True, nulls_last=False)
+            keys = keys.sort(order, maintain_order=True, nulls_last=False)
         newest = keys.unique(list(self.key), keep="last", maintain_order=True)
         if CHANGE_TYPE in newest.columns:
             goes = pl.col(CHANGE_TYPE).is_in(TAKEN_BACK)
             newest = newest.with_columns(pl.when(goes).then(None).otherwise(pl.col(ROW)).alias(ROW))
         return newest.select(*self.key, ROW).sort(self.key)
+
+    def _without_replaced(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Leave out old images whose change gives the key a new row."""
+        in_front = self._neighbours(-1)
+        if self._version is not None:
+            comes = ~pl.col(CHANGE_TYPE).is_in(TAKEN_BACK).fill_null(False)
+            return keys.filter(~in_front & (comes | ~comes.any().over(*self.key, _GROUP, self._version)))
+        behind = keys.filter(self._neighbours(1))[ROW]
+        return keys.filter(~in_front & ~pl.col(ROW).is_in(behind.filter(~self._same(behind - 1, behind)).implode()))
+
+    def _is_new(self, keys: pl.DataFrame) -> pl.Series:
+        """Return which rows are not older than others of their key that `order_by` does not tell apart.
+
+        An old image is, unless it takes back the row before it."""
+        before = [pl.col(name).shift(1).over(*self.key, _GROUP, *self.order_by) for name in (ROW, CHANGE_TYPE)]
+        pairs = keys.select(ROW, before[0].alias("before"), (~before[1].is_in(TAKEN_BACK)).alias("comes"))
+        pairs = pairs.with_columns((keys[CHANGE_TYPE] == UPDATE_BEFORE).fill_null(False).alias("old"))
+        asked = pairs.filter(pl.col("old") & pl.col("before").is_not_null() & pl.col("comes").fill_null(True))
+        takes_back = asked[ROW].filter(self._same(asked["before"], asked[ROW]))
+        return pairs.select(~pl.col("old") | pl.col(ROW).is_in(takes_back.implode())).to_series()
+
+    def _neighbours(self, by: int) -> pl.Expr:
+        """Return which rows are old images that have the new image of their key `by` rows before them."""
+        same = [pl.col(name) == pl.col(name).shift(by) for name in (*self.key, _GROUP)]
+        images = (pl.col(CHANGE_TYPE) == UPDATE_BEFORE) & (pl.col(CHANGE_TYPE).shift(by) == UPDATE)
+        return (images & (pl.col(ROW).shift(by) == pl.col(ROW) - by) & pl.all_horizontal(same)).fill_null(False)
+
+    def _same(self, ones: pl.Series, others: pl.Series) -> pl.Series:
+        """Return which of some rows, by their numbers, are equal to the others, whenever they changed."""
+        same = [pl.Series([], dtype=pl.Boolean)]
+        for at in range(0, len(ones), _PAIRS):
+            one, other = (_frame(self.rows(numbers[at : at + _PAIRS].to_numpy())) for numbers in (ones, others))
+            columns = [name for name in one.columns if name not in _OF_CHANGE]
+            equal = pl.DataFrame([one[name].eq_missing(other[name]).alias(name) for name in columns])
+            same.append(equal.select(pl.all_horizontal(pl.all())).to_series())
+        return pl.concat(same)
 
     @cached_property
     def _cuts(self) -> list[Any]:
@@ -163,18 +205,9 @@ def spill(sink: UpsertSink, schema: pa.Schema, epochs: Iterable[Iterator[pa.Reco
             begins.append(at)
             for batch in batches:
                 rows = pa.Table.from_batches([batch])
-                if CHANGE_TYPE in rows.column_names:
-                    rows = rows.filter((~_replaced(rows, sink.key)).to_arrow())
                 writer.write_table(rows if rows.schema == schema else frames.aligned(rows, schema))
                 at += rows.num_rows
     return Changes(sink.key, sink.order_by, pa.ipc.open_file(pa.memory_map(str(target))).read_all(), tuple(begins))
-
-
-def _replaced(rows: pa.Table, key: Sequence[str]) -> pl.Series:
-    """Which rows are old images whose key's new one is the next row, as operators hand them out."""
-    pair = (pl.col(CHANGE_TYPE) == UPDATE_BEFORE) & (pl.col(CHANGE_TYPE).shift(-1) == UPDATE)
-    same = pl.all_horizontal(pl.col(name) == pl.col(name).shift(-1) for name in key)
-    return _frame(rows.select([*key, CHANGE_TYPE])).select((pair & same).fill_null(False)).to_series()
 
 
 def no_changes(sink: UpsertSink) -> Changes:

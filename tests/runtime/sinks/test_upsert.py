@@ -240,7 +240,10 @@ def test_it_is_what_duckdb_makes_of_the_same_changes(storage, seed, monkeypatch)
             (draw.randrange(30), f"s{draw.randrange(3)}", draw.randrange(999), draw.choice(["insert", "update_preimage", "update_postimage", "delete"]))
             for _ in range(draw.randrange(0, 25))
         ]  # fmt: skip
-        for k, key, n, change in changes:
+        for at, (k, key, n, change) in enumerate(changes):
+            same_key, of, before = changes[at - 1][:2] == (k, key), changes[at - 1][3], changes[at - 1][2]
+            if at and same_key and (of, change) == ("update_postimage", "update_preimage") and before != n:
+                continue  # the older image of the change whose new one came first
             if change in ("delete", "update_preimage"):
                 replay.execute("DELETE FROM replay WHERE k = ? AND key = ?", [k, key])
             else:
@@ -259,6 +262,103 @@ def test_the_definition_is_refused_where_nothing_tells_the_newest_row():
 
 
 VERSIONED = pa.schema([*CHANGED, ("_commit_version", pa.int64())])
+ORDERED = pa.schema([*SCHEMA, ("v", pa.string()), ("_change_type", pa.string())])
+OLD, NEW = "update_preimage", "update_postimage"
+
+
+def netted(tmp_path, sink, schema: pa.Schema, *epochs: list[list[tuple]]) -> dict[str, int | None]:
+    """Of epochs, each of which has batches of rows: the number of the row that each key gets."""
+    batches = [
+        [pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in batch], schema) for batch in epoch]
+        for epoch in epochs
+    ]  # fmt: skip
+    return dict(pl.concat(spill(sink, schema, [iter(epoch) for epoch in batches], tmp_path / "rows").ranges()).rows())
+
+
+@pytest.mark.parametrize("ranges", [2, 1_000_000])
+@pytest.mark.parametrize("cut", range(5))
+def test_images_that_follow_each_other_are_one_change_wherever_a_batch_ends(tmp_path, cut, ranges, monkeypatch):
+    """Even where the new one is the older one by `order_by`."""
+    monkeypatch.setattr(netting, "_RANGE_ROWS", ranges)
+    changes = [("f", 1, "", "insert"), ("x", 9, "a", OLD), ("x", 5, "b", NEW), ("y", 5, "b", NEW), ("y", 9, "a", OLD)]
+    sink = sinks.upsert("out", "key", order_by="n")
+    assert netted(tmp_path, sink, ORDERED, [changes[:cut], changes[cut:]]) == {"f": 0, "x": 2, "y": 3}
+    assert netted(tmp_path, sink, ORDERED, [changes[:2]], [changes[2:]]) == {"f": 0, "x": 2, "y": 3}
+    assert netted(tmp_path, SINK, ORDERED, [changes[:cut], changes[cut:]]) == {"f": 0, "x": 2, "y": 3}
+
+
+@pytest.mark.parametrize("by", [None, "n"])
+def test_an_old_image_behind_a_row_takes_it_back_if_it_is_the_same_row(tmp_path, by, monkeypatch):
+    monkeypatch.setattr(netting, "_PAIRS", 1)
+    changes = [
+        ("w", 5, "a", OLD),  # w becomes x, and x becomes y
+        ("x", 5, "a", NEW),
+        ("x", 5, "a", OLD),
+        ("y", 5, "a", NEW),
+        ("p", 5, "old", OLD),  # p and q swap
+        ("q", 5, "old", NEW),
+        ("q", 5, "other", OLD),
+        ("p", 5, "other", NEW),
+        ("z", 5, None, NEW),  # nulls are equal
+        ("z", 5, None, OLD),
+        ("n", 5, None, NEW),
+        ("n", 5, "a", OLD),
+    ]
+    sink = sinks.upsert("out", "key", **({"order_by": by} if by else {}))
+    expected = {"w": None, "x": None, "y": 3, "p": 7, "q": 5, "z": None, "n": 10}
+    assert netted(tmp_path, sink, ORDERED, [changes]) == expected
+
+
+def test_of_rows_with_one_value_of_order_by_an_old_image_is_the_oldest(tmp_path):
+    changes = [
+        ("x", 5, "b", NEW),
+        ("y", 5, "a", "insert"),
+        ("x", 5, "a", OLD),
+        ("y", 5, "a", OLD),  # it takes back the row that came
+        ("x", 5, "a", "delete"),
+        ("x", 5, "c", "insert"),
+        ("z", 5, "a", "insert"),
+        ("f", 5, "a", "insert"),
+        ("z", 6, "a", OLD),
+    ]
+    sink = sinks.upsert("out", "key", order_by="n")
+    assert netted(tmp_path, sink, ORDERED, [changes]) == {"x": 5, "y": None, "z": None, "f": 7}
+
+
+@pytest.mark.parametrize("ranges", [1, 1_000_000])
+def test_images_stand_apart_if_another_key_is_between_them(tmp_path, ranges, monkeypatch):
+    """However few keys are netted at a time, rows follow each other as they came."""
+    monkeypatch.setattr(netting, "_RANGE_ROWS", ranges)
+    changes = [("x", 9, "a", OLD), ("y", 1, "", "insert"), ("x", 5, "b", NEW)]
+    sink = sinks.upsert("out", "key", order_by="n")
+    assert netted(tmp_path, sink, ORDERED, [changes]) == {"x": None, "y": 1}
+
+
+@pytest.mark.parametrize(
+    ("type", "one", "other"),
+    [
+        (pa.list_(pa.int64()), [1, None], [1, 2]),
+        (pa.struct([("a", pa.int64()), ("b", pa.string())]), {"a": 1, "b": None}, {"a": 1, "b": ""}),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1)], [("a", 2)]),
+        (pa.float64(), float("nan"), 0.0),
+        (pa.decimal128(38, 2), Decimal("1.10"), Decimal("1.11")),
+        (pa.binary(), b"\0", b""),
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=UTC), None),
+        (pa.list_(pa.struct([("a", pa.list_(pa.float64()))])), [{"a": [1.0]}], [{"a": []}]),
+    ],
+    ids=str,
+)
+def test_rows_of_all_types_are_compared(tmp_path, type, one, other):
+    schema = pa.schema([("key", pa.string()), ("v", type), ("_change_type", pa.string())])
+    assert netted(tmp_path, SINK, schema, [[("x", one, NEW), ("x", one, OLD)]]) == {"x": None}
+    assert netted(tmp_path, SINK, schema, [[("x", one, NEW), ("x", other, OLD)]]) == {"x": 0}
+
+
+def test_when_a_row_changed_is_no_difference(tmp_path):
+    """The old image has the epoch of its own change."""
+    schema = pa.schema([*ORDERED, ("epoch", pa.int64())])
+    changes = [("x", 5, "a", NEW, 3), ("x", 5, "a", OLD, 4), ("y", 5, "a", NEW, 4)]
+    assert netted(tmp_path, SINK, schema, [changes]) == {"x": None, "y": 2}
 
 
 def test_an_old_image_takes_its_row_away_unless_the_key_has_a_new_one(storage):

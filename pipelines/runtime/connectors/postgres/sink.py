@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.postgres.connection import ConflictError, Connection, Server, quoted
+from pipelines.runtime.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
 from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 from state_ops.errors import DamageError, PipelineError
@@ -57,7 +58,6 @@ _WIDER = {
     "float4": ("float4", "float8"),
     "text": ("text", "varchar", "uuid", "json", "jsonb"),
 }
-_CAST = ("uuid", "json", "jsonb")
 _DIGITS = {"int2": 5, "int4": 10, "int8": 19}
 _PATIENCE = """
 SELECT set_config('idle_in_transaction_session_timeout', '60s', true), set_config('lock_timeout', '120s', true)"""
@@ -68,12 +68,6 @@ SELECT a.attname::text AS name, t.typname::text AS type, t.typtype = 'e' AS enum
   a.atthasdef OR a.attidentity <> '' AS filled, a.attgenerated <> '' OR a.attidentity = 'a' AS generated
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
-_KEYS = """
-SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a
-  WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[])) AS columns
-FROM pg_index i
-WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indimmediate
-  AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnatts = i.indnkeyatts"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,13 +260,23 @@ class _Publisher:
                     f"The table's column {name} must not be null, and rows do not have it.", "Give it a default."
                 )
         if self._sink.key:
-            unique = [sorted(index["columns"]) for index in connection.rows(_KEYS, self._table)]
-            if sorted(self._sink.key) not in unique:
-                columns_of_key = ", ".join(map(quoted, self._sink.key))
-                raise self._refusal(
-                    f"The table has no unique index on {columns_of_key}, so rows cannot replace each other by it.",
-                    f"CREATE UNIQUE INDEX ON {self._table} ({columns_of_key});",
-                )
+            self._unique_key(connection)
+
+    def _unique_key(self, connection: Connection) -> UniqueKey:
+        """Return which values of the key the table takes for equal. Raises PipelineError."""
+        keys, columns = unique_keys(connection, self._table, self._sink.key), ", ".join(map(quoted, self._sink.key))
+        if not keys:
+            raise self._refusal(
+                f"The table has no unique index on {columns}, so rows cannot replace each other by it.",
+                f"CREATE UNIQUE INDEX ON {self._table} ({columns});",
+            )
+        key = widest(keys)
+        if key is None:
+            raise self._refusal(
+                f"The table has several unique indexes on {columns}, and each takes other values for equal.",
+                "Drop all of them but the one by which rows replace each other.",
+            )
+        return key
 
     def _refusal(self, what: str, next: str) -> PipelineError:
         return PipelineError(what, where=self._where, next=next)
@@ -282,7 +286,13 @@ class _Publisher:
         schema = rows.schema
         assert schema is not None, "there are rows"
         columns = self._columns(schema)
-        lines = [f"{quoted(field.name)} {columns.get(field.name, 'text')}" for field in schema]
+        # Blanks at the end that a varchar(n) cuts off are cut off before keys are compared, by the server itself.
+        types = columns | {
+            column["name"]: f"varchar({column['modifier'] - 4})"
+            for column in connection.rows(_COLUMNS, self._table)
+            if column["type"] == "varchar" and column["modifier"] >= 4 and columns.get(column["name"]) == "text"
+        }
+        lines = [f"{quoted(field.name)} {types.get(field.name, 'text')}" for field in schema]
         connection.execute(f"CREATE TEMP TABLE {_STAGING} ({', '.join(lines)}, {_ROW} int8) ON COMMIT DROP")
         failures: list[Exception] = []
         numbered = pa.RecordBatchReader.from_batches(
@@ -321,31 +331,33 @@ class _Publisher:
 
     def _apply(self, connection: Connection, columns: dict[str, str], schema: Any) -> int:
         """Bring the staged rows into the table; returns how many rows of it have changed."""
+        if self._sink.key:  # the lock of any update: the indexes stay as they are read here
+            connection.execute(f"LOCK TABLE {self._table} IN ROW EXCLUSIVE MODE")
         there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
         into = ", ".join(map(quoted, columns))
         # Two texts may be one value of another type, so rows of one key are told apart by the table's.
         values = ", ".join(
-            f"{quoted(name)}::{there[name]['written']} AS {quoted(name)}"
-            if name in there and (there[name]["enum"] or there[name]["type"] in _CAST)
-            else quoted(name)
+            f"{quoted(name)}::{there[name]['written']} AS {quoted(name)}" if name in there else quoted(name)
             for name in columns
         )
         more = f", {CHANGE}" if CHANGE in schema.names else ""
-        staged = f"(SELECT {values}, {_ROW}{more} FROM {_STAGING}) AS typed"
+        staged = f"(SELECT {values}, {_ROW}{more} FROM {_STAGING})"
         insert = f"INSERT INTO {self._table} ({into}) SELECT {into} FROM"
         if not self._sink.key:
-            return self._changed(connection, f"{insert} {staged} ORDER BY {_ROW}")
-        key = ", ".join(map(quoted, self._sink.key))
-        last = f"(SELECT DISTINCT ON ({key}) * FROM {staged} ORDER BY {key}, {_ROW} DESC) AS staged"
+            return self._changed(connection, f"{insert} {staged} AS typed ORDER BY {_ROW}")
+        key = self._unique_key(connection)
+        last = f"({newest(staged, key, _ROW)}) AS staged"
         is_delete = f"{CHANGE} IN {DELETES}"
-        rest = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in columns if name not in self._sink.key)
-        replace = f"ON CONFLICT ({key}) DO {f'UPDATE SET {rest}' if rest else 'NOTHING'}"
+        # The last row's spelling of a key stays too, else what the table has would depend on where epochs end.
+        same = {column.name for column in key if not column.spelled}
+        rest = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in columns if name not in same)
+        replace = f"ON CONFLICT ({', '.join(map(quoted, self._sink.key))}) DO "
+        replace += f"UPDATE SET {rest}" if rest else "NOTHING"
         if CHANGE not in schema.names:
             return self._changed(connection, f"{insert} {last} {replace}")
-        same = " AND ".join(f"stored.{name} = staged.{name}" for name in map(quoted, self._sink.key))
-        deleted = f"DELETE FROM {self._table} AS stored USING {last} WHERE {same} AND {is_delete}"
-        return self._changed(connection, deleted) + self._changed(
-            connection, f"{insert} {last} WHERE NOT {is_delete} {replace}"
+        goes = f"{matches(key, 'stored', 'staged')} AND {is_delete}"
+        return self._changed(connection, f"DELETE FROM {self._table} AS stored USING {last} WHERE {goes}") + (
+            self._changed(connection, f"{insert} {last} WHERE NOT {is_delete} {replace}")
         )
 
     def _changed(self, connection: Connection, statement: str) -> int:
