@@ -21,6 +21,7 @@ from pipelines.api.arguments import (
     sides_of,
     time_of,
 )
+from pipelines.api.calendars import UTC, calendar_of, signed
 from pipelines.runtime.connectors.delta_sink import CHANGE_TYPE
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import (
@@ -28,6 +29,7 @@ from pipelines.runtime.definition import (
     JOINS,
     SEMI,
     Aggregation,
+    CalendarWindow,
     Deduplication,
     Gate,
     Input,
@@ -37,7 +39,6 @@ from pipelines.runtime.definition import (
     Window,
     reading,
 )
-from state_ops.durations import micros
 from state_ops.errors import PipelineError
 from state_ops.rows.aggregates import Agg
 
@@ -109,6 +110,8 @@ def window(  # as long as what is said of its arguments
     every: str | timedelta | None = None,
     size: str | timedelta | None = None,
     offset: str | timedelta = "0s",
+    zone: str = UTC,
+    week_begins: str | None = None,
     gap: str | timedelta | None = None,
     gap_included: bool = False,
     lateness: str | timedelta = "0s",
@@ -126,6 +129,8 @@ def window(  # as long as what is said of its arguments
 
         every="1h"               tumbling: [12:00, 13:00), [13:00, 14:00), ...
         every="1h", size="3h"    hopping: one begins every hour and lasts three; a row is in each that spans it
+        every="1mo"              the calendar's: months, "3mo" quarters, "1y" years, "1w" weeks from Monday on
+        every="1d", zone="Europe/Berlin"    days of a time zone, also those of 23 and 25 hours
         gap="30m"                sessions: rows of a key that are closer than the gap, from the first to the last + gap
 
     A window closes at the first barrier whose watermark (newest event time less lateness) has reached its end. A row is
@@ -138,7 +143,10 @@ def window(  # as long as what is said of its arguments
 
     Args:
         on: The timestamp column; None: processing time.
-        offset: Shifts tumbling and hopping windows from 1970-01-01 UTC; "-1h" to earlier.
+        offset: Shifts tumbling and hopping windows from 1970-01-01 UTC; "-1h" to earlier. Months and years shift by
+            months: every="1y", offset="3mo" begins in April.
+        zone: The time zone by whose clocks windows begin. `every` is whole months, weeks or days, or a part of a day.
+        week_begins: The day on which weeks, every="1w", begin: "sunday".
         gap_included: Rows exactly a gap apart are one session, not two.
         lateness: How far behind the newest event time rows may come.
         order_by: What `agg.first` and `agg.last` are by, `on` by default.
@@ -161,11 +169,11 @@ def window(  # as long as what is said of its arguments
     if gap_included and gap is None:
         raise PipelineError(f"{uid} has no gap.", where=place, next='Say gap="30m", or leave gap_included= out.')
     if gap is not None:
-        if (every, size, offset) != (None, None, "0s"):
+        if (every, size, offset, zone, week_begins) != (None, None, "0s", UTC, None):
             raise PipelineError(
                 f"{uid} has a gap, which makes sessions, and a size of its own.",
                 where=place,
-                next="Say either gap=..., or every=... (with size= and offset= if you like).",
+                next="Say either gap=..., or every=... (with size=, offset=, zone= or week_begins= if you like).",
             )
         kind = SessionWindow(on, positive(gap, place, "gap"), behind, ordered, late, gap_included)
         description = f"Sessions on {of_time} that a gap of {gap} ends"
@@ -173,8 +181,11 @@ def window(  # as long as what is said of its arguments
         raise PipelineError(
             f"{uid} does not say which windows.",
             where=place,
-            next='Say every="1h", every="1h" and size="3h", or gap="30m".',
+            next='Say every="1h", every="1h" and size="3h", every="1mo", or gap="30m".',
         )
+    elif calendar := calendar_of(place, every, size, offset, zone, week_begins):
+        kind = CalendarWindow(on, 1, 1, 0, behind, ordered, late, calendar)
+        description = f"Windows of {calendar} on {of_time}"
     else:
         slide = positive(every, place, "every")
         kind = _sized(uid, on, slide, size, offset, behind, ordered, late)
@@ -206,7 +217,7 @@ def _sized(
 ) -> Window:
     place = f"window {uid}"
     length = every if size is None else positive(size, place, "size")
-    shift = _signed(offset, place, "offset")
+    shift = signed(offset, place, "offset")
     if length < every:
         raise PipelineError(
             f"The windows of {uid} are smaller than the time between them: rows in between would be in none.",
@@ -339,7 +350,7 @@ def join(  # as long as what is said of its arguments
             raise PipelineError(
                 f"{uid} says within=, by which rows are forgotten, and ttl=.", where=place, next="Say one of the two."
             )
-        bounds = tuple(_signed(bound, place, "within") for bound in within)
+        bounds = tuple(signed(bound, place, "within") for bound in within)
         if len(bounds) != 2 or bounds[0] > bounds[1]:
             raise PipelineError(
                 f"within={within!r} is no stretch of time.",
@@ -385,13 +396,6 @@ def join(  # as long as what is said of its arguments
         gates=gates_of(gate),
         description=f"{how.capitalize()} join by {', '.join(names)}{near}.",
     )
-
-
-def _signed(duration: str | timedelta, place: str, name: str) -> int:
-    """A duration in microseconds, with a minus before a text for earlier. name: of the argument."""
-    if isinstance(duration, str) and duration.startswith("-"):
-        return -micros(duration[1:], place, name)
-    return micros(duration, place, name)
 
 
 _MOST_WINDOWS = 1000

@@ -4,6 +4,7 @@ Imports connectors, and nothing else of the runtime.
 """
 
 from pipelines.runtime.connectors.source import Source
+from pipelines.runtime.definition.calendars import Calendar
 from pipelines.runtime.definition.files import FileSource
 from pipelines.runtime.definition.gates import FIGURES, ROWS, STATE, Expected, Gate
 from pipelines.runtime.definition.names import HOLD, LATE, MAX_PARALLELISM, POSITIONS, QUARANTINE, ROW
@@ -18,6 +19,7 @@ from pipelines.runtime.definition.operators import (
     SEMI,
     Aggregation,
     AsOf,
+    CalendarWindow,
     Deduplication,
     Epoch,
     Join,
@@ -65,6 +67,8 @@ __all__ = [
     "STATE",
     "Aggregation",
     "AsOf",
+    "Calendar",
+    "CalendarWindow",
     "Deduplication",
     "Epoch",
     "Expected",

@@ -8,6 +8,7 @@ from datetime import datetime
 from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
+from pipelines.runtime.definition.calendars import Calendar
 from pipelines.runtime.definition.names import LATE
 from state_ops.ids import CheckpointId
 from state_ops.rows.aggregates import Agg
@@ -55,6 +56,18 @@ class Window:
     lateness: int
     aggregates: tuple[tuple[str, Agg], ...]
     late: Sink | None
+
+
+@dataclass(frozen=True, slots=True)
+class CalendarWindow(Window):
+    """Windows that tumble by the calendar. Their length differs, so `size` and `every` say nothing but that they do not
+    overlap.
+
+    Attributes:
+        calendar: When they begin.
+    """
+
+    calendar: Calendar
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.settings import Settings
-from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, TopN, Window
+from pipelines.runtime.definition import (
+    Calendar,
+    CalendarWindow,
+    FileSource,
+    Pipeline,
+    SessionWindow,
+    Stage,
+    TopN,
+    Window,
+)
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.operators import open_windows, open_windows_schema, remembered
 from pipelines.runtime.operators.compatibility import has_index_of_keys
@@ -232,6 +241,8 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
     if "size" in window_then:
         every, offset = window_then.get("every", window_then["size"]), window_then.get("offset", 0)
         window = Window(window_then["on"], window_then["size"], every, offset, 0, tuple(listed), None)
+    elif "calendar" in window_then:
+        window = CalendarWindow(window_then["on"], 1, 1, 0, 0, tuple(listed), None, Calendar(**window_then["calendar"]))
     elif "gap" in window_then:
         window = SessionWindow(
             window_then["on"], window_then["gap"], 0, tuple(listed), None, window_then.get("included", False)

@@ -14,6 +14,7 @@ from pipelines.runtime.definition import (
     ROW,
     Aggregation,
     AsOf,
+    CalendarWindow,
     Deduplication,
     Epoch,
     Join,
@@ -187,6 +188,7 @@ def _refuse_own_names(names: Iterable[str], of: str, where: str, remedy: str) ->
 
 _SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {
     Window: window_shapes,
+    CalendarWindow: window_shapes,
     SessionWindow: session_shapes,
     Aggregation: aggregation_shapes,
     Deduplication: deduplication_shapes,

@@ -17,6 +17,8 @@ from pipelines.runtime.definition import (
     ANTI,
     SEMI,
     AsOf,
+    Calendar,
+    CalendarWindow,
     Pipeline,
     SessionWindow,
     Stage,
@@ -415,6 +417,8 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
     common = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
     if isinstance(stage.window, SessionWindow):
         return {**common, "gap": stage.window.gap, **({"included": True} if stage.window.included else {})}
+    if isinstance(stage.window, CalendarWindow):
+        return {**common, "calendar": asdict(stage.window.calendar)}
     shape = {"every": stage.window.every, "offset": stage.window.offset}
     usual = {"every": stage.window.size, "offset": 0}
     return {**common, "size": stage.window.size, **(shape if shape != usual else {})}
@@ -491,6 +495,8 @@ def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
         every = f" every {shown(meaning['every'])}" if meaning.get("every", meaning["size"]) != meaning["size"] else ""
         offset = f" shifted by {shown(meaning['offset'])}" if meaning.get("offset") else ""
         return f"{shown(meaning['size'])}{every}{offset} by {meaning['on'] or 'processing time'} with {aggregates}"
+    if "calendar" in meaning:
+        return f"{Calendar(**meaning['calendar'])} by {meaning['on'] or 'processing time'} with {aggregates}"
     if "gap" in meaning:
         by = meaning["on"] or "processing time"
         included = " included" if meaning.get("included") else ""

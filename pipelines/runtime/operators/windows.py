@@ -1,4 +1,4 @@
-"""Windows of one size: tumbling, and hopping where they overlap.
+"""Windows of one size: tumbling, and hopping where they overlap; and windows of the calendar, which tumble.
 
 Batches are reduced as they come, to a row for each key and run of windows that a row falls into. At the barrier that is
 handed out to the windows:
@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import Stage, Window
+from pipelines.runtime.definition import CalendarWindow, Stage, Window
 from pipelines.runtime.operators import event_time
 from pipelines.runtime.operators.base import (
     MAIN,
@@ -32,6 +32,7 @@ from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
 from pipelines.runtime.operators.filtered_rows import FilteredRows
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
+from state_ops.errors import InputError
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
 from state_ops.rows import key_aggregation
 from state_ops.rows.distinct_values import DistinctValues
@@ -80,8 +81,7 @@ class WindowOperator(EventTimeOperator):
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         window = self._window
         times = self._times_of(rows, window.on)
-        last = _floor(times, window) + window.size
-        first = _floor(times - window.size, window) + window.every + window.size
+        first, last = _ends(times, window, self._where)
         frame = self._filtered.frame(rows)
         frame = frame.with_columns(
             pl.Series(_FIRST, first), pl.Series(_NUMBER, ((last - first) // window.every + 1).astype(np.int32))
@@ -287,6 +287,22 @@ def _all(rows: pl.DataFrame) -> np.ndarray:
     return np.ones(len(rows), bool)
 
 
+def _ends(times: np.ndarray, window: Window, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n] twice: when the first and the last window of each time end."""
+    if not isinstance(window, CalendarWindow):
+        first = _floor(times - window.size, window) + window.every + window.size
+        return first, _floor(times, window) + window.size
+    try:
+        _, ends = window.calendar.bounds(times)
+    except OverflowError as error:
+        raise InputError(
+            f"A row has a time in {window.on!r} whose window does not lie within the years 1 to 9999: {error}.",
+            where=where,
+            next="Correct it in the file, or leave it out by the stage's where=, which counts it.",
+        ) from error
+    return ends, ends
+
+
 def _floor(times: np.ndarray, window: Window) -> np.ndarray:
     """The start of the newest window that has begun."""
     return (times - window.offset) // window.every * window.every + window.offset
@@ -317,7 +333,10 @@ def opened(window: Window, rows: pa.Table) -> pl.DataFrame:
 
 
 def _with_start(window: Window, rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.with_columns((pl.col(END) - window.size).alias(START))
+    if not isinstance(window, CalendarWindow):
+        return rows.with_columns((pl.col(END) - window.size).alias(START))
+    starts, _ = window.calendar.bounds(rows[END].to_numpy() - 1)
+    return rows.with_columns(pl.Series(START, starts))
 
 
 def no_windows(window: Window, keys: pa.Schema, state: StateSchema) -> pl.DataFrame:
