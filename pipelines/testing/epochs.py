@@ -25,7 +25,7 @@ from deltalake import write_deltalake
 
 from configs.settings import Settings
 from pipelines.runtime.connectors.lookups.lookup_table import Version
-from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.connectors.sink import Sink, ValueRules
 from pipelines.runtime.definition import AT_LEAST_ONCE, EXACTLY_ONCE, MAIN, Pipeline, Source, Stage, sources_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_input import known_watermark
@@ -201,12 +201,15 @@ class _NoSystems(Sinks):
         if self._pipeline.is_table(sink):
             super().check(sink, schema)
 
+    def rules(self, sink: Sink, schema: pa.Schema) -> ValueRules | None:
+        return super().rules(sink, schema) if self._pipeline.is_table(sink) else None
+
 
 class _Executor(InMemoryExecutor):
     """Lets a stage begin with the state that a test gives, and stage all rows that it hands out, late ones too."""
 
     def __init__(self, batch_rows: int, state: Mapping[Any, State]) -> None:
-        super().__init__(batch_rows)
+        super().__init__(batch_rows, narrows=False)  # late rows are shown whole
         self._state = state
 
     def run(

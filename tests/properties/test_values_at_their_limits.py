@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.api import Epoch, Pipeline, Stage, delta, files, select, stage
-from state_ops.errors import PipelineError, RefusedError
+from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
 from tests.runtime.gates.test_refused_rows import days, head, not_utf8, ran
 
@@ -80,7 +80,7 @@ def test_rows_are_declined_before_the_commit_or_published(tmp_path_factory, sink
     pq.write_table(rows, site.landing / "a.parquet")
     try:
         ran(site)
-    except (RefusedError, PipelineError):
+    except (InputError, PipelineError):
         assert head(site) is None, "it was committed, and can go nowhere"
         return
     published = DeltaTable(str(site.storage / "tables/t")).to_pyarrow_table()

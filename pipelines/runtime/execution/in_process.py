@@ -30,10 +30,11 @@ class InMemoryExecutor:
 
     Args:
         batch_rows: The largest batch that a function gets.
+        narrows: Of a source no other columns are read than those that the stage looks at.
     """
 
-    def __init__(self, batch_rows: int = 65_536) -> None:
-        self._batch_rows = batch_rows
+    def __init__(self, batch_rows: int = 65_536, *, narrows: bool = True) -> None:
+        self._batch_rows, self._narrows = batch_rows, narrows
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
         if stage.transform is not None:
@@ -56,7 +57,7 @@ class InMemoryExecutor:
 
     def _seen(self, stage: Stage, rows: Landed | Channel) -> list[pa.Table]:
         """The rows as the stage's function sees them."""
-        rows = direct_read.narrowed(stage, rows)
+        rows = direct_read.narrowed(stage, rows) if self._narrows else rows
         table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
         return [table if rows.as_seen else filtered(stage, table)]
 

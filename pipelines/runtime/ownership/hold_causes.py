@@ -21,8 +21,6 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.execution import direct_read
-from pipelines.runtime.execution.executor import Landed
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.checkpoints.checkpoint import Checkpoint
@@ -110,6 +108,9 @@ def without_bad_input(
         expected: By source, the schema of what was read before.
         stages: Those of the pipeline.
     """
+    from pipelines.runtime.execution import direct_read  # `weir status` does without what executes
+    from pipelines.runtime.execution.executor import Landed
+
     if not isinstance(error, InputError) or isinstance(error, VanishedError):
         return None
     blamed = [(source, name) for source, names in error.files.items() for name in names]
