@@ -232,7 +232,8 @@ def test_a_row_that_python_cannot_judge_is_judged_by_spark(tmp_path: Path, spark
         try:
             (report,) = site.run()
         except InputError as error:
-            results.append((str(error), error.where, error.next))
+            some_row = re.sub(r"-?\d+S\b", "a number", str(error))  # which one fails first depends on the tasks' order
+            results.append((some_row, error.where, error.next))
             continue
         stats = report.checkpoint.operators["counted"]
         assert (
