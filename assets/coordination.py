@@ -221,13 +221,14 @@ class Watcher:
         downstream in the same run wait for it.
         """
         pipeline, run = self._pipeline, self.run
-        storage, _ = runtime.open_storage(pipeline, self._settings)
+        storage, registry = runtime.open_storage(pipeline, self._settings)
+        head = run.newest.checkpoint if run.newest is not None else registry.head()
         for stage in pipeline.stages:
             shown: dict[str, Any] = {}
             with showing(f"the run of {stage.uid}"):
                 shown = metadata.of_stage_run(pipeline, run, stage, storage)
             yield dg.AssetMaterialization(stage_key(pipeline, stage.uid), metadata=shown)
-            for sink in stage.sinks:
+            for sink in stage.sinks_shown(head.sinks if head is not None else ()):
                 yield self._of_sink(run, stage, sink, storage, time.monotonic() - self._begun)
         shown = metadata.of_run(run)
         with showing("the last epochs"):
@@ -254,11 +255,12 @@ class Watcher:
         """
         pipeline, is_first = self._pipeline, self.run.first == self._epochs.first
         storage, _ = runtime.open_storage(pipeline, self._settings)
+        known = self._epochs.newest.checkpoint.sinks if self._epochs.newest is not None else {}
         for stage in pipeline.stages:
             if is_first:
                 of_stage = metadata.of_stage_run(pipeline, self._epochs, stage, storage)
                 self._context.log_event(dg.AssetMaterialization(stage_key(pipeline, stage.uid), metadata=of_stage))
-            for sink in stage.sinks:
+            for sink in stage.sinks_shown(known):
                 if self._epochs.tables[sink.name] or sink.name not in self._sinks_at:
                     seconds = time.monotonic() - self._sinks_at.get(sink.name, self._begun)
                     shown = self._of_sink(self._epochs, stage, sink, storage, seconds)

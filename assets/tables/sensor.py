@@ -124,7 +124,7 @@ def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint,
         if is_foreign:  # before its tables, which Dagster else calls out of step with what they are made of
             yield _as_of(stage_key(pipeline, stage.uid), head)
         gates = checks.recorded(pipeline, head, stage)
-        for sink in stage.sinks:
+        for sink in stage.sinks_shown(head.sinks):
             asset = table_key(pipeline, sink.name)
             try:
                 now, version = metadata.of_sink_now(pipeline, head, stage, sink, storage)

@@ -194,7 +194,7 @@ def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Check
                 "path": storage.full(table_path(sink.name)),
                 **_published(registry, head, sink.name, lacking, refused),
             }
-            for sink in pipeline.sinks
+            for sink in pipeline.sinks_shown(head.sinks if head else ())
             if pipeline.is_table(sink)
         ],
         "sinks": [

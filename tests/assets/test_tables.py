@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import dagster as dg
+import polars as pl
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.freshness import FreshnessState
@@ -16,7 +17,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._core.test_utils import freeze_time
 from dagster._daemon.freshness import FreshnessDaemon
 
-from pipelines.api import State, delta, expect
+from pipelines.api import Epoch, State, ValueState, agg, delta, expect
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership import ownership
 from state_ops.coordination import lease, requests
@@ -56,6 +57,33 @@ def test_each_epoch_of_a_run_materializes_the_table_that_it_has_written_to(house
     first, second, *others = (event.tags[VERSION] for event in shown(house))
     assert first != second
     assert set(others) == {second}, "the same rows are the same data"
+
+
+def hands_on(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Every column, also that by which a row is set aside."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows
+
+
+def test_a_table_of_rows_set_aside_is_materialized_once_it_has_had_a_row(house):
+    aside = dg.AssetKey(["small", "tables", "accounts_quarantine"])
+    gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=8, on_failure="quarantine",
+                  quarantine_at_most=1.0)  # fmt: skip
+    house = house.with_pipeline(stages=(replace(house.pipeline.stages[0], function=hands_on, gates=(gate,)),))
+
+    def times() -> int:
+        house.tick("tables_sensor")
+        return len(house.instance.fetch_materializations(aside, limit=100).records)
+
+    house.bank.land(4)
+    assert house.execute("small_job").success
+    assert times() == 0 and shown(house), "no row was set aside"
+    house.bank.land(9)
+    assert house.execute("small_job").success
+    assert times() == 2, "by its epoch, and at the end of the run"
+    house.bank.land(5)
+    assert house.execute("small_job").success
+    assert times() > 2
 
 
 def test_epochs_that_come_fast_share_a_materialization(house):

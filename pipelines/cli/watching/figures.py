@@ -282,7 +282,7 @@ def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
             lacks_since=since.get(sink.name),
             why=why.get(sink.name),
         )
-        for sink in pipeline.sinks
+        for sink in pipeline.sinks_shown(look.head.sinks if look.head else ())
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,10 @@ class Pipeline:
     @property
     def sinks(self) -> tuple[Sink, ...]:
         return tuple(sink for stage in self.stages for sink in stage.sinks)
+
+    def sinks_shown(self, known: Container[str | None]) -> tuple[Sink, ...]:
+        """The sinks that people are shown, as `Stage.sinks_shown` says."""
+        return tuple(sink for stage in self.stages for sink in stage.sinks_shown(known))
 
     @property
     def app_id(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -223,6 +223,15 @@ class Stage:
     @property
     def sinks(self) -> tuple[Sink, ...]:
         return tuple(sink for _, sink in self.sinks_by_output)
+
+    def sinks_shown(self, known: Container[str | None]) -> tuple[Sink, ...]:
+        """Return the sinks without those tables of rows set aside that have never had a row.
+
+        Args:
+            known: The names of the sinks that have had rows, such as those that a checkpoint knows.
+        """
+        aside = {output for output, _, _ in self.tables_aside}
+        return tuple(sink for name, sink in self.sinks_by_output if name not in aside or sink.name in known)
 
     @property
     def sinks_by_output(self) -> tuple[tuple[str, Sink], ...]:

@@ -141,7 +141,7 @@ def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tu
     files = [*uploaded, *(file for ack in acks for file in ack.files if file.kind == OUTPUT)]
     if not files:
         return [], ms
-    _prepare(context, _looked_at(context, epoch, [stage], files))
+    _prepare(context, _looked_at(context, epoch, _written(epoch, [stage], files), files))
     id, head = epoch.pending.id, context.head
     sinks = {
         name: recorded(
@@ -271,25 +271,42 @@ def completed(
     files += _carried(epoch, files, channels)
     files += _archived(context, epoch, channels)
     early = context.pipeline.early  # then the rows are there by now
-    unfit = [] if early else _looked_at(context, epoch, context.pipeline.stages, files)
+    written = _written(epoch, context.pipeline.stages, files)
+    unfit = [] if early else _looked_at(context, epoch, written, files)
     judged = len(epoch.verdicts)
     checkpoint = _judged(context, epoch, _row(context, epoch, parent, files), files)
     if len(epoch.verdicts) > judged and not early:  # gates take their time, in which somebody may alter a sink
-        unfit = _looked_at(context, epoch, context.pipeline.stages, ())
+        unfit = _looked_at(context, epoch, written, ())
     _prepare(context, unfit)
     record_ms(epoch.ms, "seal", clock)
     return checkpoint, files
 
 
+def _written(epoch: InFlightEpoch, stages: Sequence[Stage], files: Sequence[StateFile]) -> list[tuple[Sink, pa.Schema]]:
+    """Return the sinks of some stages that the epoch writes to, with the columns of their rows.
+
+    A sink belongs to an epoch that has no rows for it too, so that its table is there from the first epoch. A table of
+    rows that are set aside belongs to the epochs that set rows aside.
+    """
+    staged = {file.sink for file in files if file.kind == OUTPUT}
+    return [
+        (sink, schema)
+        for stage in stages
+        if (fixed := epoch.shapes.get(stage.uid))
+        for sink, schema in sinks_of(stage, fixed)
+        if sink in stage.sinks_shown(staged)
+    ]
+
+
 def _looked_at(
-    context: RunContext, epoch: InFlightEpoch, stages: Sequence[Stage], files: Sequence[StateFile]
+    context: RunContext,
+    epoch: InFlightEpoch,
+    written: Sequence[tuple[Sink, pa.Schema]],
+    files: Sequence[StateFile],
 ) -> list[tuple[Sink, pa.Schema]]:
-    """Check staged rows; returns those sinks of some stages that may not take them as they are, with their columns."""
+    """Check staged rows; returns those of the sinks that may not take them as they are, with their columns."""
     outputs_of = [(uid, *output) for uid, fixed in epoch.shapes.items() for output in fixed.outputs.items()]
     schemas = {(uid, f"{name}{parts}"): schema for uid, name, schema in outputs_of for parts in ("", PARTS)}
-    written = [
-        output for stage in stages if (fixed := epoch.shapes.get(stage.uid)) for output in sinks_of(stage, fixed)
-    ]
     outputs = [file for file in files if file.kind == OUTPUT]
     looks: list[Callable[[], object]] = [partial(context.sinks.fits, sink, schema) for sink, schema in written]
     looks.append(lambda: context.sinks.keep(delta.check(context.storage, outputs, schemas)))

@@ -30,6 +30,8 @@ from pipelines.api import (
     on_table,
     stage,
 )
+from pipelines.cli.status import status_of
+from pipelines.cli.watching.figures import of_sinks
 from pipelines.runtime.definition import ROW, Gate
 from pipelines.runtime.epoch import failover, scheduler, stage_job, transitions
 from pipelines.runtime.epoch import steps as steps_of_an_epoch
@@ -173,7 +175,7 @@ def test_a_slice_without_bad_rows_leaves_no_trace(tmp_path):
     (report,) = ran(site)
     assert report.checkpoint.id == 1 and "excluded" not in report.checkpoint.slice["landing"]
     assert report.checkpoint.operators["accounts"].rows_quarantined == 0
-    assert site.table("accounts_quarantine").empty
+    assert not (site.storage / "tables" / "accounts_quarantine").exists()
 
 
 def test_files_that_arrive_meanwhile_are_not_in_the_replay(tmp_path, monkeypatch):
@@ -422,3 +424,27 @@ def test_a_coordinator_that_is_killed_in_the_replay_is_succeeded_by_one_that_dec
     assert site.head() == (2 if point == "after the row" else None)
     list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True)))
     assert_replay(site, parts)
+
+
+def test_a_table_of_rows_set_aside_is_made_by_the_first_of_them_and_shown_from_then_on(tmp_path, weir):
+    site = site_at(tmp_path, **RETAINED)
+
+    def listed() -> tuple[bool, bool, bool]:
+        tables = [table["name"] for table in status_of(site.pipeline, site.settings)["tables"]]
+        head = open_storage(site.pipeline, site.settings)[1].head()
+        figures = of_sinks(SimpleNamespace(head=head, publications=(), unpublished=(), refused={}), site.pipeline)
+        made = (site.storage / "tables" / "accounts_quarantine").exists()
+        return "accounts_quarantine" in tables, "accounts_quarantine" in [sink.name for sink in figures], made
+
+    assert listed() == (False,) * 3
+    landed(site, 2, bad=0)
+    ran(site)
+    assert "booked" in [table["name"] for table in status_of(site.pipeline, site.settings)["tables"]]
+    assert listed() == (False,) * 3, "no row was set aside yet"
+    landed(site, 2, bad=0.5, first=2)
+    ran(site)
+    assert listed() == (True,) * 3
+    landed(site, 2, bad=0, first=4)
+    ran(site)
+    assert listed() == (True,) * 3
+    site.assert_no_orphans()
