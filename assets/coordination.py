@@ -31,7 +31,7 @@ from configs.markdown import as_code
 from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.definition import Pipeline, Stage, sinks_shown
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.ownership import backlog
@@ -228,7 +228,7 @@ class Watcher:
             with showing(f"the run of {stage.uid}"):
                 shown = metadata.of_stage_run(pipeline, run, stage, storage)
             yield dg.AssetMaterialization(stage_key(pipeline, stage.uid), metadata=shown)
-            for sink in stage.sinks_shown(head.sinks if head is not None else ()):
+            for sink in sinks_shown(stage, head.sinks if head is not None else ()):
                 yield self._of_sink(run, stage, sink, storage, time.monotonic() - self._begun)
         shown = metadata.of_run(run)
         with showing("the last epochs"):
@@ -260,7 +260,7 @@ class Watcher:
             if is_first:
                 of_stage = metadata.of_stage_run(pipeline, self._epochs, stage, storage)
                 self._context.log_event(dg.AssetMaterialization(stage_key(pipeline, stage.uid), metadata=of_stage))
-            for sink in stage.sinks_shown(known):
+            for sink in sinks_shown(stage, known):
                 if self._epochs.tables[sink.name] or sink.name not in self._sinks_at:
                     seconds = time.monotonic() - self._sinks_at.get(sink.name, self._begun)
                     shown = self._of_sink(self._epochs, stage, sink, storage, seconds)

@@ -16,7 +16,7 @@ from assets import checks, metadata
 from assets.names import CHECKPOINT, DATA_VERSION, TABLES, Runs, key, stage_key, table_key
 from assets.tables import partitions
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Pipeline, sinks_shown
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sinks.table_commit import table_path
@@ -124,7 +124,7 @@ def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint,
         if is_foreign:  # before its tables, which Dagster else calls out of step with what they are made of
             yield _as_of(stage_key(pipeline, stage.uid), head)
         gates = checks.recorded(pipeline, head, stage)
-        for sink in stage.sinks_shown(head.sinks):
+        for sink in sinks_shown(stage, head.sinks):
             asset = table_key(pipeline, sink.name)
             try:
                 now, version = metadata.of_sink_now(pipeline, head, stage, sink, storage)

@@ -82,11 +82,11 @@ def fork(
         json,
         branch.to_dict(),
         (
-            f"{pipeline}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
-            f" copied.\nRead since: {in_words(branch.behind.values())}. Next: weir run {pipeline}@{named}"
+            f"{escape(pipeline)}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
+            f" copied.\nRead since: {escape(in_words(branch.behind.values()))}. Next: weir run {escape(pipeline)}@{named}"
             " --until-caught-up"
             if name is not None
-            else f"The branch {named} is gone, and what only it kept of {pipeline}."
+            else f"The branch {named} is gone, and what only it kept of {escape(pipeline)}."
         ),
     )
 
@@ -97,7 +97,11 @@ def forks(pipeline: Name, json: Json = False) -> None:
     with waiting("reading the branches"):
         forked = branches.forks(definition, settings)
     if json or not forked:
-        answer(json, [fork.to_dict() for fork in forked], f"{pipeline} has no branch: weir fork {pipeline} --name NAME")
+        answer(
+            json,
+            [fork.to_dict() for fork in forked],
+            escape(f"{pipeline} has no branch: weir fork {pipeline} --name NAME"),
+        )
         return
     print_table(
         (
@@ -107,7 +111,7 @@ def forks(pipeline: Name, json: Json = False) -> None:
                 fork.created_at.strftime("%Y-%m-%d %H:%M:%S"),
                 str(fork.head.id) if fork.head is not None else "not finished",
                 f"{fork.bytes_own:,}" if fork.bytes_own is not None else "",
-                in_words(fork.behind.values()),
+                escape(in_words(fork.behind.values())),
                 escape(fork.reason),
             )
             for fork in forked
@@ -152,24 +156,27 @@ def _check(report: Path | None) -> None:
 
 def _show(difference: BranchDiff) -> None:
     out.print(
-        f"{difference.pipeline} at checkpoint {difference.head}, {difference.pipeline}@{escape(difference.branch)}"
-        f" at {difference.tip}, forked from {difference.base}."
+        escape(
+            f"{difference.pipeline} at checkpoint {difference.head}, {difference.pipeline}@{difference.branch}"
+            f" at {difference.tip}, forked from {difference.base}."
+        )
     )
     for name, arrived in difference.behind.items():
         if arrived.waiting:
             out.print(
-                f"[yellow]behind[/]  {arrived} of {name} that the branch has still to read; it differs by those too"
+                f"[yellow]behind[/]  {escape(f'{arrived} of {name}')} that the branch has still to read; "
+                "it differs by those too"
             )
     for taken in difference.taken_back:
         out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
     rows: list[tuple[str, ...]] = []
     for table in difference.tables:
-        rows.append((f"table {table.table}", *map(_number, table.rows), *map(_number, table.counts.values())))
+        rows.append((escape(f"table {table.table}"), *map(_number, table.rows), *map(_number, table.counts.values())))
         days = table.days.items() if any(table.days) else ()
-        rows += [(f"  {day}", "", "", *map(_number, counts.values())) for day, counts in days]
+        rows += [(escape(f"  {day}"), "", "", *map(_number, counts.values())) for day, counts in days]
     for state in difference.states:
         numbers = (escape(state.why),) if state.counts is None else ("", "", *map(_number, state.counts.values()))
-        rows.append((f"state of {state.stage}", *numbers))
+        rows.append((escape(f"state of {state.stage}"), *numbers))
     numbers = ("rows", "of the branch", "added", "removed", "changed")
     print_table(rows, ("", *numbers), right=numbers)
     for table in difference.tables:
@@ -240,8 +247,10 @@ def backfill(
         out.print("Nothing differs, so there is nothing to promote.")
     else:
         out.print(
-            f"It waits. To approve: weir promote {pipeline} {done.branch}; to give it up: weir fork {pipeline} --drop"
-            f" {done.branch}"
+            escape(
+                f"It waits. To approve: weir promote {pipeline} {done.branch}; to give it up: weir fork {pipeline} "
+                f"--drop {done.branch}"
+            )
         )
 
 
@@ -279,15 +288,17 @@ def promote(
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {pipeline}` goes on from"
-        f" there; to take it back: weir rewind {pipeline} --to {plan.head.id}",
+        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {escape(pipeline)}` goes on from"
+        f" there; to take it back: weir rewind {escape(pipeline)} --to {plan.head.id}",
     )
 
 
 def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
     out.print(
-        f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{escape(plan.branch)}, forked from {plan.base.id}, is"
-        f" at {plan.tip.id}."
+        escape(
+            f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{plan.branch}, forked from {plan.base.id}, is"
+            f" at {plan.tip.id}."
+        )
     )
     sources = [
         ("source", name, f"{arrived} to be read by the branch first" if arrived.waiting else "caught up")
@@ -299,5 +310,5 @@ def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
         for sink in plan.elsewhere
         if sink.brings is not None
     ]
-    print_table([*sources, *tables, *sinks])
+    print_table(tuple(map(escape, row)) for row in (*sources, *tables, *sinks))
     print_obstacles(plan.obstacles)

@@ -75,12 +75,13 @@ def history_facts(change: Change) -> dict[str, Any]:
 
 
 def show_history(changes: list[Change]) -> None:
-    """Print one line for each change. The value takes the width that the other columns leave."""
-    titles = ("checkpoint", "parent", "completed", "trigger", "run", "read", "published as", "value")
+    """Print one line for each change: the value, then when and by what it came to be. The value takes the width that
+    the other columns leave."""
+    titles = ("value", "checkpoint", "parent", "completed", "trigger", "run", "read", "published as")
     lines = [_line(change) for change in changes]
-    taken = sum(2 + max(map(len, column)) for column in zip(titles[:-1], *lines, strict=True))
+    taken = sum(2 + max(map(len, column)) for column in zip(titles[1:], *lines, strict=True))
     width = max(_NARROW, out.width - taken - 2)
-    cells = [(*line, short(_value(change), width)) for change, line in zip(changes, lines, strict=True)]
+    cells = [(short(_value(change), width), *line) for change, line in zip(changes, lines, strict=True)]
     print_table(cells, titles, right=("checkpoint", "parent"))
 
 

@@ -92,7 +92,13 @@ def _show_restore(plan: RestorePlan) -> None:
     numbers = ("subtasks", "files", "bytes", "on this host")
     print_table(
         (
-            (uid, str(stage["subtasks"]), str(stage["files"]), f"{stage['bytes']:,}", f"{stage['bytes_local']:,}")
+            (
+                escape(uid),
+                str(stage["subtasks"]),
+                str(stage["files"]),
+                f"{stage['bytes']:,}",
+                f"{stage['bytes_local']:,}",
+            )
             for uid, stage in facts["stages"].items()
         ),
         ("stage", *numbers),
@@ -188,7 +194,7 @@ def _show_rewind(plan: RewindPlan) -> None:
         ("not published", name, f"{', '.join(map(str, ids))}: taken back before their rows came into it")
         for name, ids in plan.never.items()
     ]
-    print_table([*states, *sources, *tables, *sinks, *never])
+    print_table(tuple(map(escape, row)) for row in (*states, *sources, *tables, *sinks, *never))
     print_obstacles(plan.obstacles)
 
 

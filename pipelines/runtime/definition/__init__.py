@@ -39,6 +39,7 @@ from pipelines.runtime.definition.stage import (
     keeps_changes,
     keeps_event_time,
     reading,
+    sinks_shown,
     sources_of,
 )
 from state_ops.snapshots.stage_upload import MAIN
@@ -90,5 +91,6 @@ __all__ = [
     "keeps_changes",
     "keeps_event_time",
     "reading",
+    "sinks_shown",
     "sources_of",
 ]

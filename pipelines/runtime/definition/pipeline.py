@@ -14,7 +14,7 @@ from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import ROWS, Expected
 from pipelines.runtime.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
 from pipelines.runtime.definition.operators import AsOf
-from pipelines.runtime.definition.stage import Stage, is_clocked, keeps_changes, sources_of
+from pipelines.runtime.definition.stage import Stage, is_clocked, keeps_changes, sinks_shown, sources_of
 from state_ops.checkpoints.checkpoint import Days
 from state_ops.errors import PipelineError
 from state_ops.schema.key_groups import check_parallelism
@@ -205,8 +205,8 @@ class Pipeline:
         return tuple(sink for stage in self.stages for sink in stage.sinks)
 
     def sinks_shown(self, known: Container[str | None]) -> tuple[Sink, ...]:
-        """The sinks that people are shown, as `Stage.sinks_shown` says."""
-        return tuple(sink for stage in self.stages for sink in stage.sinks_shown(known))
+        """The sinks that people are shown, as `sinks_shown` of each stage says."""
+        return tuple(sink for stage in self.stages for sink in sinks_shown(stage, known))
 
     @property
     def app_id(self) -> str:

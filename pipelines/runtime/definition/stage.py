@@ -224,15 +224,6 @@ class Stage:
     def sinks(self) -> tuple[Sink, ...]:
         return tuple(sink for _, sink in self.sinks_by_output)
 
-    def sinks_shown(self, known: Container[str | None]) -> tuple[Sink, ...]:
-        """Return the sinks without those tables of rows set aside that have never had a row.
-
-        Args:
-            known: The names of the sinks that have had rows, such as those that a checkpoint knows.
-        """
-        aside = {output for output, _, _ in self.tables_aside}
-        return tuple(sink for name, sink in self.sinks_by_output if name not in aside or sink.name in known)
-
     @property
     def sinks_by_output(self) -> tuple[tuple[str, Sink], ...]:
         """The outputs that go to a sink, each with its own."""
@@ -556,6 +547,16 @@ def _check_columns(stage: Stage) -> None:
             where=f"stage {stage.uid}",
             next="Say one of the two.",
         )
+
+
+def sinks_shown(stage: Stage, known: Container[str | None]) -> tuple[Sink, ...]:
+    """Return a stage's sinks without those tables of rows set aside that have never had a row.
+
+    Args:
+        known: The names of the sinks that have had rows, such as those that a checkpoint knows.
+    """
+    aside = {output for output, _, _ in stage.tables_aside}
+    return tuple(sink for name, sink in stage.sinks_by_output if name not in aside or sink.name in known)
 
 
 def _check_quarantine(stage: Stage) -> None:

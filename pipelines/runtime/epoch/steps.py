@@ -26,7 +26,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time
+from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time, sinks_shown
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
 from pipelines.runtime.epoch.stage_shapes import sinks_of
 from pipelines.runtime.execution.spark import spark_errors
@@ -294,7 +294,7 @@ def _written(epoch: InFlightEpoch, stages: Sequence[Stage], files: Sequence[Stat
         for stage in stages
         if (fixed := epoch.shapes.get(stage.uid))
         for sink, schema in sinks_of(stage, fixed)
-        if sink in stage.sinks_shown(staged)
+        if sink in sinks_shown(stage, staged)
     ]
 
 
