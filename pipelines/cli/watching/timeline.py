@@ -61,6 +61,7 @@ def events(
     begin = since or datetime.min.replace(tzinfo=UTC)
     listed = [
         *_checkpoints(look.retained),
+        *_other_code(look.retained),
         *_restarts(epochs),
         *_failures(look),
         *_restored(restores),
@@ -89,6 +90,21 @@ def _checkpoints(retained: Sequence[Checkpoint]) -> Iterator[Event]:
         if row.rows_quarantined:
             what = f"epoch {row.id} set {counted(row.rows_quarantined, 'row')} aside"
             yield Event(row.completed_at, "quarantine", what, LOOK)
+
+
+def _other_code(retained: Sequence[Checkpoint]) -> Iterator[Event]:
+    """Yield the epochs whose stages have other code than the retained epoch before them had."""
+    made = [row for row in retained if row.kind == EPOCH]
+    for before, row in itertools.pairwise(made):
+        then = {uid: stats.code for uid, stats in before.operators.items()}
+        now = {uid: stats.code for uid, stats in row.operators.items()}
+        changed = [
+            uid for uid in then.keys() & now.keys() if None not in (then[uid], now[uid]) and then[uid] != now[uid]
+        ]
+        parts = {"other code in": changed, "new:": now.keys() - then.keys(), "gone:": then.keys() - now.keys()}
+        said = [f"{how} {', '.join(sorted(uids))}" for how, uids in parts.items() if uids]
+        if said:
+            yield Event(row.triggered_at, "code", f"epoch {row.id}, after epoch {before.id}: {'; '.join(said)}", LOOK)
 
 
 def _restarts(epochs: Sequence[EpochFigures]) -> Iterator[Event]:

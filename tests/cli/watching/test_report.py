@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from pipelines.api import Epoch, ValueState, agg
+from pipelines.cli.watching import timeline
+from pipelines.cli.watching.monitor import Watched
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import maintenance
 from state_ops import extras
@@ -129,6 +134,24 @@ def test_what_was_before_is_left_out(weir, tmp_path, monkeypatch):
     facts = json.loads(weir(f"report small --html {file} --since 2100-01-01 --json")[1])
     assert facts["epochs"] == [] and facts["events"] == [] and facts["problems"]
     assert "There is no epoch in this time" in Page(file.read_text()).words
+
+
+def hands_on(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Other code than the stage had."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows.select("id", "at", "amount").sort("at")
+
+
+def test_a_stage_with_other_code_is_an_event(tmp_path):
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="9")
+    bank.epochs(1)
+    bank.epochs(2)
+    other = replace(bank.site.pipeline, stages=(replace(bank.site.pipeline.stages[0], function=hands_on),))
+    Bank(replace(bank.site, pipeline=other)).epochs(3)
+    look = Watched("small", bank.site.settings, closely=True).look()
+    assert [event.what for event in timeline.events(look, [], []) if event.kind == "code"] == [
+        "epoch 3, after epoch 2: other code in accounts"
+    ]
 
 
 @pytest.mark.parametrize(

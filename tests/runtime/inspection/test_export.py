@@ -88,7 +88,9 @@ def rows_of(of, rider: str, at: int) -> list[dict]:
 def test_a_history_is_a_line_a_change(rides_run, weir):
     shown = weir(rides_run.site, "state", "get", "rides", "riders", "--key", "r1-2", "--history")
     lines = shown.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["checkpoint", "1", "4", "5", "7"]
+    begin = lines[0].index("checkpoint")
+    assert lines[0].split()[0] == "value" and all(line.startswith("rider=r1-2, ") for line in lines[1:])
+    assert [line[begin:].split()[0] for line in lines] == ["checkpoint", "1", "4", "5", "7"]
     assert "landing: 40 rows of 001.parquet" in lines[1] and "a-dagster-run"[:9] in lines[1]
     assert "changed somewhere in 2..4; those between are pruned" in lines[2]
     changes = json.loads(
