@@ -156,12 +156,14 @@ class Changes:
         """Return which rows are not older than others of their key that `order_by` does not tell apart.
 
         An old image is, unless it takes back the row before it."""
-        before = [pl.col(name).shift(1).over(*self.key, _GROUP, *self.order_by) for name in (ROW, CHANGE_TYPE)]
-        pairs = keys.select(ROW, before[0].alias("before"), (~before[1].is_in(TAKEN_BACK)).alias("comes"))
-        pairs = pairs.with_columns((keys[CHANGE_TYPE] == UPDATE_BEFORE).fill_null(False).alias("old"))
-        asked = pairs.filter(pl.col("old") & pl.col("before").is_not_null() & pl.col("comes").fill_null(True))
+        old, one_order = pl.col(CHANGE_TYPE).eq_missing(UPDATE_BEFORE), [*self.key, _GROUP, *self.order_by]
+        before = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift(1)) for name in one_order)
+        comes = ~pl.col(CHANGE_TYPE).shift(1).is_in(TAKEN_BACK).fill_null(False) & pl.col(ROW).shift(1).is_not_null()
+        side_by_side = keys.sort(one_order, maintain_order=True)
+        asked = side_by_side.select(ROW, pl.col(ROW).shift(1).alias("before"), (old & before & comes).alias("asked"))
+        asked = asked.filter("asked")
         takes_back = asked[ROW].filter(self._same(asked["before"], asked[ROW]))
-        return pairs.select(~pl.col("old") | pl.col(ROW).is_in(takes_back.implode())).to_series()
+        return keys.select(~old | pl.col(ROW).is_in(takes_back.implode())).to_series()
 
     def _neighbours(self, by: int) -> pl.Expr:
         """Return which rows are old images that have the new image of their key `by` rows before them."""
