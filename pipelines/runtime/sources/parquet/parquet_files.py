@@ -99,7 +99,7 @@ class ParquetFiles:
         share: Share = WHOLE,
         without: np.ndarray = NO_ROWS,
     ) -> Iterator[Rows]:
-        """The same. Raises InputError for the first row that cannot be handed on."""
+        """Yield what `rows` yields. Raises InputError for the first row that cannot be handed on."""
         yield from self._checked(file, self.rows(file, columns, rows, share, without))
 
     def column(
