@@ -28,7 +28,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import data_docs
 from pipelines.runtime.inspection.state_reader import chosen
 from pipelines.runtime.ownership import hold_causes, savepoints
-from pipelines.runtime.ownership.ownership import busy
+from pipelines.runtime.ownership.ownership import raise_if_busy
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.restore import rewind as rewinding
 from pipelines.runtime.run import maintenance
@@ -171,8 +171,8 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
             where="the restore job's configuration",
             next="Leave checkpoint and savepoint out; or set resume: false; or go back with the rewind job.",
         )
-    if config.resume and lease.watch(storage):
-        raise busy(pipeline, lease.read(storage))
+    if config.resume:
+        raise_if_busy(pipeline, storage)
     evaluations = [
         checks.storage_is_whole(pipeline, settings, quick=True),
         checks.restorable(pipeline, settings, at),
@@ -288,7 +288,11 @@ def _rewound(
     meant = chosen(pipeline, registry, config.savepoint or config.checkpoint)
     plan = rewinding.plan(pipeline, settings, int(meant.id))
     context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
-    gone = ", ".join(map(str, plan.abandoned))
+    lives = not config.dry_run and lease.watch(storage)
+    if not plan.takes_back and not lives:
+        yield rewinding.nothing_to_take_back(plan, pipeline.name)
+        return
+    gone = ", ".join(map(str, plan.abandoned)) or "nothing yet"
     yield f"from checkpoint {plan.head.id} back to {plan.to.id}; abandoned: {gone}"
     for source in plan.sources:
         yield f"source {source.source}: {source}"
@@ -303,10 +307,13 @@ def _rewound(
         return
     rewinding.check(plan, pipeline.name, config.accept)
     with suspension.during(storage, "rewind job"):
-        if config.stop and lease.watch(storage):
+        if config.stop and lives:
             ask_to_stop(pipeline, settings, Request(requests.STOP, trigger="job", reason=config.reason))
         done = maintenance.rewind(pipeline, settings, int(meant.id), accepted=config.accept, reason=config.reason)
-    yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
+    if done.id == plan.to.id:
+        yield rewinding.nothing_to_take_back(plan, pipeline.name)
+    else:
+        yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
 
 
 def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:

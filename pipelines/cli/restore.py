@@ -29,6 +29,7 @@ from pipelines.cli.shell import completion
 from pipelines.loading import find
 from pipelines.runtime.connectors.source import EARLIEST, LATEST
 from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership.ownership import raise_if_busy
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.restore import restore as restoring
 from pipelines.runtime.restore import rewind as rewinding
@@ -133,10 +134,17 @@ def rewind(
             next=f"`weir rewind {pipeline} --to N` or `--to NAME`; `weir checkpoints {pipeline}` lists them.",
         )
     definition, settings = find(pipeline)
-    _, registry = open_storage(definition, settings)
+    durable, registry = open_storage(definition, settings)
     meant = chosen(definition, registry, savepoint if to is None else moment(to, registry))
     with waiting("comparing the tables' rows"):
         plan = rewinding.plan(definition, settings, int(meant.id))
+    if not plan.takes_back:
+        if not dry_run:
+            with waiting("looking for a coordinator"):
+                raise_if_busy(definition, durable)
+        said = f"{escape(rewinding.nothing_to_take_back(plan, pipeline))}."
+        answer(json, {**plan.to_dict(), "checkpoint": None if dry_run else plan.head.id}, said)
+        return
     accepted = plan.obstacles if force else ()
     if not proceeds(
         lambda: _show_rewind(plan),
@@ -153,7 +161,8 @@ def rewind(
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}, {done.reason}. `weir run {pipeline}` goes on from there.",
+        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. "
+        f"`weir run {escape(pipeline)}` goes on from there.",
     )
 
 
@@ -234,8 +243,8 @@ def seek(
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}: {escape(done.reason)}. `weir run {pipeline}` "
-        f"goes on from there.",
+        f"{escape(pipeline)} is at checkpoint {done.id}: {escape(done.reason)}. "
+        f"`weir run {escape(pipeline)}` goes on from there.",
     )
 
 

@@ -142,6 +142,18 @@ def test_a_rewind_only_shows_unless_it_is_told_to_do_it(house):
     house.bank.assert_exact(1, 2, 3)
 
 
+def test_a_rewind_to_the_newest_checkpoint_takes_nothing_back(house):
+    for dry_run in (True, False):
+        assert house.execute("small_rewind_job", {"checkpoint": 3, "dry_run": dry_run, "stop": True}).success
+    assert (house.bank.registry.head().id, house.bank.ids()) == (3, [1, 2, 3])
+    with living(house):
+        asked = {"checkpoint": 3, "dry_run": False}
+        assert failed_with(house.execute("small_rewind_job", asked))["kind"] == "BusyError"
+        assert house.execute("small_rewind_job", {**asked, "stop": True}).success
+    assert house.bank.ids() == [1, 2, 3]
+    assert house.bank.registry.head().id == 3
+
+
 def test_a_rewind_accepts_only_the_obstacles_that_a_dry_run_has_shown(house):
     (house.bank.site.landing / "00003.parquet").unlink()
     shown = house.execute("small_rewind_job", {"checkpoint": 1})

@@ -21,6 +21,7 @@ from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.restore_version import TableRewind
 from state_ops.checkpoints.checkpoint import OUTPUT, REWIND, STATE, abandoned
 from state_ops.coordination import requests
+from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, WeirError
 from tests.recovery import small
@@ -285,6 +286,33 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert "is at checkpoint 9, to checkpoint 3" in done.out
     bank.assert_exact(1, 2, 3)
     assert weir(bank.site, "fsck", "small").code == 0
+
+
+@pytest.mark.parametrize("accepting", [(), ("--yes",), ("--force",), ("--force", "--yes")])
+def test_a_rewind_to_the_newest_checkpoint_takes_nothing_back(bank, weir, accepting):
+    before = bank.registry.generation()
+    for dry in ((), ("--dry-run",)):
+        shown = weir(bank.site, "rewind", "small", "--to", "8", *accepting, *dry)
+        assert (shown.code, shown.out) == (0, "small is at checkpoint 8 already; nothing to take back.\n")
+        facts = json.loads(weir(bank.site, "rewind", "small", "--to", "8", *accepting, *dry, "--json").out)
+        assert (facts["to"], facts["abandoned"], facts["checkpoint"]) == (8, [], None if dry else 8)
+    assert bank.registry.generation() == before
+    bank.epochs(9)
+    assert bank.ids()[-2:] == [8, 9] and len(bank.site.table("booked")) == 90
+
+
+def test_the_owner_takes_nothing_back_either_where_the_newest_checkpoint_is_asked_for(bank):
+    assert back(bank, 8) == bank.registry.head()
+    assert bank.registry.head().id == 8
+    bank.epochs(9)
+    assert bank.ids()[-2:] == [8, 9] and len(bank.site.table("booked")) == 90
+
+
+def test_a_rewind_beside_a_coordinator_is_refused_also_to_the_newest_checkpoint(bank, weir):
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    with Heartbeat(storage, registry.take_over(), 8, 5.0, None):
+        refused = weir(bank.site, "rewind", "small", "--to", "8", "--yes")
+        assert refused.code != 0 and "A coordinator of small is running" in refused.err
 
 
 @pytest.mark.long

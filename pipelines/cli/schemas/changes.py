@@ -112,7 +112,7 @@ class Rewind(Printed):
     """By sink, the checkpoints that are taken back before their rows came into it."""
     obstacles: list[str]
     checkpoint: int | None
-    """Its own; null: a dry run."""
+    """Its own, or the newest one where nothing was to be taken back; null: a dry run."""
 
 
 class Seek(Printed):

@@ -23,7 +23,7 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operations import branch_diff, forks, promotion
 from pipelines.runtime.operations.branch_diff import BranchDiff
 from pipelines.runtime.operations.promotion import PromotionPlan
-from pipelines.runtime.ownership.ownership import busy
+from pipelines.runtime.ownership.ownership import raise_if_busy
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore.rewind import listed
 from pipelines.runtime.run import run as runtime
@@ -40,7 +40,6 @@ from state_ops.checkpoints.checkpoint import (
     untold_sources,
 )
 from state_ops.checkpoints.registry import BRANCH
-from state_ops.coordination import lease
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.logs import Logger
@@ -338,8 +337,7 @@ def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, 
     """
     here = forks.branched(pipeline, settings, name)
     source, registry = open_storage(here, settings)
-    if lease.watch(source):
-        raise busy(here, lease.read(source))
+    raise_if_busy(here, source)
     note = _noted(source)
     if note.get("state") == WAITING:
         return "it had been replayed, and was asked for again"

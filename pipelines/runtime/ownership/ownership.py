@@ -204,6 +204,12 @@ def _drop_stale_stops(storage: Storage) -> None:
             requests.take(storage, request)
 
 
+def raise_if_busy(pipeline: Pipeline, storage: Storage) -> None:
+    """Raise BusyError if a coordinator of the pipeline is alive."""
+    if lease.watch(storage):
+        raise busy(pipeline, lease.read(storage))
+
+
 def busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
     who = f"process {holder.pid} on {holder.host}, generation {holder.generation}" if holder else "unknown"
     return BusyError(

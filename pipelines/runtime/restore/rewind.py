@@ -41,7 +41,7 @@ from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.checkpoints.unpublished import before_first, lacks, never_published
 from state_ops.coordination import publishing_refused
 from state_ops.counts import agrees, counted
-from state_ops.errors import ConfigurationError, WeirError
+from state_ops.errors import WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
@@ -134,6 +134,11 @@ class RewindPlan:
     lacking: Mapping[str, tuple[CheckpointId | None, ...]] = field(default_factory=dict)
     never: Mapping[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether anything is taken back: nothing is where the newest checkpoint is the one to go back to."""
+        return self.to.id != self.head.id
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -189,16 +194,13 @@ def planned(
     head: Checkpoint,
     to: Checkpoint,
 ) -> RewindPlan:
-    """What a rewind from the newest checkpoint to another one would do.
+    """What a rewind from the newest checkpoint to another one, or to itself, would do.
 
     Args:
         open_sinks: They are asked for their markers, where the registry does not say what they have.
     """
     if to.id == head.id:
-        raise ConfigurationError(
-            f"{pipeline.title} is at checkpoint {to.id} already.",
-            next=f"`weir run {pipeline.title}` goes on from there.",
-        )
+        return RewindPlan(head, to, (), {}, (), (), ())
     between = tuple(row.id for row in registry.checkpoints() if to.id < row.id <= head.id)
     sources = []
     for name, reader in readers(pipeline, settings).items():
@@ -338,6 +340,11 @@ def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
         return text
     digest = hashlib.sha256(repr((list(names), list(versions))).encode()).hexdigest()
     return f"{text}, digest {digest[:12]}"
+
+
+def nothing_to_take_back(decided: RewindPlan, pipeline: str) -> str:
+    """Return what people are told of a rewind that takes nothing back."""
+    return f"{pipeline} is at checkpoint {decided.to.id} already; nothing to take back"
 
 
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:

@@ -154,7 +154,7 @@ def rewind(
     pipeline: Pipeline, settings: Settings, to: int, *, accepted: Collection[str] = (), reason: str = ""
 ) -> Checkpoint:
     """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which
-    the next run continues.
+    the next run continues. The newest checkpoint is returned as it is if it is the one to go back to.
 
     Args:
         accepted: The obstacles of its plan that somebody was shown and does it in spite of.
@@ -169,6 +169,8 @@ def rewind(
         target, head = chosen(pipeline, context.registry, to), context.registry.head()
         assert head is not None, "the target is there"
         decided = rewinds.planned(pipeline, settings, context.sinks, context.storage, context.registry, head, target)
+        if not decided.takes_back:
+            return head
         rewinds.check(decided, pipeline.title, accepted)
         restore.verify(context, target)
         return rewinds.carry_out(owner, decided, reason)
