@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,27 @@ class Postgres:
     """A server on 127.0.0.1 with empty databases: `dagster`, and `rows` for sources and sinks."""
 
     port: int
+    command: tuple[str, ...] = ()
+    log: Path = Path(os.devnull)
+    options_of_process: dict[str, Any] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        with self.log.open("ab") as output:
+            process = subprocess.Popen(self.command, stdout=output, stderr=subprocess.STDOUT, **self.options_of_process)
+        self.processes.append(process)
+        _wait(self, process, self.log)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: SIGINT ends sessions and closes files, SIGQUIT is a crash, SIGTERM waits for sessions."""
+        process = self.processes.pop()
+        process.send_signal(how)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(20)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -111,20 +133,15 @@ def serving() -> Iterator[Postgres]:
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off", "autovacuum": "off"}
         run = [str(server), "-D", str(data), "-p", str(database.port)]
         run += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        with log.open("wb") as output:
-            process = subprocess.Popen(run, stdout=output, stderr=subprocess.STDOUT, **options)
+        database = replace(database, command=tuple(run), log=log, options_of_process=options)
         try:
-            _wait(database, process, log)
+            database.start()
             for name in ("dagster", "rows"):
                 database.query(f"CREATE DATABASE {name}", "postgres")
             yield database
         finally:
-            process.terminate()  # a "smart" shutdown waits for connections
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
+            if database.processes:
+                database.stop(signal.SIGTERM)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 

@@ -6,20 +6,30 @@ ADBC's driver is loaded when the first connection is made, so that definitions c
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from pipelines.runtime.connectors.source import RUNNING
 from state_ops import extras
-from state_ops.errors import ConfigurationError, TransientError, WeirError
+from state_ops.errors import ConfigurationError, TransientError, WeirError, plainly
+from state_ops.logs import Logger
+
+log = Logger("weir.sink")
+
+Done = TypeVar("Done")
 
 _DEFAULTS = {
     "application_name": "weir",
     "tcp_user_timeout": "60000",  # milliseconds in which a server that is gone is noticed
+    "keepalives_idle": "30",  # seconds, and the same while its answer is waited for
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
 }
 # What texts of values look like, and so digests of rows, must not depend on how the role or the database is set up.
 _SETTINGS = {
@@ -31,28 +41,29 @@ _SETTINGS = {
 }
 _CONNECT_SECONDS = 10
 _SECRETS = ("password", "sslpassword")
-_TRANSIENT = ("08", "53", "55", "57", "58", "XX")
+_TRANSIENT = ("08", "25P03", "25P04", "53", "55006", "55P03", "57", "58", "72", "XX")
 _CONFLICTS = ("40",)
 _READ_ONLY = "25006"
 _CONFIGURATION = ("28", "3D", "42501")
+_REACHED = "See whether it is up and can be reached from here, then run again."
+_NEXT = {
+    "55P03": "Somebody else's transaction holds the lock: find it by pg_locks and pg_stat_activity, and end it.",
+    "57014": "Run again. If it was statement_timeout and comes again, raise that for this role, or in the connection: "
+    "options: -c statement_timeout=10min.",
+    "25P04": "Run again. If it comes again, raise transaction_timeout for this role.",
+}
+_ATTEMPTS = 8
+_FIRST_PAUSE = 0.1  # seconds; each later one is twice as long
 _DETAIL = re.compile(r"^DETAIL:\s+(.*)$", re.MULTILINE)
 _NAMED = (("constraint", "CONSTRAINT_NAME"), ("column", "COLUMN_NAME"))
 _MOST_SHOWN = 200  # characters of what the server says of a row
 _AWAY = ("connect", "server closed", "canceling", "terminating", "could not receive", "could not send")
-_REFUSALS = (
-    "authentication",
-    "password",
-    "role ",
-    "database ",
-    "pg_hba",
-    "SSL",
-    "certificate",
-    "invalid connection option",
+_SEVERITY = re.compile(r"^.*(?:ERROR|FATAL|PANIC):  ")
+# A server that starts, or has no connection left, speaks of roles and databases too.
+_REFUSALS = re.compile(
+    "authentication|password|pg_hba|SSL|certificate|invalid connection option|permission denied|not permitted"
+    '|(?:role|database) "[^"]*" does not exist|configuration parameter|for parameter'
 )
-
-
-class ConflictError(TransientError):
-    """A transaction lost against another one (a serialization failure, a deadlock): begin it again."""
 
 
 class Connection:
@@ -121,6 +132,26 @@ class Server:
         self._options, self._where, self._refused, self._patience = options, where, refused, patience
         self._idle: list[Connection] = []
 
+    def patiently(self, action: Callable[[Connection], Done]) -> Done:
+        """Return what an action by a connection returns. Where it fails in a way that may pass, do it again.
+
+        Args:
+            action: It changes nothing if it is done twice: nobody knows whether a COMMIT without an answer has landed.
+        """
+        until = time.monotonic() + self._patience
+        for attempt in range(_ATTEMPTS - 1):
+            try:
+                with self.connection() as connection:
+                    return action(connection)
+            except TransientError as error:
+                pause = random.uniform(0.5, 1) * _FIRST_PAUSE * 2**attempt
+                if time.monotonic() + pause > until:
+                    raise
+                log.warning("the Postgres server is asked again", where=self._where, error=plainly(error))
+                time.sleep(pause)
+        with self.connection() as connection:
+            return action(connection)
+
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection for the calling thread. After an error it is closed, which rolls back what it has done."""
@@ -183,10 +214,10 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
     text = primary.decode(errors="replace") if isinstance(primary, bytes) else primary
     for secret in secrets:
         text = text.replace(secret, "***")
-    text = text.strip().splitlines()[0].rpartition("ERROR:  ")[2].rstrip(".")  # what follows may show rows
-    state = getattr(error, "sqlstate", None) or ("" if any(words in text for words in _AWAY) else "?")
-    if state in ("", "?") and "Failed to connect" in text and any(words in text for words in _REFUSALS):
-        state = "28000"
+    text = text.strip().splitlines()[0].rstrip(".")  # what follows may show rows
+    state = _state(error, text)
+    if "Failed to connect" not in text:
+        text = _SEVERITY.sub("", text)
     if state.startswith(_CONFIGURATION):
         return ConfigurationError(
             f"The Postgres server refuses: {text}.",
@@ -194,7 +225,7 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
             next="Correct the connection's options, or grant the right.",
         )
     if state.startswith(_CONFLICTS):
-        return ConflictError(f"A transaction lost against another one: {text}.", where=where, next="Run again.")
+        return TransientError(f"A transaction lost against another one: {text}.", where=where, next="Run again.")
     if state == _READ_ONLY:
         return TransientError(
             f"The Postgres server takes no writes: {text}.",
@@ -204,9 +235,7 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
         )
     if not state or state.startswith(_TRANSIENT):
         return TransientError(
-            f"The Postgres server could not be asked: {text}.",
-            where=where,
-            next="See whether it is up and can be reached from here, then run again.",
+            f"The Postgres server could not be asked: {text}.", where=where, next=_NEXT.get(state, _REACHED)
         )
     named = [
         f"{what} {name}" for what, field in _NAMED if (name := _said(details, field, secrets)) and name not in text
@@ -217,6 +246,19 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
         f"The Postgres server refuses a statement: {text}{f' ({listed})' if more else ''}.",
         where=f"{where}: {row}" if row else where,
     )
+
+
+def _state(error: Any, text: str) -> str:
+    """Return the SQLSTATE of an error; where the driver has none, "" for a server that is away and "?" for others."""
+    from adbc_driver_manager import AdbcStatusCode
+
+    state: str | None = getattr(error, "sqlstate", None)
+    if state:
+        return state
+    if "Failed to connect" in text and _REFUSALS.search(text.rpartition(" failed: ")[2]):
+        return "28000"
+    is_away = getattr(error, "status_code", None) == AdbcStatusCode.IO or any(words in text for words in _AWAY)
+    return "" if is_away else "?"
 
 
 def _text(raw: Any) -> str:

@@ -8,9 +8,7 @@ server after a minute (`idle_in_transaction_session_timeout`).
 
 from __future__ import annotations
 
-import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.runtime.connectors.postgres.connection import ConflictError, Connection, Server, quoted
+from pipelines.runtime.connectors.postgres.connection import Connection, Server, quoted
 from pipelines.runtime.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
 from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
@@ -29,7 +27,6 @@ CHANGE = "_change_type"
 DELETES = ("delete", "update_preimage")
 CHANGES = ("insert", "update_postimage", *DELETES)
 _STAGING, _ROW = "weir_staging", "weir_row"
-_ATTEMPTS = 6
 _LONGEST_NAME = 63
 _TABLE = re.compile(r"[^.]+(\.[^.]+)?")
 
@@ -117,14 +114,15 @@ class _Publisher:
 
     def check(self, schema: pa.Schema) -> None:
         columns = self._columns(schema)
-        with self._server.connection() as connection:
-            self._check_table(connection, columns)
+        self._server.patiently(lambda connection: self._check_table(connection, columns))
 
     def rules(self, schema: pa.Schema) -> PostgresRules:
         columns = self._columns(schema)
-        with self._server.connection() as connection:
-            there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
-            (server,) = connection.rows("SELECT current_setting('server_encoding') AS encoding")
+        asked = "SELECT current_setting('server_encoding') AS encoding"
+        described, (server,) = self._server.patiently(
+            lambda connection: (connection.rows(_COLUMNS, self._table), connection.rows(asked))
+        )
+        there = {column["name"]: column for column in described}
         required = [
             name for name in columns if name in there and there[name]["required"] and name not in self._sink.key
         ]
@@ -138,7 +136,8 @@ class _Publisher:
 
     def prepare(self, schema: pa.Schema) -> None:
         columns = self._columns(schema)
-        with self._server.connection() as connection:
+
+        def create(connection: Connection) -> None:
             self._create(connection, self._markers, "app_id text PRIMARY KEY, checkpoint int8, at timestamptz")
             lines = [f"{quoted(name)} {type}" for name, type in columns.items()]
             if self._sink.key:
@@ -146,47 +145,42 @@ class _Publisher:
             self._create(connection, self._table, ", ".join(lines))
             self._check_table(connection, columns)
 
+        self._server.patiently(create)
+
     def marker(self) -> int | None:
-        with self._server.connection() as connection:
-            return self._marker(connection)
+        return self._server.patiently(self._marker)
 
     def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
-        for attempt in range(1, _ATTEMPTS):
-            try:
-                return self._publish(previous, checkpoint, rows)
-            except ConflictError:
-                time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
-        return self._publish(previous, checkpoint, rows)
+        return self._server.patiently(lambda connection: self._publish(connection, previous, checkpoint, rows))
 
     def close(self) -> None:
         self._server.close()
 
-    def _publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
-        with self._server.connection() as connection:
-            marker = self._marker(connection)
-            if marker is not None and marker >= checkpoint:
-                return Published(0)
-            if previous is None:
-                self._create(connection, self._markers, "app_id text PRIMARY KEY, checkpoint int8, at timestamptz")
-            elif marker is None:
-                raise self._damage(None, previous, checkpoint)
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            connection.execute(_PATIENCE)
-            columns = self._stage(connection, rows) if rows.count and rows.schema is not None else None
-            if previous is None:
-                connection.execute(f"INSERT INTO {self._markers} VALUES ($1) ON CONFLICT DO NOTHING", self._app_id)
-            marker = self._marker(connection, "FOR UPDATE")
-            if marker is not None and marker >= checkpoint:
-                connection.execute("ROLLBACK")
-                return Published(0)
-            if marker != previous:
-                raise self._damage(marker, previous, checkpoint)
-            changed = self._apply(connection, columns, rows.schema) if columns is not None else 0
-            connection.execute(
-                f"UPDATE {self._markers} SET checkpoint = $2, at = now() WHERE app_id = $1", self._app_id, checkpoint
-            )
-            connection.execute("COMMIT")
-            return Published(changed)
+    def _publish(self, connection: Connection, previous: int | None, checkpoint: int, rows: Rows) -> Published:
+        marker = self._marker(connection)
+        if marker is not None and marker >= checkpoint:
+            return Published(0)
+        if previous is None:
+            self._create(connection, self._markers, "app_id text PRIMARY KEY, checkpoint int8, at timestamptz")
+        elif marker is None:
+            raise self._damage(None, previous, checkpoint)
+        connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        connection.execute(_PATIENCE)
+        columns = self._stage(connection, rows) if rows.count and rows.schema is not None else None
+        if previous is None:
+            connection.execute(f"INSERT INTO {self._markers} VALUES ($1) ON CONFLICT DO NOTHING", self._app_id)
+        marker = self._marker(connection, "FOR UPDATE")
+        if marker is not None and marker >= checkpoint:
+            connection.execute("ROLLBACK")
+            return Published(0)
+        if marker != previous:
+            raise self._damage(marker, previous, checkpoint)
+        changed = self._apply(connection, columns, rows.schema) if columns is not None else 0
+        connection.execute(
+            f"UPDATE {self._markers} SET checkpoint = $2, at = now() WHERE app_id = $1", self._app_id, checkpoint
+        )
+        connection.execute("COMMIT")
+        return Published(changed)
 
     def _marker(self, connection: Connection, lock: str = "") -> int | None:
         if not _exists(connection, self._markers):
