@@ -16,7 +16,7 @@ from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.registry import SAVEPOINT, Pin
-from state_ops.coordination import lease, requests
+from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
@@ -53,7 +53,7 @@ def savepoint(
         )
     definition, settings = find(pipeline)
     patience = settings.checkpoints.timeout_seconds
-    runs = lease.alive(lease.read(open_storage(definition, settings)[0]))
+    newest = open_storage(definition, settings)[1].head()
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
             pin = maintenance.savepoint(definition, settings, name, reason, patience)
@@ -63,7 +63,8 @@ def savepoint(
     taken = f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped."
     dropped = f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped."
     idle = [f"No coordinator of {escape(pipeline)} is running, so the newest checkpoint gets the name."]
-    answer(json, _facts(pin), *(idle if name is not None and runs is False else []), dropped if name is None else taken)
+    is_newest = newest is not None and pin.checkpoint_id == newest.id  # a coordinator would have named its next one
+    answer(json, _facts(pin), *(idle if name is not None and is_newest else []), dropped if name is None else taken)
     if name is not None and not json:
         _warn_of_retention(definition, settings)
 

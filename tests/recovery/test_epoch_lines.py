@@ -33,7 +33,7 @@ def test_each_epoch_is_one_line_with_what_took_its_time_and_what_waits(bank, wei
     shown = [line for line in ran.out.splitlines() if line.startswith("epoch")]
     assert [line.split()[1] for line in shown] == ["1", "2", "3"]
     assert "lag: 2 waiting in landing" in shown[0] and "lag: 1 waiting in landing" in shown[1] and "lag" not in shown[2]
-    assert all(" [" in line and len(line) < 200 for line in shown)
+    assert all(" [" in line and len(line) <= 160 for line in shown)
     assert "epoch" not in ran.err.replace("epochs", "")
 
 
@@ -97,7 +97,36 @@ def test_a_lag_is_of_the_oldest_watermark_and_none_after_a_drain(bank):
 def test_the_line_names_what_took_most_of_the_time(bank):
     (report,) = bank.epochs(1)
     ms = {"stage:accounts": 700.0, "upload:accounts": 200.0, "seal": 60.0, "commit": 40.0, "to_commit": 960.0}
-    assert progress.line_of(replace(report, ms=ms), 0.5).endswith("  [accounts 0.70, uploads 0.20, seal 0.06]")
+    assert progress.line_of(replace(report, ms=ms), 0.5).endswith("  [accounts 0.70 s, uploads 0.20 s, seal 0.06 s]")
+
+
+@pytest.mark.parametrize("name", ["s{}", "a_stage_whose_name_says_all_that_it_does_for_the_department_number_{}"])
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_line_fits_whatever_names_and_numbers_are_on_it(bank, name, count):
+    (report,) = bank.epochs(1)
+    names = [name.format(number) for number in range(count)]
+    (stats,) = report.checkpoint.operators.values()
+    row = replace(
+        report.checkpoint,
+        id=1_234_567,
+        operators={uid: replace(stats, rows_late=9_000 - number) for number, uid in enumerate(names)},
+        slice={name: {**part, "rows": 123_456_789} for name, part in report.checkpoint.slice.items()},
+        bytes_total=10**12,
+        bytes_new=10**9,
+        watermarks={names[0]: 1},
+    )
+    busy = replace(
+        report,
+        checkpoint=row,
+        ms={f"stage:{uid}": 9_000.0 for uid in names[:4]} | {"upload:a": 1_000.0},
+        backlog={uid: 1_000_000 + number for number, uid in enumerate(names)},
+    )
+    line = progress.line_of(busy, 12_345.678)
+    assert len(line) <= 160
+    assert "123,456,789 rows" in line and "KiB (+976,562 KiB)" in line and "12345.68 s" in line
+    assert "late: " in line and (count < 40 or "40 stages" in line or "stages more" in line)
+    quiet = progress.line_of(replace(busy, checkpoint=replace(row, operators={}, watermarks={}), backlog={}), None)
+    assert len(quiet) <= 160 and quiet.rstrip("]").endswith(" s")
 
 
 def test_what_an_epochs_time_went_to_holds_each_part_once():

@@ -284,6 +284,7 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     done = weir(bank.site, "rewind", "small", "--to", "3", "--yes")
     assert done.code == 0
     assert "is at checkpoint 9, to checkpoint 3" in done.out
+    assert done.out.count("Undone: ") == 1 and sum(line.startswith("table ") for line in done.out.splitlines()) == 1
     bank.assert_exact(1, 2, 3)
     assert weir(bank.site, "fsck", "small").code == 0
 

@@ -46,6 +46,10 @@ def test_a_savepoint_of_a_pipeline_at_rest_is_its_newest_checkpoint(bank, weir):
     bank.epochs(1, 2)
     taken = weir(bank.site, "savepoint", "small", "--name", "before-upgrade", "--reason", "new code")
     assert taken.code == 0
+    assert taken.out == (
+        "No coordinator of small is running, so the newest checkpoint gets the name.\n"
+        "Savepoint before-upgrade is checkpoint 2. It stays until it is dropped.\n"
+    )
     assert taken.err.startswith("note  the table booked keeps its log for 30 days"), "that is all"
     assert taken.err.count("\n") == 1
     bank.epochs(3, 4, 5)

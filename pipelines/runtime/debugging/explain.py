@@ -31,6 +31,7 @@ from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
 
 _START, _END = "window_start", "window_end"
+_EPOCHS_LISTED = 12
 _ON_BAD = "on_bad"  # what has set a row aside that could not be decoded
 
 
@@ -325,7 +326,10 @@ class _Facts:
     def _of_trace(self, traced: Trace) -> None:
         rows = sum(contribution.rows.height for contribution in traced.contributions)
         numbers = [str(contribution.epoch) for contribution in traced.contributions]
-        epochs = f"epoch {numbers[0]}" if len(numbers) == 1 else f"the epochs {', '.join(numbers)}"
+        listed = f"the epochs {', '.join(numbers)}"
+        if len(numbers) > _EPOCHS_LISTED:
+            listed = f"{len(numbers):,} epochs from {numbers[0]} to {numbers[-1]}"
+        epochs = f"epoch {numbers[0]}" if len(numbers) == 1 else listed
         came = f"came in {epochs}" if numbers else "came in epochs that can be played again"
         within = " within the window" if self._bounds() is not None else ""
         within = " and all its values" if self._output == LATE else within

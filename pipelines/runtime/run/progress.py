@@ -3,7 +3,7 @@ for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,6 +22,8 @@ log = Logger("weir.run")
 
 _SHOWN_SHARE = 0.05  # of an epoch's time, below which a phase says little
 _PHASES_SHOWN = 4
+_LONGEST_LINE = 160  # characters, as wide as a terminal or a page of Dagster's shows without wrapping
+_NAME = 24  # characters of a stage's or a source's name
 _ROWS = ("in", "out", "late", "dropped", "null_key", "duplicate", "quarantined", "waiting")
 
 
@@ -56,23 +58,13 @@ def by_stage(numbers: Mapping[str, int]) -> str:
 
 
 def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
-    """One epoch on one line.
+    """One epoch on one line of at most 160 characters.
 
     Args:
         seconds: That the run took for it, None: that is not known.
         width: Of numbers.
     """
-    late = rows_late(row)
-    bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
-    took = "" if seconds is None else f"  {seconds:.2f} s"
-    pace = f"  {row.rows_read / seconds:,.0f} rows/s" if row.rows_read and seconds else ""
-    return (
-        f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} rows  state"
-        f" {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f}){took}{pace}"
-        + (f"  late: {by_stage(late)}" if late else "")
-        + (f"  quarantined {row.rows_quarantined:,}" if row.rows_quarantined else "")
-        + (f"  set aside {counted(bad, 'file')}" if bad else "")
-    )
+    return _fitting([*_of_checkpoint(row, seconds, width)])
 
 
 def line_of(report: EpochReport, seconds: float | None) -> str:
@@ -84,15 +76,71 @@ def line_of(report: EpochReport, seconds: float | None) -> str:
     parts = shares(report.ms)
     whole = sum(parts.values())
     slowest = sorted(parts, key=lambda phase: -parts[phase])[:_PHASES_SHOWN]
-    shown = [f"{phase} {parts[phase] / 1000:.2f}" for phase in slowest if parts[phase] >= _SHOWN_SHARE * whole]
-    lag = [f"{count:,} waiting in {source}" for source, count in (report.backlog or {}).items() if count]
+    phases = [
+        f"{_brief(phase)} {parts[phase] / 1000:.2f} s" for phase in slowest if parts[phase] >= _SHOWN_SHARE * whole
+    ]
+    took = [f"  [{', '.join(phases[:count])}]" for count in range(len(phases), 0, -1)]
     behind = watermark_lag_seconds(report.checkpoint)
-    lag += [f"watermark {roughly(round(behind * 1_000_000))} old"] if behind else []
-    return (
-        line(report.checkpoint, seconds)
-        + (f"  [{', '.join(shown)}]" if shown else "")
-        + (f"  lag: {', '.join(lag)}" if lag else "")
-    )
+    old = [f"watermark {roughly(round(behind * 1_000_000))} old"] if behind else []
+    waiting = {source: count for source, count in (report.backlog or {}).items() if count}
+    lags = [[text, *old] for text in _by_name(waiting, "waiting in", "source")] or ([old] if old else [])
+    lag = [f"  lag: {', '.join(texts)}" for texts in lags]
+    return _fitting([*_of_checkpoint(report.checkpoint, seconds), _Part(0, took), _Part(2, lag)])
+
+
+@dataclass
+class _Part:
+    """A part of a line.
+
+    Attributes:
+        importance: Parts of less are shortened first, and left out first.
+        forms: The longest first; none: the line has no such part.
+    """
+
+    importance: int
+    forms: list[str]
+
+    @property
+    def text(self) -> str:
+        return self.forms[0] if self.forms else ""
+
+
+def _of_checkpoint(row: Checkpoint, seconds: float | None, width: int = 9) -> Iterator[_Part]:
+    """The parts of a line that its checkpoint tells."""
+    bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
+    took = "" if seconds is None else f"  {seconds:.2f} s"
+    yield _Part(9, [
+        f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} rows  state"
+        f" {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f} KiB){took}"
+    ])  # fmt: skip
+    yield _Part(1, [f"  {row.rows_read / seconds:,.0f} rows/s"] if row.rows_read and seconds else [])
+    yield _Part(3, [f"  late: {text}" for text in _by_name(rows_late(row), "in", "stage")])
+    yield _Part(4, [f"  quarantined {counted(row.rows_quarantined, 'row')}"] if row.rows_quarantined else [])
+    yield _Part(4, [f"  set aside {counted(bad, 'file')}"] if bad else [])
+
+
+def _by_name(numbers: Mapping[str, int], verb: str, kind: str) -> list[str]:
+    """Counts by name in words, from all of them to how many there are."""
+    most_first = sorted(numbers.items(), key=lambda item: -item[1])
+    texts = [f"{number:,} {verb} {_brief(name)}" for name, number in most_first]
+    some = [
+        ", ".join(texts[:count]) + (f" and {counted(len(texts) - count, kind)} more" if count < len(texts) else "")
+        for count in range(len(texts), 0, -1)
+    ]
+    return [*some, f"{verb} {counted(len(texts), kind)}"] if texts else []
+
+
+def _brief(name: str) -> str:
+    """A name with its middle left out if it is long."""
+    return name if len(name) <= _NAME else f"{name[: _NAME // 2]}…{name[-(_NAME // 2 - 1) :]}"
+
+
+def _fitting(parts: Sequence[_Part]) -> str:
+    """Join the parts. Where the line would be too long, parts that matter less are shortened and in the end left out."""
+    for part in sorted(parts, key=lambda part: part.importance)[:-1]:
+        while part.forms and sum(len(each.text) for each in parts) > _LONGEST_LINE:
+            part.forms = part.forms[1:]
+    return "".join(part.text for part in parts)
 
 
 def fields(pipeline: Pipeline, report: EpochReport, seconds: float) -> dict[str, Any]:

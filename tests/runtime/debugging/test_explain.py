@@ -393,3 +393,15 @@ def test_a_row_of_kafka_says_topic_partition_and_offset(request, tmp_path):
     assert seen.row.values["total"] == 14
     places = [place for contribution in seen.trace.contributions for place in contribution.rows["_place"]]
     assert sorted(places) == [f"topic {topic}, partition {at}, offset 2" for at in (0, 1)]
+
+
+def test_of_a_running_total_the_epochs_rows_come_first_and_so_many_earlier_ones(tmp_path, weir):
+    bank = bank_of(tmp_path, small.pipeline, *range(1, 9))
+    condition = "id = 'k3' AND amount = 8"
+    shown = weir(bank.site, "explain", "small", "booked", "--row", condition, "--limit", "2").out.splitlines()
+    rows_in = [line for line in shown if "rows in of epoch" in line]
+    assert [line.partition("epoch ")[2] for line in rows_in] == ["8: 1 row", "7: 1 row", "6: 1 row"]
+    assert shown.index(rows_in[0]) < min(number for number, line in enumerate(shown) if line.startswith("state"))
+    assert "... and 5 rows of 5 earlier epochs of accounts; --limit N shows as many as you say, --json all." in shown
+    told = json.loads(weir(bank.site, "explain", "small", "booked", "--row", condition, "--json").out)
+    assert [each["epoch"] for each in told["trace"]["contributions"]] == list(range(1, 9))

@@ -261,7 +261,7 @@ def test_bad_rows_go_to_the_quarantine_table_of_each_stage_or_fail_the_epoch(tmp
     site = site_of(tmp_path, replace(SOURCE, on_bad="quarantine"))
     put(site.landing, "p", row("a", 1, 0), "{no json", row("b", 2, 1))
     (report,) = epochs(site)
-    assert progress.line(report.checkpoint, None).endswith("  quarantined 1"), "not in silence"
+    assert progress.line(report.checkpoint, None).endswith("  quarantined 1 row"), "not in silence"
     assert totals(site) == {"a": (1, 1), "b": (1, 2)}
     for name in ("sums_quarantine", "hours_quarantine"):
         (bad,) = table(site, name).to_dicts()
