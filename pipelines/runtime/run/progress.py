@@ -136,7 +136,7 @@ def _brief(name: str) -> str:
 
 
 def _fitting(parts: Sequence[_Part]) -> str:
-    """Join the parts. Where the line would be too long, parts that matter less are shortened and in the end left out."""
+    """Join the parts. A line that would be too long has parts that matter less shortened, and in the end left out."""
     for part in sorted(parts, key=lambda part: part.importance)[:-1]:
         while part.forms and sum(len(each.text) for each in parts) > _LONGEST_LINE:
             part.forms = part.forms[1:]
