@@ -99,7 +99,9 @@ def replay(flights: pd.DataFrame) -> Expected:
 
 
 def data_files(table: Path) -> set[Path]:
-    """The data files that a Delta table on a local disk consists of now, by its log alone."""
+    """The data files that a Delta table on a local disk consists of now, by its log alone; none if it is not made."""
+    if not (table / "_delta_log").exists():
+        return set()
     return {Path(uri.removeprefix("file://")) for uri in DeltaTable(str(table)).file_uris()}
 
 

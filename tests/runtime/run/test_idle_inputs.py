@@ -120,7 +120,7 @@ def of_site(tmp_path, pipeline: Pipeline) -> Site:
 
 
 def went(site: Site, linger: float = 0.0) -> list:
-    options = RunOptions(until_caught_up=True, linger_seconds=linger)
+    options = RunOptions(interval=0.05, until_caught_up=True, linger_seconds=linger)  # as a run by Dagster
     return list(run(site.pipeline, site.settings, options, InMemoryExecutor()))
 
 

@@ -68,7 +68,9 @@ def variables(master: str) -> dict[str, str | None]:
         if ignored:
             log.warning("a local Spark does not follow these variables; spark.conf configures it", variables=ignored)
         replaced |= dict.fromkeys(_OF_ANOTHER_SPARK)
-        replaced["SPARK_CONF_DIR"] = str(Path(__file__).parent)  # which has no spark-defaults.conf
+        # Spark puts this directory on its class path, and a JVM takes no archive of classes with a directory that has
+        # files there: so one that does not exist, as PySpark's own.
+        replaced["SPARK_CONF_DIR"] = str(Path(__file__).parent / "conf")
         replaced["SPARK_LOCAL_IP"] = "127.0.0.1"  # else Spark asks for the address of this host's name
     return replaced
 
