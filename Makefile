@@ -121,7 +121,7 @@ bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, ov
 
 lock: $(STAMP) ## Resolve pyproject.toml into the lock files again; versions in them stay where they can
 	@$(LOCK) --all-extras pyproject.toml -o requirements.lock
-	@printf 'setuptools\nuv\n' | $(LOCK) --extra demo pyproject.toml - -c requirements.lock -o requirements-demo.lock
+	@printf 'pytest\npytest-timeout\nsetuptools\nuv\n' | $(LOCK) --extra demo pyproject.toml - -c requirements.lock -o requirements-demo.lock
 
 LOCK = $(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-annotate --no-header \
   --no-emit-index-url
@@ -150,8 +150,7 @@ bounds: $(STAMP) ## Run a part of the tests at both ends of the ranges in pyproj
 	  $$at/bin/python -m pytest -q -m "not long and not s3" $(BOUNDS) || exit 1; \
 	done
 
-# uv comes in first, by the very hash in the lock; then uv installs the rest. Rerunning after any failure is safe: the
-# stamp is written last.
+# Rerunning after any failure is safe: the stamp is written last.
 define install
 	@if ! { $(PY) -c '$(FITS)' && $(PY) -m pip --version; } >/dev/null 2>&1; then \
 	  for python in python3 python3.13 python3.12 python3.11 none; do \
@@ -163,15 +162,9 @@ define install
 	    fi; \
 	    if $$python -c '$(FITS)' >/dev/null 2>&1; then break; fi; \
 	  done; \
-	  echo "Making $(VENV): up to 2.1 GB of packages, a minute or two after the downloads"; \
+	  echo "Making $(VENV)"; \
 	  $$python -m venv --clear $(VENV); \
 	fi
-	@if ! [ -x $(VENV)/bin/uv ]; then \
-	  awk '/^[^ ]/ { uv = /^uv==/ } uv' $< > $(VENV)/uv.lock && \
-	  $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock; \
-	fi
-	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip sync --quiet --require-hashes $<
-	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
-	@$(PY) -m infra.class_archive || true  # Spark starts without it too
+	@$(PY) infra/install.py $<
 	@touch $@
 endef

@@ -31,6 +31,7 @@ from rich.table import Table
 from assets.names import REASON
 from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
+from infra.patience import SILENCE_SECONDS, Patience, doing, processor_seconds
 from pipelines.flights import aircraft_rotation, pipeline
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.ownership import backlog
@@ -50,8 +51,6 @@ DAYS, LOG = DEMO / "days", DEMO / "dagster.log"
 
 FIRST, MORE, TIMES = 350, 5, 2
 _POLL_SECONDS = 0.3
-_SILENCE_SECONDS = 600  # in which nothing at all moves
-_SAID_SECONDS = 30
 
 out = Console(highlight=False, emoji=False, soft_wrap=True)
 
@@ -80,18 +79,11 @@ class Watch:
             self.last = row.id
         return bool(fresh)
 
-    def signs(self) -> tuple[object, ...]:
-        """Return what changes while a run gets on: its heartbeat, and what its processes log."""
-        logs = [path.stat().st_size for path in (LOG, self.settings.work_dir / "spark.log") if path.exists()]
-        return (lease.read(self.storage), *logs)
-
-    def doing(self) -> str:
-        """Say what keeps the next checkpoint waiting."""
-        holder = lease.read(self.storage)
-        if holder is None or not lease.alive(holder):
-            return "Dagster is starting the run, which imports Dagster, Spark and Great Expectations"
-        begun = f"epoch {holder.last_id} has begun" if holder.last_id > self.last else "it is preparing its first epoch"
-        return f"the run lives (process {holder.pid}), and {begun}"
+    def signs(self, holder: lease.Lease | None) -> tuple[object, ...]:
+        """Return what changes only as a run gets on: which run it is, its newest epoch, and Spark's log."""
+        log = self.settings.work_dir / "spark.log"
+        logged = log.stat().st_size if log.exists() else 0
+        return (holder and (holder.process, holder.generation, holder.last_id, holder.stopped), logged)
 
     def waiting(self) -> int:
         return sum(backlog.lag(pipeline, self.settings, self.registry.head()).values())
@@ -233,28 +225,28 @@ class Runs:
 
 
 def _follow(watch: Watch, still_well: Callable[[], None]) -> None:
-    """Print epochs until no file waits. Without epochs, wait for as long as something moves, and say what."""
-    heard = checked = moved = said = time.monotonic()
-    signs = watch.signs()
+    """Print epochs until no file waits. Without epochs, wait for as long as the run gets on, and say what it does."""
+    checked = time.monotonic()
+    patience = Patience(checked)
     while True:
         now = time.monotonic()
         if now - checked > 2:
             still_well()
             checked = now
-            if (seen := watch.signs()) != signs:
-                signs, moved = seen, now
+            holder = lease.read(watch.storage)
+            patience.look(now, watch.signs(holder), processor_seconds(holder))
         if watch.look():
-            heard = moved = said = now
+            patience.checkpoint(now)
         elif not watch.waiting():
             watch.look()
             _step(f"Caught up at checkpoint {watch.last}")
             return
-        if now - said > _SAID_SECONDS:
-            said = now
-            _step(f"No checkpoint for {now - heard:.0f} s: {watch.doing()}")
-        if now - moved > _SILENCE_SECONDS:
+        if patience.speaks(now):
+            _step(f"No checkpoint for {now - patience.heard:.0f} s: {doing(lease.read(watch.storage), watch.last)}")
+        if patience.ends(now):
             raise TransientError(
-                f"Nothing has moved for {_SILENCE_SECONDS} s.\n{_tail(LOG)}",
+                f"Nothing has moved for {SILENCE_SECONDS:.0f} s: {doing(lease.read(watch.storage), watch.last)}.\n"
+                f"{_tail(LOG)}",
                 where=str(LOG),
                 next="Read the log; `make demo` tries again from the last checkpoint, `make demo-clean` starts over.",
             )

@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import hypothesis
 import pytest
 import structlog
 
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from tests.tools.kafka import KafkaTopics
 
-hypothesis.settings.register_profile("weir", deadline=None)  # how long an example takes is the machine's affair
-hypothesis.settings.load_profile("weir")
+if find_spec("hypothesis"):  # what `make demo` installs lacks it, and runs tests of pipelines
+    import hypothesis
+
+    hypothesis.settings.register_profile("weir", deadline=None)  # how long an example takes is the machine's affair
+    hypothesis.settings.load_profile("weir")
 
 # Hundreds of processes start here, in each of which NumPy would begin threads that spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

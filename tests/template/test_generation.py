@@ -89,7 +89,7 @@ def test_files_that_differ_from_the_repositorys_differ_by_what_is_meant(project:
     makefile = (project / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
     assert targets == {"help", "venv", "demo", "demo-clean", "demo-fraud", "demo-kafka", "test", "lint", "ui", "lock"}
-    assert "-r requirements.txt -c requirements.lock" in makefile
+    assert "infra/install.py $<" in makefile
     assert "requirements.lock requirements.txt pyproject.toml" in makefile
     assert "ui: $(READY) ##" in makefile  # no server's client is missing there
 
