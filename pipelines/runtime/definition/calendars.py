@@ -14,14 +14,13 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO
 from state_ops.counts import counted
 from state_ops.durations import shown
 
 DAY = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
-_LEAST = (datetime.min - _EPOCH) // _MICROSECOND
-_MOST = (datetime.max - _EPOCH) // _MICROSECOND
 _DAYS_AROUND = 2  # by which a zone's date may differ from that of UTC, and one to spare
 
 
@@ -50,19 +49,21 @@ class Calendar:
     def bounds(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64[n] twice: when the window of each moment begins, and when it ends, in microseconds since 1970 UTC.
 
+        The first window may begin before the year 1, and the last one end after 9999.
+
         Args:
             times: int64[n], in the same unit.
 
         Raises:
-            OverflowError: A window does not lie within the years 1 to 9999. It says of which moment.
+            OverflowError: A moment does not lie within the years 1 to 9999.
         """
+        outside = (times < FIRST_MICRO) | (times > LAST_MICRO)
+        if outside.any():
+            raise OverflowError(f"{times[outside][0]:,} microseconds since 1970")
         width = DAY if 0 < self.step < DAY else 32 * DAY
         blocks = [_starts(self, width, int(block)) for block in np.unique(times // width)]
         starts = np.unique(np.concatenate([np.empty(0, np.int64), *blocks]))
         after = np.searchsorted(starts, times, side="right")
-        outside = (after == 0) | (after == len(starts))
-        if outside.any():
-            raise OverflowError(f"{times[outside][0]:,} microseconds since 1970")
         return starts[after - 1], starts[after]
 
 
@@ -76,14 +77,14 @@ def _starts(calendar: Calendar, width: int, block: int) -> np.ndarray:
         return np.arange(numbers[0], numbers[1] + 2) * calendar.step + calendar.shift - offset
     near = _on_clocks(calendar, first - _DAYS_AROUND * DAY, last + _DAYS_AROUND * DAY)
     moments = {moment for clock in near for moment in _moments(zone, clock, calendar.step)}
-    starts = np.array(sorted(moment for moment in moments if _LEAST <= moment <= _MOST), np.int64)
+    starts = np.array(sorted(moments), np.int64)
     begin = max(0, int(np.searchsorted(starts, first, side="right")) - 1)
     return starts[begin : int(np.searchsorted(starts, last, side="right")) + 1]
 
 
 def _steady_offset(zone: ZoneInfo, first: int, last: int) -> int | None:
     """By how much the zone's clock differs from UTC throughout a few days. No zone changes it twice in these."""
-    if first < _LEAST + DAY or last > _MOST - DAY:
+    if first < FIRST_MICRO + DAY or last > LAST_MICRO - DAY:
         return None
     offset = _offset_at(zone, first)
     return offset if offset == _offset_at(zone, last) else None
@@ -91,24 +92,18 @@ def _steady_offset(zone: ZoneInfo, first: int, last: int) -> int | None:
 
 def _on_clocks(calendar: Calendar, first: int, last: int) -> list[int]:
     """Where windows start, in microseconds since 1970 on the zone's clock: from the last start before a moment to the
-    first one after another moment. Starts that no `datetime` can be are left out."""
+    first one after another moment."""
     if calendar.months:
         numbers = [(_month(moment) - calendar.shift) // calendar.months for moment in (first, last)]
         months = [calendar.months * at + calendar.shift for at in range(numbers[0], numbers[1] + 2)]
-        return [_start_of_month(month) for month in months if -1969 * 12 <= month < 8030 * 12]
+        return [int(start) for start in np.array(months, "M8[M]").astype("M8[us]").astype(np.int64)]
     numbers = [(moment - calendar.shift) // calendar.step for moment in (first, last)]
-    starts = [calendar.step * at + calendar.shift for at in range(numbers[0], numbers[1] + 2)]
-    return [start for start in starts if _LEAST <= start <= _MOST]
+    return [calendar.step * at + calendar.shift for at in range(numbers[0], numbers[1] + 2)]
 
 
 def _month(moment: int) -> int:
     """The number of a moment's month, from 0 for January 1970."""
-    date = _EPOCH + min(max(moment, _LEAST), _MOST) * _MICROSECOND
-    return (date.year - 1970) * 12 + date.month - 1
-
-
-def _start_of_month(month: int) -> int:
-    return (datetime(1970 + month // 12, month % 12 + 1, 1) - _EPOCH) // _MICROSECOND
+    return int(np.datetime64(moment, "us").astype("M8[M]").astype(np.int64))
 
 
 def _moments(zone: ZoneInfo, on_clock: int, step: int) -> list[int]:
@@ -119,6 +114,8 @@ def _moments(zone: ZoneInfo, on_clock: int, step: int) -> list[int]:
         on_clock: The start, in microseconds since 1970 on the clock.
         step: Of the windows, on the clock; 0: months.
     """
+    if not FIRST_MICRO <= on_clock <= LAST_MICRO:  # no `datetime`; the clock is as far from UTC as next to it
+        return [on_clock - _offset_at(zone, min(max(on_clock, FIRST_MICRO + DAY), LAST_MICRO - DAY))]
     clock = (_EPOCH + on_clock * _MICROSECOND).replace(tzinfo=zone)
     first, second = (on_clock - _offset(clock.replace(fold=fold)) for fold in (0, 1))
     if first < second:  # the clock shows it twice

@@ -31,6 +31,7 @@ from pipelines.runtime.operators.base import (
 from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
 from pipelines.runtime.operators.filtered_rows import FilteredRows
 from state_ops.arrow import frames
+from state_ops.arrow.unfit_values import LAST_MICRO
 from state_ops.backends.base import Backend
 from state_ops.errors import InputError
 from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
@@ -296,7 +297,7 @@ def _ends(times: np.ndarray, window: Window, where: str) -> tuple[np.ndarray, np
         _, ends = window.calendar.bounds(times)
     except OverflowError as error:
         raise InputError(
-            f"A row has a time in {window.on!r} whose window does not lie within the years 1 to 9999: {error}.",
+            f"A row has a time in {window.on!r} outside of the years 1 to 9999: {error}.",
             where=where,
             next="Correct it in the file, or leave it out by the stage's where=, which counts it.",
         ) from error
@@ -335,7 +336,8 @@ def opened(window: Window, rows: pa.Table) -> pl.DataFrame:
 def _with_start(window: Window, rows: pl.DataFrame) -> pl.DataFrame:
     if not isinstance(window, CalendarWindow):
         return rows.with_columns((pl.col(END) - window.size).alias(START))
-    starts, _ = window.calendar.bounds(rows[END].to_numpy() - 1)
+    within = np.minimum(rows[END].to_numpy() - 1, LAST_MICRO)  # the last window may end after the year 9999
+    starts, _ = window.calendar.bounds(within)
     return rows.with_columns(pl.Series(START, starts))
 
 

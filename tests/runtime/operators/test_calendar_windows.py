@@ -16,13 +16,15 @@ import pytest
 
 from pipelines import testing
 from pipelines.api import Pipeline, Stage, agg, delta, desc, files, top_n, window
+from pipelines.runtime.definition import CalendarWindow
 from pipelines.runtime.definition.calendars import Calendar
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations.plan import plan
 from pipelines.runtime.operators.compatibility import meaning
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.errors import InputError, PipelineError, WeirError
+from state_ops.arrow.unfit_values import LAST_MICRO
+from state_ops.errors import PipelineError, WeirError
 from tests.recovery.harness import Site
 
 EVENTS = files("x/*.parquet", event_time="at")
@@ -175,22 +177,31 @@ def test_windows_by_processing_time_have_calendars_too():
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
 @pytest.mark.parametrize("every", ["1mo", "1y", "1w", "1d", "1h"])
-def test_a_window_that_no_timestamp_bounds_is_refused(every, zone):
-    if (every, zone) in (("1d", "UTC"), ("1h", "UTC")):
+def test_a_window_that_no_timestamp_bounds_ends_at_the_first_or_last_moment(every, zone):
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    run = testing.run(counted(every=every, zone=zone), schema=INPUT)
+    out = run.epoch([*rows(first), *rows(datetime(2024, 1, 1, tzinfo=UTC)), *rows(last)])
+    out = pl.concat([out, run.epoch(drain=True)])
+    assert out["n"].to_list() == [1, 1, 1]
+    assert out["window_start"][0] == first and out["window_end"][2] == last
+    assert out["window_start"][2] < last and out["window_end"][0] > first
+
+
+@pytest.mark.parametrize("every", ["1mo", "1y", "1w", "1d", "1h"])
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_at_the_ends_of_time_a_day_begins_where_the_clock_says(every, zone):
+    """Where it is another year already or still, too: the windows of moments are those of the clock moved by 400
+    years, after which the calendar repeats, but for the zone's own past."""
+    if zone != "UTC" and every == "1w":
+        pytest.skip("400 years are whole weeks, and it is the same as for days")
+    calendar = counted(every=every, zone=zone).window
+    if not isinstance(calendar, CalendarWindow):
         pytest.skip("windows of one length")
-    for moment in (datetime.max, datetime.min):
-        run = testing.run(counted(every=every, zone=zone), schema=INPUT)
-        if moment == datetime.min and zone == "UTC" and every != "1w":
-            assert len(run.epoch(rows(moment.replace(tzinfo=UTC)), drain=True)) == 1
-            continue
-        try:
-            out = run.epoch(rows(moment.replace(tzinfo=UTC)), drain=True)
-        except InputError as error:
-            assert "'at' whose window does not lie within the years 1 to 9999" in str(error)
-        else:  # an hour, or a day, of a zone in which it is another time
-            assert every == "1h" or every == "1w"
-            assert out["window_start"][0] <= moment.replace(tzinfo=UTC) < out["window_end"][0]
-    run.epoch(rows(datetime(2024, 1, 1, tzinfo=UTC)), drain=True)
+    cycle = 146_097 * 86_400_000_000
+    times = LAST_MICRO - np.arange(0, 40 * 86_400_000_000, 7_777_777_777)
+    bounds, before = calendar.calendar.bounds(times), calendar.calendar.bounds(times - cycle)
+    for now, then in zip(bounds, before, strict=True):
+        assert (now == then + cycle).all()
 
 
 def test_the_first_five_of_each_month():
