@@ -69,6 +69,7 @@ class RewindConfig(dg.Config):
         0, description="Required, or a savepoint: the checkpoint to go back to. 0: not said."
     )
     savepoint: str | None = Field("", description="Required, or a checkpoint: the savepoint's name. Empty: not said.")
+    beginning: bool = Field(False, description="Instead of both: go back to before the first checkpoint.")
     dry_run: bool = Field(True, description="Only show what would change: state, files read again, rows that go.")
     stop: bool = Field(
         False, description="End the running coordinator at its barrier first, and let sensors go on afterwards."
@@ -261,11 +262,12 @@ def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_rewind", out=dg.Out(dg.Nothing))
     def rewind(context: dg.OpExecutionContext, config: RewindConfig) -> None:
         try:
-            if bool(config.checkpoint) == bool(config.savepoint):
+            if [bool(config.checkpoint), bool(config.savepoint), config.beginning].count(True) != 1:
                 raise ConfigurationError(
                     "Say which checkpoint to go back to.",
                     where="the rewind job's configuration",
-                    next="Set checkpoint or savepoint; `weir checkpoints` and the checkpoint's history list them.",
+                    next="Set checkpoint, savepoint or beginning; `weir checkpoints` and the checkpoint's history list "
+                    "them.",
                 )
             for line in _rewound(pipeline, settings, config, context):
                 context.log.info(line)
@@ -285,15 +287,17 @@ def _rewound(
     pipeline: Pipeline, settings: Settings, config: RewindConfig, context: dg.OpExecutionContext
 ) -> Iterator[str]:
     storage, registry = open_storage(pipeline, settings)
-    meant = chosen(pipeline, registry, config.savepoint or config.checkpoint)
-    plan = rewinding.plan(pipeline, settings, int(meant.id))
+    to = rewinding.BEGINNING
+    if not config.beginning:
+        to = int(chosen(pipeline, registry, config.savepoint or config.checkpoint).id)
+    plan = rewinding.plan(pipeline, settings, to)
     context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
     lives = not config.dry_run and lease.watch(storage)
     if not plan.takes_back and not lives:
         yield rewinding.nothing_to_take_back(plan, pipeline.name)
         return
     gone = ", ".join(map(str, plan.abandoned)) or "nothing yet"
-    yield f"from checkpoint {plan.head.id} back to {plan.to.id}; abandoned: {gone}"
+    yield f"from checkpoint {plan.head.id} back {rewinding.named(plan.to)}; abandoned: {gone}"
     for source in plan.sources:
         yield f"source {source.source}: {source}"
     for table in plan.tables:
@@ -309,7 +313,7 @@ def _rewound(
     with suspension.during(storage, "rewind job"):
         if config.stop and lives:
             ask_to_stop(pipeline, settings, Request(requests.STOP, trigger="job", reason=config.reason))
-        done = maintenance.rewind(pipeline, settings, int(meant.id), accepted=config.accept, reason=config.reason)
+        done = maintenance.rewind(pipeline, settings, to, accepted=config.accept, reason=config.reason)
     if done.id == plan.to.id:
         yield rewinding.nothing_to_take_back(plan, pipeline.name)
     else:

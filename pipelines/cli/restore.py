@@ -113,7 +113,7 @@ def rewind(
     to: Annotated[
         str | None,
         typer.Option(
-            help="The checkpoint to go back to, by its number, or by the name of a savepoint.",
+            help="The checkpoint to go back to, by its number, or by the name of a savepoint. 0: before the first one.",
             autocompletion=completion.moments,
         ),
     ] = None,
@@ -135,9 +135,10 @@ def rewind(
         )
     definition, settings = find(pipeline)
     durable, registry = open_storage(definition, settings)
-    meant = chosen(definition, registry, savepoint if to is None else moment(to, registry))
+    at = savepoint if to is None else moment(to, registry)
+    back_to = at if at == rewinding.BEGINNING else int(chosen(definition, registry, at).id)
     with waiting("comparing the tables' rows"):
-        plan = rewinding.plan(definition, settings, int(meant.id))
+        plan = rewinding.plan(definition, settings, back_to)
     if not plan.takes_back:
         if not dry_run:
             with waiting("looking for a coordinator"):
@@ -157,7 +158,7 @@ def rewind(
     ):
         return
     with waiting("checking the checkpoint, then rewinding"):
-        done = maintenance.rewind(definition, settings, int(meant.id), accepted=accepted, reason=reason)
+        done = maintenance.rewind(definition, settings, back_to, accepted=accepted, reason=reason)
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
@@ -169,9 +170,11 @@ def rewind(
 def _show_rewind(plan: RewindPlan) -> None:
     retained = ", ".join(map(str, plan.abandoned))
     verb = "is" if len(plan.abandoned) == 1 else "are"
+    to = f"{plan.to.id} ({plan.to.completed_at:%Y-%m-%d %H:%M:%S})" if plan.to.id else "before the first one"
+    undone = f"everything after {plan.to.id}; of it" if plan.to.id else "everything; of it"
     out.print(
-        f"From checkpoint {plan.head.id} back to {plan.to.id} ({plan.to.completed_at:%Y-%m-%d %H:%M:%S}). "
-        f"Undone: everything after {plan.to.id}; of it {retained} {verb} still retained and can be taken back to."
+        f"From checkpoint {plan.head.id} back to {to}. Undone: {undone} {retained} {verb} still retained and can be "
+        "taken back to."
     )
     states = [("state", uid, f"{now:,} bytes, then {then:,}") for uid, (now, then) in plan.stages.items()]
     sources = [("source", source.source, str(source)) for source in plan.sources]

@@ -205,7 +205,17 @@ def test_a_rewind_that_fails_after_it_stopped_the_coordinator_lets_sensors_go_on
 
 
 def test_which_checkpoint_must_be_said(house):
-    assert "checkpoint or savepoint" in failed_with(house.execute("small_rewind_job", {}))["next"]
+    for asked in ({}, {"checkpoint": 1, "beginning": True}):
+        assert "checkpoint, savepoint or beginning" in failed_with(house.execute("small_rewind_job", asked))["next"]
+
+
+def test_a_rewind_goes_to_before_the_first_checkpoint_if_that_is_asked_for(house):
+    assert house.execute("small_rewind_job", {"beginning": True}).success
+    assert house.bank.ids() == [1, 2, 3]
+    assert house.execute("small_rewind_job", {"beginning": True, "dry_run": False}).success
+    assert len(house.bank.site.table("booked")) == 0
+    house.bank.epochs()
+    house.bank.assert_exact(1, 2, 3)
 
 
 def test_a_stop_ends_the_coordinator_and_sensors_wait_for_a_person(house):

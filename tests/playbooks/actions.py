@@ -154,6 +154,15 @@ def _(project: Project) -> None:
     project.landed = project.kept
 
 
+@action(r"nothing has run yet")
+def _(project: Project) -> None:
+    """Of another way into the same trouble: days have landed, and no checkpoint has been made."""
+    project.assert_exact()  # of the way that ends here
+    for path in (project.folder / ".weir").iterdir():
+        if path.name not in ("landing", "cache"):
+            shutil.rmtree(path)
+
+
 @action(r"the project is in git")
 def _(project: Project) -> None:
     """So that a deploy can be taken back, as people do."""

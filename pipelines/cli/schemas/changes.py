@@ -102,7 +102,9 @@ class Rewind(Printed):
 
     head: int
     to: int
-    to_completed_at: str
+    """0: before the first checkpoint."""
+    to_completed_at: str | None
+    """null: before the first checkpoint."""
     abandoned: list[int]
     state_bytes: dict[str, StateBytes]
     sources: dict[str, SourceRewind]

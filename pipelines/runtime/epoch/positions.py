@@ -43,7 +43,7 @@ def commit(
         FencedError: A newer owner took over.
         RunEndedError: Nobody can tell whether it was committed.
     """
-    base = head or derived_checkpoint.nothing_before(context, id, epoch.now)
+    base = head or derived_checkpoint.nothing_before(context.generation, id, epoch.now)
     rows = sum(planned.rows for planned in epoch.plan.slices.values())
     offsets = {
         name: told_times(position, [(base.offsets.get(name) or {}).get("newest"), position.get("newest")],

@@ -153,7 +153,7 @@ def deliver_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tu
         )
         for name in {file.sink for file in files if file.sink}
     }
-    deliver(context, replace(nothing_before(context, id, epoch.now), sinks=sinks), files)
+    deliver(context, replace(nothing_before(context.generation, id, epoch.now), sinks=sinks), files)
     record_ms(ms, f"deliver:{stage.uid}", clock)
     return uploaded, ms
 

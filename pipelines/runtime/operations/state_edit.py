@@ -100,7 +100,7 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
     """
     context, head = owner.context, target.head
     id = owner.begin(head)
-    before = head or nothing_before(context, id, datetime.now(UTC))
+    before = head or nothing_before(context.generation, id, datetime.now(UTC))
     listing = unchanged(context, head) if head else []
     bases = {} if replaces else snapshots_of(tuple(listing), target.uid)
     place = f"state/{target.uid}/{epoch_dir(context.generation, id)}"

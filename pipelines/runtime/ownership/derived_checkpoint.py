@@ -41,7 +41,7 @@ from state_ops.checkpoints.checkpoint import (
     taken_back,
 )
 from state_ops.checkpoints.operator_stats import OperatorStats
-from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
+from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.storage.branches import is_inherited, own_of_parent
 from state_ops.storage.storage import Storage
 
@@ -135,13 +135,13 @@ def commit(
     return row
 
 
-def nothing_before(context: RunContext, id: CheckpointId, now: datetime) -> Checkpoint:
-    """What a pipeline's first checkpoint is made of, which has read nothing."""
+def nothing_before(generation: Generation, id: CheckpointId, now: datetime) -> Checkpoint:
+    """Return a checkpoint that has read nothing, of which a pipeline's first checkpoint is made."""
     return Checkpoint(
         id=id,
         parent_id=None,
         kind="",
-        generation=context.generation,
+        generation=generation,
         commit_id="",
         triggered_at=now,
         completed_at=now,

@@ -21,6 +21,7 @@ from state_ops.checkpoints.checkpoint import (
     TAKES_BACK,
     Checkpoint,
     StateFile,
+    began,
 )
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.checkpoints.unpublished import unpublished as by_sink
@@ -96,7 +97,11 @@ def _with_a_way_on(context: RunContext, checkpoint: Checkpoint, sink: str, error
         return error
     assert isinstance(error, WeirError)
     title, name = context.pipeline.title, f"Checkpoint {checkpoint.id} is committed and not published in {sink}"
-    back = "" if checkpoint.parent_id is None else f": weir rewind {title} --to {checkpoint.parent_id}"
+    back = (
+        ""
+        if began(checkpoint) and not checkpoint.parent_id
+        else f": weir rewind {title} --to {checkpoint.parent_id or 0}"
+    )
     way = f"{name}: no row is lost, and the next run tries again. Or correct the stage and take it back{back} "
     error.next = f"{error.next or ''} {way}(docs/playbooks/rows-refused.md).".strip()
     return error

@@ -5,6 +5,9 @@ from there.
     1 2 3 4 5 6          6 = rewind to 3: state and positions of 3, tables as 3 left them. The commit of its row decides
     1 2 3 4 5 6 7 8      7 continues 6 and reads what 4 had read
 
+Back to 0 is back to before the first checkpoint: no state, all that was read is read again, tables as they were before
+their first rows. So a first checkpoint that a sink refuses can be taken back as well.
+
 The row is an intent: from its commit on the head is the rewind, whatever becomes of this process. Tables are taken back
 after it, like rows that are published after their checkpoint, by whoever comes next if need be. Before it nothing is
 changed.
@@ -23,9 +26,9 @@ from typing import Any
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.inspection.state_reader import whole
+from pipelines.runtime.inspection.state_reader import At, chosen, whole
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.derived_checkpoint import begin, commit, publish, unchanged
+from pipelines.runtime.ownership.derived_checkpoint import begin, commit, nothing_before, publish, unchanged
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import lacking_by_sink
@@ -35,19 +38,20 @@ from pipelines.runtime.sinks.opening import Sinks, kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.positions import Arrivals
-from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
+from state_ops.checkpoints.checkpoint import FORKED, REWIND, WITH_PARTS, Checkpoint, began, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.checkpoints.unpublished import before_first, lacks, never_published
 from state_ops.coordination import publishing_refused
 from state_ops.counts import agrees, counted
-from state_ops.errors import WeirError
+from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
 log = Logger("weir.rewind")
 
+BEGINNING = 0  # no checkpoint's id: before the first one
 _SHOWN = 3
 _MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two count as one, with what lies between
 
@@ -112,7 +116,7 @@ class RewindPlan:
 
     Attributes:
         head: The newest checkpoint now.
-        to: The one that it goes back to.
+        to: The one that it goes back to; with id 0, before the first one.
         abandoned: Completed checkpoints in between.
         stages: Bytes of state now and then, by uid.
         tables: Those of the pipeline, also where nothing is given back.
@@ -144,7 +148,7 @@ class RewindPlan:
         return {
             "head": self.head.id,
             "to": self.to.id,
-            "to_completed_at": self.to.completed_at.isoformat(),
+            "to_completed_at": self.to.completed_at.isoformat() if self.to.id else None,
             "abandoned": list(self.abandoned),
             "state_bytes": {uid: {"now": now, "then": then} for uid, (now, then) in self.stages.items()},
             "sources": {
@@ -177,12 +181,38 @@ def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
     when there is no such checkpoint."""
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
-    target = whole(pipeline, registry, to)
+    target = goal(pipeline, settings, registry, to)
     assert head is not None, "there is a checkpoint, so there is a newest one"
     with Sinks(pipeline, settings, storage) as sinks:
         decided = planned(pipeline, settings, sinks, storage, registry, head, target)
     tables = [rows_back.looked_at(pipeline, storage, table, settings.work_dir) for table in decided.tables]
     return replace(decided, tables=tuple(tables))
+
+
+def goal(pipeline: Pipeline, settings: Settings, registry: Registry, to: At) -> Checkpoint:
+    """Return the checkpoint that a rewind goes back to: a retained one, or for 0 the state of affairs before the first.
+
+    Raises:
+        WeirError: There is no such checkpoint. Or the pipeline has not begun with an epoch, so that there is nothing
+            before its first checkpoint.
+    """
+    if to != BEGINNING:
+        return whole(pipeline, registry, to)
+    head = chosen(pipeline, registry, None)
+    if began(head):
+        what = "a branch, which begins with a copy" if FORKED in head.totals else "begun from another one's savepoint"
+        raise ConfigurationError(
+            f"There is nothing before the first checkpoint of {pipeline.title}: it is {what}.",
+            next=f"Go back to its first checkpoint, if that is retained: weir checkpoints {pipeline.title}. Or begin "
+            "anew, under another name.",
+        )
+    offsets = {
+        name: position
+        for name, reader in readers(pipeline, settings).items()
+        if (position := reader.beginning(head.offsets.get(name))) is not None
+    }
+    nothing = nothing_before(head.generation, CheckpointId(BEGINNING), head.epoch_now)
+    return replace(nothing, offsets=offsets)
 
 
 def planned(
@@ -356,11 +386,16 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
     refused = [obstacle for obstacle in decided.obstacles if obstacle not in accepted]
     if refused:
         raise WeirError(
-            f"{pipeline} cannot be rewound to checkpoint {decided.to.id} without loss: {'; '.join(refused)}.",
+            f"{pipeline} cannot be rewound {named(decided.to)} without loss: {'; '.join(refused)}.",
             next="Nothing was changed. Put back what is missing, or accept that: "
             f"weir rewind {pipeline} --to {decided.to.id} --force; in the rewind job, `accept` takes what a dry run "
             "has shown",
         )
+
+
+def named(to: Checkpoint) -> str:
+    """Return where a rewind goes, in words that follow a verb."""
+    return f"to checkpoint {to.id}" if to.id else "to before the first checkpoint"
 
 
 def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId, to: Checkpoint) -> SinkLink:
@@ -394,8 +429,8 @@ def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkp
     markers = {name: marker_moves(owner.context, head, name, id, to) for name in moved}
     changed = {name: lacks(link, decided.never.get(name, ())) for name, link in (taken_back | markers).items()}
     base = replace(to, sinks=head.sinks | changed, format_version=max(to.format_version, WITH_PARTS))
-    files, what = unchanged(context, to), f"to checkpoint {to.id}"
-    row = commit(context, base, id, files, kind=REWIND, what=what, reason=reason, head=head, parent=to.id)
+    files, parent = unchanged(context, to), to.id or None
+    row = commit(context, base, id, files, kind=REWIND, what=named(to), reason=reason, head=head, parent=parent)
     log.info(
         "rewound",
         pipeline=context.pipeline.title,

@@ -14,7 +14,6 @@ from typing import Any
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.inspection.state_reader import chosen
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import remove_leftovers
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -153,8 +152,9 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
 def rewind(
     pipeline: Pipeline, settings: Settings, to: int, *, accepted: Collection[str] = (), reason: str = ""
 ) -> Checkpoint:
-    """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which
-    the next run continues. The newest checkpoint is returned as it is if it is the one to go back to.
+    """Take state, source positions and sink tables back to checkpoint `to`, or for 0 to before the first one; returns
+    the rewind's own checkpoint, which the next run continues. The newest checkpoint is returned as it is if it is the
+    one to go back to.
 
     Args:
         accepted: The obstacles of its plan that somebody was shown and does it in spite of.
@@ -166,7 +166,7 @@ def rewind(
     """
     with owning(pipeline, settings, epochs=False, back_to=to) as owner:
         context = owner.context
-        target, head = chosen(pipeline, context.registry, to), context.registry.head()
+        target, head = rewinds.goal(pipeline, settings, context.registry, to), context.registry.head()
         assert head is not None, "the target is there"
         decided = rewinds.planned(pipeline, settings, context.sinks, context.storage, context.registry, head, target)
         if not decided.takes_back:

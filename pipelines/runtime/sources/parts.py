@@ -40,7 +40,7 @@ from pipelines.runtime.sources.partition_times import PartitionTimes, merged, qu
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
-from state_ops.errors import InputError, TransientError, WeirError
+from state_ops.errors import ConfigurationError, InputError, TransientError, WeirError
 from state_ops.logs import Logger
 from state_ops.storage.transfers import together
 
@@ -342,6 +342,7 @@ class PartsReader(SourceReader):
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
         old: Position = position or {"rows": 0, "parts": 0}
         lost = old.get("lost", 0) + len(planned.lost)
+        began = planned.begin if position is None else old.get("began")
         return {
             "kind": self.source.kind,
             "at": planned.position if planned.position is not None else old.get("at"),
@@ -349,8 +350,23 @@ class PartsReader(SourceReader):
             "partitions": times_to_dict(merged(planned.partitions, planned.seen)) or old.get("partitions", {}),
             "rows": old["rows"] + planned.rows,
             "parts": old["parts"] + len(planned.files),
+            **({"began": began} if began is not None else {}),
             **({"lost": lost} if lost else {}),
         }
+
+    def beginning(self, position: Position | None) -> dict[str, Any] | None:
+        if position is None:
+            return None
+        at = position.get("began")
+        if at is None or changed_kind(self.source, position) is not None:
+            raise ConfigurationError(
+                f"Nobody knows any more where {self.location} began to be read.",
+                where=f"source {self.source.name}",
+                next="It was read by an earlier release first, or by another kind of source, or sought before it was "
+                "read. Go back to a checkpoint, or begin anew under another name.",
+            )
+        nothing: dict[str, Any] = {"newest": None, "partitions": {}, "rows": 0, "parts": 0}
+        return {"kind": self.source.kind, "at": at, "began": at, **nothing}
 
     def verify(self, planned: Slice) -> None:
         if self.source.archive or not self.source.replayable:  # what was read is kept; or is there no more anyway

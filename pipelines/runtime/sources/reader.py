@@ -135,6 +135,14 @@ class SourceReader(ABC):
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
         """What lies between two positions: what can be read again as it was, and in words what cannot."""
 
+    def beginning(self, position: Position | None) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return the position before everything that was read up to another one; None: nothing has been read.
+
+        Raises:
+            WeirError: It is not known.
+        """
+        return None
+
     @abstractmethod
     def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
         """By name, what lies between two positions and is not what was read; None: it is gone."""

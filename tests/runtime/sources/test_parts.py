@@ -28,6 +28,7 @@ from pipelines.runtime.restore import rewind, seek
 from pipelines.runtime.run import fsck, maintenance, progress, sensor
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources import positions
+from pipelines.runtime.sources.parts import PartsReader
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut
 from state_ops.checkpoints.checkpoint import to_micros
@@ -555,6 +556,34 @@ def test_a_pipeline_begins_where_its_source_says_and_latest_does_not_move_on(tmp
     put(placed.landing, "p", *(row("a", n, n) for n in range(5)))
     epochs(placed)
     assert totals(placed) == {"a": (2, 7)}
+
+
+def test_before_the_first_checkpoint_a_source_stands_where_it_began(tmp_path):
+    """Not where its definition says now: the newest place is another one by then."""
+    site = site_of(tmp_path, replace(SOURCE, start="latest"), {"WEIR_EPOCH__MAX_ROWS": "3"})
+    put(site.landing, "p", *(row("a", n, n) for n in range(5)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Partitions, "begin", lambda *_: {"p": 2})
+        epochs(site)
+    assert totals(site) == {"a": (3, 9)}
+    decided = rewind.plan(site.pipeline, site.settings, 0)
+    assert [source.again.waiting for source in decided.sources] == [3] and decided.obstacles == ()
+    maintenance.rewind(site.pipeline, site.settings, 0)
+    put(site.landing, "p", row("a", 100, 5))
+    epochs(site)
+    assert totals(site) == {"a": (4, 109)}
+    assert position(site)["began"] == {"p": 2} and position(site)["rows"] == 4
+
+
+def test_where_nobody_knows_any_more_where_a_source_began_it_is_refused(tmp_path, monkeypatch):
+    site = site_of(tmp_path)
+    put(site.landing, "p", *(row("a", n, n) for n in range(5)))
+    advance = PartsReader.advance
+    earlier = lambda *asked: {k: v for k, v in advance(*asked).items() if k != "began"}  # noqa: E731
+    monkeypatch.setattr(PartsReader, "advance", earlier)
+    epochs(site)
+    with pytest.raises(ConfigurationError, match=r"Nobody knows any more where .* clicks began to be read"):
+        maintenance.rewind(site.pipeline, site.settings, 0)
 
 
 def test_a_seek_is_a_checkpoint_of_its_own_that_a_rewind_takes_back(tmp_path):
