@@ -258,6 +258,9 @@ ts AS p | local AS p | date(ts) AS p | cast(d AS timestamp) AS p | year(ts) AS p
 CASE WHEN v > 0 THEN 'more' WHEN v < 0 THEN 'less' ELSE t END AS p | CASE v WHEN 1 THEN i ELSE v END AS p | CASE WHEN b THEN 1 ELSE 2.5D END AS p | CASE WHEN hour(ts) BETWEEN 2 AND 8 THEN 'day' ELSE 'night' END AS p | CASE WHEN b THEN d ELSE ts END AS p | CASE WHEN b THEN y ELSE h END AS p
 i / 10 AS p | f / 3 AS p | v / 7 AS p | cast(v AS double) / 0.1D AS p
 i / 10 AS p | f / 3 AS p | v / 7 AS p | cast(v AS double) / 0.1D AS p | coalesce(g, f) AS p | coalesce(g, 1) AS p | coalesce(g, 1.5) AS p | coalesce(g, NULL) AS p | nvl(g, f) AS p | CASE WHEN b THEN g ELSE f END AS p | CASE WHEN b THEN g WHEN c THEN NULL ELSE 2 END AS p | CASE WHEN b THEN g END AS p
+CAST(NULL AS BIGINT) AS p | CAST(NULL AS int) AS p | cast(null as string) AS p | CAST(NULL AS double) AS p | CAST(NULL AS float) AS p | CAST(NULL AS boolean) AS p | CAST(NULL AS date) AS p | CAST(NULL AS timestamp) AS p | TRY_CAST(NULL AS smallint) AS p | CAST(CAST(NULL AS int) AS string) AS p
+coalesce(CAST(NULL AS BIGINT), i) AS p | coalesce(i, CAST(NULL AS BIGINT)) AS p | coalesce(NULL, v, NULL) AS p | nvl(NULL, s) AS p | CASE WHEN v > 0 THEN NULL ELSE CAST(NULL AS BIGINT) END AS p | CASE WHEN v > 0 THEN i ELSE CAST(NULL AS BIGINT) END AS p | CASE WHEN CAST(NULL AS BOOLEAN) THEN 1 ELSE 2 END AS p | CASE v WHEN NULL THEN 1 WHEN 1 THEN 2 END AS p | CASE WHEN b THEN CAST(NULL AS STRING) ELSE s END AS p
+v + NULL AS p | NULL * i AS p | i / NULL AS p | NULL % v AS p | v DIV NULL AS p | f - NULL AS p | -CAST(NULL AS BIGINT) AS p | i + CAST(NULL AS BIGINT) AS p | (v / 0) + CAST(NULL AS double) AS p | s || NULL AS p | s || CAST(NULL AS string) AS p | upper(CAST(NULL AS STRING)) AS p | abs(CAST(NULL AS int)) AS p | length(CAST(NULL AS string)) AS p | year(CAST(NULL AS timestamp)) AS p | isnull(CAST(NULL AS int)) AS p | CAST(NULL AS int) IS NULL AS p | v = CAST(NULL AS BIGINT) AS p | v <=> CAST(NULL AS BIGINT) AS p | v IN (1, CAST(NULL AS BIGINT)) AS p | b AND CAST(NULL AS boolean) AS p | NOT CAST(NULL AS boolean) AS p | v BETWEEN CAST(NULL AS bigint) AND 5 AS p | isnan(CAST(NULL AS double)) AS p
 unix_micros(ts) AS p | timestamp_micros(unix_micros(ts) DIV 10000000 * 10000000) AS p | timestamp_micros(i) AS p | date_format(ts, 'yyyy-MM-dd') AS p | replace(t, 'a', 'bb') AS p | split_part(s, 'b', 2) AS p | cast(length(s) - length(replace(s, 'a', '')) AS bigint) AS p
 """
 
@@ -304,6 +307,12 @@ def test_what_the_words_of_sql_say_of_columns_is_what_the_grammar_says():
 def test_columns_that_only_spark_makes_are_refused(rows, sql):
     with pytest.raises(Refused):
         projected((sql,), rows.schema)
+
+
+def test_beside_a_null_of_a_type_nothing_is_evaluated():
+    rows = pa.table({"v": pa.array([1, 2], pa.int64())})
+    projection = projected(("v / 0 + CAST(NULL AS double) AS d", "v DIV 0 = CAST(NULL AS bigint) AS b"), rows.schema)
+    assert projection.of(rows).to_pydict() == {"d": [None, None], "b": [None, None]}
 
 
 def test_quotients_and_decimals_are_the_nearest_doubles():

@@ -30,6 +30,7 @@ from pipelines.runtime.operators.where.expressions import (
     Refused,
     Type,
     any_fails,
+    folded,
     literal,
     nulls,
     strict,
@@ -229,7 +230,8 @@ def compared(comparison: str, left: Expression, right: Expression, text: str) ->
     """One of the comparisons that are null where an operand is."""
     _check_range(comparison, left, right, text)
     operands = common([left, right], text)
-    return Expression(Type(BOOLEAN), strict(COMPARISONS[comparison], *operands), text, any_fails(operands))
+    result = Expression(Type(BOOLEAN), strict(COMPARISONS[comparison], *operands), text, any_fails(operands))
+    return folded(result, *operands)
 
 
 def _check_range(comparison: str, left: Expression, right: Expression, text: str) -> None:

@@ -92,6 +92,7 @@ class Expression:
         literal: Whether it is one.
         value: A literal's, as it is held.
         conjuncts: What AND stands between.
+        is_null: Whether it is a null of a known type, whatever the row.
     """
 
     type: Type
@@ -101,6 +102,7 @@ class Expression:
     literal: bool = False
     value: Any = None
     conjuncts: tuple[Expression, ...] = ()
+    is_null: bool = False
 
 
 def literal(kind: Type, value: Any, text: str) -> Expression:
@@ -111,6 +113,23 @@ def literal(kind: Type, value: Any, text: str) -> Expression:
     """
     series = pl.Series([value], dtype=HELD[kind.kind])
     return Expression(kind, lambda _: series, text, literal=True, value=value)
+
+
+def null(kind: Type, text: str) -> Expression:
+    """A null of a type: `CAST(NULL AS bigint)`, and what Spark makes of it without a look at a row."""
+    series = nulls(kind.kind)
+    return Expression(kind, lambda _: series, text, is_null=True)
+
+
+def typed_null(operand: Expression, kind: Type) -> Expression:
+    """NULL as a null of a type; any other expression as it is."""
+    return null(kind, operand.text) if operand.type.kind == NULL else operand
+
+
+def folded(expression: Expression, *operands: Expression) -> Expression:
+    """What is null where one of its operands is. Where an operand always is, no other one is evaluated, as in Spark:
+    https://github.com/apache/spark/blob/master/sql/catalyst/src/main/scala/org/apache/spark/sql/catalyst/optimizer/expressions.scala"""
+    return null(expression.type, expression.text) if any(operand.is_null for operand in operands) else expression
 
 
 def nulls(kind: str) -> pl.Series:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -30,10 +30,13 @@ from pipelines.runtime.operators.where.expressions import (
     Refused,
     Type,
     any_fails,
+    folded,
     literal,
+    null,
     nulls,
     repeated,
     strict,
+    typed_null,
     where_asked,
 )
 
@@ -62,6 +65,11 @@ def calculated(sign: str, left: Expression, right: Expression, text: str, result
     Args:
         result: Its type, where that is known.
     """
+    left, right = typed_null(left, right.type), typed_null(right, left.type)
+    return folded(_calculated(sign, left, right, text, result), left, right)
+
+
+def _calculated(sign: str, left: Expression, right: Expression, text: str, result: Type | None) -> Expression:
     kinds = {left.type.kind, right.type.kind}
     if not kinds <= set(NUMBERS):
         wrong = left if left.type.kind not in NUMBERS else right
@@ -172,10 +180,12 @@ def _of_decimals(sign: str, left: Expression, right: Expression, text: str, resu
 
 def concatenated(left: Expression, right: Expression, text: str) -> Expression:
     """Two texts with || between them."""
+    left, right = typed_null(left, right.type), typed_null(right, left.type)
     for operand in (left, right):
         if operand.type.kind != STRING:
             raise Refused(f"{text}: {operand.text} is {operand.type}, not a text")
-    return Expression(Type(STRING), strict(operator.add, left, right), text, any_fails([left, right]))
+    joined = Expression(Type(STRING), strict(operator.add, left, right), text, any_fails([left, right]))
+    return folded(joined, left, right)
 
 
 # -- casts
@@ -205,6 +215,13 @@ def cast(value: Expression, name: str, tries: bool, text: str) -> Expression:
     """
     to = BOOLEAN if name == "boolean" else INTEGER if name in BITS else name
     kind = Type(to, BITS.get(name, 0))
+    if value.type.kind == NULL and to in (BOOLEAN, INTEGER, FLOAT, DOUBLE, STRING, DATE, TIMESTAMP):
+        return null(kind, text)
+    return folded(_cast(value, name, kind, tries, text), value)
+
+
+def _cast(value: Expression, name: str, kind: Type, tries: bool, text: str) -> Expression:
+    to = kind.kind
     if value.type.kind == to and to in (DOUBLE, STRING, BOOLEAN, DATE, TIMESTAMP):
         return Expression(value.type, value.of, text, value.may_fail)
     way = _ways(value.type, kind, text).get((value.type.kind, to))
@@ -295,9 +312,14 @@ KNOWN = frozenset((*_FUNCTIONS, *_PARTS, *_MAKING_TEXTS, "regexp_like", "coalesc
 
 def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
     """A function by its name."""
-    kinds = [argument.type.kind for argument in arguments]
     if (name == "coalesce" and arguments) or (name in ("nvl", "ifnull") and len(arguments) == 2):
         return _first(arguments, text)
+    result = _called(name, arguments, text)
+    return result if name in ("isnull", "isnotnull", "isnan") else folded(result, *arguments)
+
+
+def _called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
+    kinds = [argument.type.kind for argument in arguments]
     if name in _PARTS and len(arguments) == 2:
         return conditions.part_of_text(name, arguments[0], arguments[1], text)
     if name == "regexp_like" and len(arguments) == 2:
@@ -426,6 +448,8 @@ def _first(arguments: Sequence[Expression], text: str) -> Expression:
 
 def minus(value: Expression, text: str) -> Expression:
     """A number with a minus before it."""
+    if value.is_null:
+        return replace(value, text=text)
     if value.type.kind in (FLOAT, DOUBLE):
         return Expression(value.type, lambda rows: -value.of(rows), text, value.may_fail)
     _check_sign(value.type, text)
