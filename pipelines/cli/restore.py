@@ -72,17 +72,17 @@ def restore(
         f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched,"
         f" {done.bytes_cached + done.bytes_local:,} were here, {counted(done.files, 'file')} checked in "
         f"{seconds:.1f} s. `weir run"
-        f" {pipeline}` starts from local files now."
+        f" {escape(pipeline)}` starts from local files now."
         if registry.head() == meant
         else (
             f"Checkpoint {meant.id} is valid, {counted(done.files, 'file')} checked in {seconds:.1f} s. "
             f"To go on from it: "
-            f"weir rewind {pipeline} --to {meant.id}"
+            f"weir rewind {escape(pipeline)} --to {meant.id}"
         )
     )
     unread = (
         f"{done.bytes_unread:,} bytes were not read in storage, where only their sizes were compared: "
-        f"weir restore {pipeline} --storage"
+        f"weir restore {escape(pipeline)} --storage"
     )
     answer(json, {**plan.to_dict(), "restored": done.to_dict()}, valid, *([unread] if done.bytes_unread else []))
 

@@ -83,15 +83,17 @@ def stop(
         check_free(definition, settings, savepoint)
     request = Request(requests.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
     if end(definition, settings, request, waiting=waiting):
-        out.print(f"{pipeline} {'drained' if drain else 'stopped'} and ended at a barrier.")
+        out.print(f"{escape(pipeline)} {'drained' if drain else 'stopped'} and ended at a barrier.")
         _say_suspended(pipeline)
         return
     if drain:
-        out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
+        out.print(
+            f"No coordinator of {escape(pipeline)} is running: this command works off what has arrived and drains."
+        )
         _follow(definition, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
         suspension.write(storage, Suspension("drained", reason))
     else:
-        out.print(f"No coordinator of {pipeline} is running.")
+        out.print(f"No coordinator of {escape(pipeline)} is running.")
     if savepoint is not None:
         pin = maintenance.savepoint(definition, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
         out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
@@ -100,7 +102,9 @@ def stop(
 
 def _say_suspended(pipeline: str) -> None:
     """Say who begins again, because a sensor that starts no run looks as if it were broken."""
-    out.print(f"Sensors begin nothing until `weir resume {pipeline}`, `weir run {pipeline}` or Materialize.")
+    out.print(
+        f"Sensors begin nothing until `weir resume {escape(pipeline)}`, `weir run {escape(pipeline)}` or Materialize."
+    )
 
 
 def resume(pipeline: Name) -> None:
@@ -108,7 +112,7 @@ def resume(pipeline: Name) -> None:
     definition, settings = find(pipeline)
     storage, _ = open_storage(definition, settings)
     out.print(
-        f"{pipeline}"
+        f"{escape(pipeline)}"
         f" {'goes on as soon as files wait.' if suspension.clear(storage) else 'was not stopped by a person.'}"
     )
 

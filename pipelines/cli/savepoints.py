@@ -75,7 +75,7 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
     _, registry = open_storage(definition, settings)
     pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
     if json or not pins:
-        none = f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME"
+        none = escape(f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME")
         answer(json, [_facts(pin) for pin in pins], none)
         return
     print_table(
@@ -216,7 +216,7 @@ def cancel(
             maintenance.end(owner.context)
     left = registry.checkpoints()
     out.print(
-        f"{pipeline} is cancelled. "
+        f"{escape(pipeline)} is cancelled. "
         + (
             f"{counted(len(left), 'checkpoint', 'is', 'are')} retained."
             if left

@@ -289,6 +289,18 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert weir(bank.site, "fsck", "small").code == 0
 
 
+def test_brackets_in_reasons_are_shown_as_they_are(bank, weir):
+    reason = "of [x] and [bold]y[/]"
+    assert weir(bank.site, "savepoint", "small", "--name", "good", "--reason", reason).code == 0
+    assert reason in weir(bank.site, "savepoints", "small").out
+    assert weir(bank.site, "fork", "small", "--name", "fix", "--from", "3", "--reason", reason).code == 0
+    assert reason in weir(bank.site, "forks", "small").out
+    assert (
+        f"to checkpoint 3: {reason}."
+        in weir(bank.site, "rewind", "small", "--to", "3", "--yes", "--reason", reason).out
+    )
+
+
 @pytest.mark.parametrize("accepting", [(), ("--yes",), ("--force",), ("--force", "--yes")])
 def test_a_rewind_to_the_newest_checkpoint_takes_nothing_back(bank, weir, accepting):
     before = bank.registry.generation()

@@ -216,6 +216,23 @@ def test_columns_that_a_table_gains_are_null_in_older_files(tmp_path: Path):
     ], "each version has its own columns"
 
 
+@pytest.mark.parametrize("cleaned", [False, True])
+@pytest.mark.parametrize(
+    "hint", [b"", b"damaged", b'{"version":', b"{}", b"\xff", b'{"version":99,"size":1}', b"[]", None]
+)
+def test_a_damaged_last_checkpoint_is_read_past(tmp_path: Path, hint: bytes | None, cleaned: bool):
+    table = tmp_path / "t"
+    for number in range(3):
+        append(table, number)
+    DeltaTable(table).create_checkpoint()
+    log = table / "_delta_log"
+    for number in range(2) if cleaned else ():
+        (log / f"{number:020}.json").unlink()
+    last = log / "_last_checkpoint"
+    last.unlink() if hint is None else last.write_bytes(hint)
+    assert Reader(source(table)).ids() == [0, 1, 2]
+
+
 def test_commits_that_change_no_row_are_passed_and_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = tmp_path / "t"
     append(table, 1)
