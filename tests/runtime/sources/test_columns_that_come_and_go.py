@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Pipeline, delta, files, select
+from pipelines.runtime.connectors.formats.decoding import decode
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import InputError
@@ -39,10 +40,10 @@ def write(path: Path, row: dict) -> None:
             path.write_bytes(data.getvalue())
 
 
-def read(root: Path, form: str, given: dict[str, dict], **options) -> list[dict]:
+def read(root: Path, form: str, given: dict[str, dict], evolve: str = "add", **options) -> list[dict]:
     """The rows that a pipeline makes of files, an epoch each."""
     given_format = {} if form == "parquet" else {"format": form}
-    source = files(f"{{landing}}/**/*.{form}", evolve="add", **given_format, **options)
+    source = files(f"{{landing}}/**/*.{form}", evolve=evolve, **given_format, **options)
     pipeline = Pipeline("evolving", (select("rows", source, "*", sink=delta.append("rows", evolve="add")),))
     site = Site(root, {"WEIR_EPOCH__MAX_FILES": "1"}, pipeline, "x")
     for name, row in given.items():
@@ -82,8 +83,32 @@ def test_a_column_that_comes_back_in_other_capitals_is_refused_by_both_names(tmp
     assert all(part in str(refused.value) for part in (f"2.{form}", "'Id'", "'ID'"))
 
 
-@pytest.mark.parametrize("form", ["csv", "avro"])
-def test_a_declared_column_in_other_capitals_is_refused_by_both_names(tmp_path, form):
+@pytest.mark.parametrize("evolve", ["add", "fix"])
+@pytest.mark.parametrize("form", ["csv", "json", "avro"])
+def test_a_declared_column_in_other_capitals_is_refused_by_both_names(tmp_path, form, evolve):
+    """Also where new columns are not taken."""
     with pytest.raises(InputError) as refused:
-        read(tmp_path, form, {"1": {"a": "1", "B": "x"}}, schema=DECLARED)
+        read(tmp_path, form, {"1": {"a": "1", "B": "x", "n": 1}}, schema=DECLARED, evolve=evolve)
     assert all(part in str(refused.value) for part in (f"1.{form}", "'b'", "'B'"))
+
+
+def test_a_field_of_json_in_other_capitals_makes_its_line_a_bad_row(tmp_path):
+    """Of objects in objects and in lists too; a text that is such a name is none."""
+    item = pa.struct({"xY": pa.int64()})
+    schema = pa.schema({"a": pa.string(), "Id": pa.int64(), "s": pa.struct({"Ö": pa.int64()}), "l": pa.list_(item)})
+    lines = [
+        '{"a": "1", "Id": 1, "s": {"Ö": 1}, "l": [{"xY": 1}]}',
+        '{"a": "2", "ID": 20}',
+        '{"a": "ID"}',
+        '{"a": "4", "s": {"ö": 1}}',
+        '{"a": "5", "l": [{"XY": 1}]}',
+        '{"a": "6", "Id": null, "ID": 7}',
+    ]
+    text = "\n".join(lines).encode()
+    batches = list(decode("json", {}, io.BytesIO(text), schema, "x.json", len(text) + 1))
+    assert [value for batch in batches for value in batch.rows.column("a").to_pylist()] == ["1", "ID", "6"]
+    assert [(row.number, row.reason) for batch in batches for row in batch.rejected] == [
+        (2, "the field 'ID' differs from 'Id' by capitals alone"),
+        (4, "the field 's.ö' differs from 's.Ö' by capitals alone"),
+        (5, "the field 'l[].XY' differs from 'l[].xY' by capitals alone"),
+    ]

@@ -72,8 +72,7 @@ class AvroReader:
         if schema is None:
             self._check_types()
         self.schema = self.stored if schema is None else schema
-        if partial:
-            self.schema = there_of(self.schema, self._columns, file.where)
+        self.schema = there_of(self.schema, self._columns, file.where, partial=partial)
         absent = [name for name in self.schema.names if name not in self._columns]
         if absent:
             raise InputError(

@@ -79,8 +79,7 @@ class CsvReader:
         self._blocks = file.blocks(block_bytes, bounds)
         self._names = self._named(schema)
         self.schema = schema if schema is not None else pa.schema([(name, pa.string()) for name in self._names])
-        if partial:
-            self.schema = there_of(self.schema, self._names, file.where)
+        self.schema = there_of(self.schema, self._names, file.where, partial=partial)
         self._check_names()
 
     def blocks(self) -> Iterator[Block]:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from pipelines.runtime.connectors.formats import texts
+from pipelines.runtime.connectors.formats.spelling import respelled
 from pipelines.runtime.connectors.formats.stream import Block, Bytes, in_pieces, is_utf8, last_line, line_ends
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
@@ -71,6 +72,7 @@ class JsonLines:
         self._has_float = any(map(pa.types.is_floating, leaves))
         self._has_decimal = any(map(pa.types.is_decimal, leaves))
         self._wire = None if any(_has_map(field.type) for field in schema) else _wire_schema(schema)
+        self._names = {field.name: frozenset(_names(field)) for field in schema}
 
     def decoded(self, block: Block) -> Batch:
         """The rows of a block. May be called from any thread."""
@@ -113,8 +115,14 @@ class JsonLines:
         table = parsed(data, self._wire, self._options.extra)
         if self._keeps_digits and self._has_float and loses_digits(data, table):
             raise UnfitError("long numbers")
+        absent = (name for name in self._names if table.column(name).null_count or pa.types.is_nested(self._type(name)))
+        if may_be_respelled(data, frozenset[str]().union(*(self._names[name] for name in absent))):
+            raise UnfitError("other capitals")
         columns = [_from_wire(table.column(field.name), field.type) for field in self.schema]
         return pa.table(columns, schema=self.schema)
+
+    def _type(self, name: str) -> pa.DataType:
+        return self.schema.field(name).type
 
     def _by_python(self, text: bytes) -> dict[str, Any]:
         return self._fields(loaded(text), self.schema, "")
@@ -123,6 +131,8 @@ class JsonLines:
         by_name = {field.name: field.type for field in fields}
         if self._options.extra == "fail" and (more := next((name for name in raw if name not in by_name), None)):
             raise UnfitError(f"the field {path + more!r} is not in the schema")
+        if (other := respelled(by_name, raw)) is not None:
+            raise UnfitError(f"the field {path + other[1]!r} differs from {path + other[0]!r} by capitals alone")
         return {name: self._value(raw.get(name), type, path + name) for name, type in by_name.items()}
 
     def _value(self, raw: Any, type: pa.DataType, path: str) -> Any:
@@ -277,6 +287,22 @@ def _is_json(text: bytes) -> bool:
         return False
 
 
+def may_be_respelled(data: bytes, names: Collection[str]) -> bool:
+    """Return whether some lines may have one of these fields in other capitals. A text that is such a name counts too.
+
+    Args:
+        data: The lines.
+        names: Of fields that some lines lack.
+    """
+    if not names:
+        return False
+    if all(name.isascii() for name in names):
+        lower = data.lower()
+        return any(lower.count(f'"{name.lower()}"'.encode()) > data.count(f'"{name}"'.encode()) for name in names)
+    exact, any_of = {f'"{name}"' for name in names}, "|".join(map(re.escape, names))
+    return any(found not in exact for found in re.findall(f'"(?:{any_of})"', data.decode(), re.IGNORECASE))
+
+
 def loses_digits(data: bytes, table: pa.Table) -> bool:
     """Return whether a number of some lines may have more digits than float64 holds.
 
@@ -341,6 +367,14 @@ def _wire(type: pa.DataType) -> pa.DataType:
     if pa.types.is_nested(type):
         return mapped(type, _wire)
     return pa.string() if pa.types.is_temporal(type) or pa.types.is_binary(type) else type
+
+
+def _names(field: pa.Field) -> Iterator[str]:
+    """The names of a field and of all those within it that are fields of JSON objects."""
+    yield field.name
+    for at in range(field.type.num_fields):
+        within = field.type.field(at)
+        yield from _names(within) if pa.types.is_struct(field.type) else list(_names(within))[1:]
 
 
 def _has_map(type: pa.DataType) -> bool:
