@@ -4,9 +4,9 @@
                      |                   |
                      +-> tables/...      +-> tables/...
 
-A pipeline is one multi-asset that cannot be subset: its stages advance together, epoch by epoch. One run coordinates
-many epochs in one process. Each epoch is an observation of its assets and a materialization of its tables, each run
-one materialization of the stages and the checkpoint.
+A pipeline is one multi-asset: its stages advance together, epoch by epoch, whichever of them was asked for. One run
+coordinates many epochs in one process. Each epoch is an observation of its assets and a materialization of its tables,
+each run one materialization of the stages and the checkpoint.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,13 +47,17 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         name=f"{pipeline.name}_epochs",
         # Where a person has ended the pipeline, a sensor's run makes nothing.
         specs=[spec.replace_attributes(skippable=True) for spec in asset_specs],
-        can_subset=False,
+        # Who asks for one table gets it by an epoch, which makes all others as well.
+        can_subset=True,
         description=pipeline.description or f"Runs epochs of {pipeline.name} until it has caught up.",
         pool=here.pool,
     )
     def epochs(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         introduce(context, here)
         for done in coordinate(context, pipeline, settings):
+            if done.asset_key not in context.selected_asset_keys:
+                context.log_event(done)
+                continue
             version = dg.DataVersion(done.tags[names.DATA_VERSION]) if done.tags else None
             yield dg.MaterializeResult(asset_key=done.asset_key, metadata=done.metadata, data_version=version)
 

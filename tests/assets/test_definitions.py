@@ -248,13 +248,6 @@ def test_stages_and_tables_have_owners_and_the_version_of_their_code(tmp_path):
     assert fingerprint_of_stage(daily) == fingerprint_of_stage(hourly), "words for people are no code"
 
 
-def test_stages_cannot_be_run_apart(tmp_path):
-    defs = weir_definitions([flights.pipeline], settings(tmp_path))
-    assets = [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)]
-    subset = {definition.op.name: definition.can_subset for definition in assets if definition.is_executable}
-    assert subset == {"flights_epochs": False}
-
-
 def test_the_instances_configuration_is_accepted_as_it_is(tmp_path):
     (tmp_path / "dagster.yaml").write_text((PROJECT / "infra" / "dagster.yaml").read_text())
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:

@@ -119,6 +119,23 @@ def test_a_restore_beside_a_living_coordinator_is_refused(house):
         requests.send(house.storage, requests.Request("stop"))
 
 
+# -- one asset alone
+
+
+@pytest.mark.parametrize("job", ["small_job", "__ASSET_JOB"])
+@pytest.mark.parametrize("name", [("tables", "booked"), ("accounts_stage",), ("checkpoint",)])
+def test_one_asset_that_is_asked_for_alone_comes_by_epochs_of_the_whole_pipeline(house, job, name):
+    house.bank.land(4)
+    asked = dg.AssetKey(["small", *name])
+    ran = house.execute(job, asset_selection=[asked])
+    assert ran.success
+    house.bank.assert_exact(1, 2, 3, 4)
+    by_job = {event.asset_key for event in ran.all_events if event.is_step_materialization}
+    assert by_job == {
+        dg.AssetKey(["small", *other]) for other in [("tables", "booked"), ("accounts_stage",), ("checkpoint",)]
+    }
+
+
 # -- savepoint, rewind, stop
 
 
