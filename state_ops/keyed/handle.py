@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops.arrow import frames
+from state_ops.arrow.unfit_values import unfit
 from state_ops.backends.base import Backend
 from state_ops.errors import StageError
 from state_ops.keyed import ttl
@@ -63,17 +64,36 @@ class RowHandle(BatchHandle):
     def _out(self, frame: pl.DataFrame) -> Any:
         return self._convert(frames.arrow(frame))
 
-    def _check_nulls(self, columns: dict[str, pl.Series], codes: np.ndarray, method: str) -> None:
-        """StageError for a null where none may be. codes: of the columns' rows."""
+    def _check_values(self, columns: dict[str, pl.Series], codes: np.ndarray, method: str) -> None:
+        """Refuse a null where none may be, and a value that nobody could read again, as a date after the year 9999.
+
+        Args:
+            codes: Of the columns' rows.
+
+        Raises:
+            StageError: With the keys.
+        """
+        judged = {name: column for name, column in columns.items() if _may_be_unfit(column.dtype)}
+        for value in unfit(frames.arrow(pl.DataFrame(judged))) if judged else ():
+            raise self.batch.misuse(
+                f"{method}: the state field {value.column!r} {value.problem}",
+                codes[value.row : value.row + 1],
+                "Correct the value where it is made, or leave its row out.",
+            )
         nan = " (a NaN in a pandas frame is a null)"
         for name, column in columns.items():
-            if column.null_count() and not self._nullable[name]:
+            if column.null_count() and not self._nullable.get(name, False):
                 raise self.batch.misuse(
                     f"{method}: the state field {name!r} is not nullable but was given {column.null_count()} null(s)",
                     codes[column.is_null().to_numpy()],
                     f"Fill the column before it is stored{nan if column.dtype.is_float() else ''}, or declare the "
                     "field `| None`.",
                 )
+
+
+def _may_be_unfit(type: pl.DataType) -> bool:
+    """Return whether a type has values that `unfit` refuses. Polars itself makes no text that is not UTF-8."""
+    return not (type.is_integer() or type.is_float() or type in (pl.String, pl.Boolean, pl.Binary, pl.Null))
 
 
 class CollectionState(RowHandle):

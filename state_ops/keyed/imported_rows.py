@@ -12,6 +12,7 @@ from state_ops.arrow import frames
 from state_ops.arrow.columns import contiguous, is_list
 from state_ops.arrow.nested import elements
 from state_ops.arrow.types import parts, type_name
+from state_ops.arrow.unfit_values import unfit
 from state_ops.counts import counted
 from state_ops.errors import InputError, first_line
 from state_ops.keyed.ttl import visible
@@ -56,6 +57,8 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
             )
         if cast is not None:
             columns[name] = cast
+            far = next(unfit(pa.table({name: cast})), None)
+            problems += [f"row {far.row + 1}: the column {far.column!r} {far.problem}"] if far is not None else []
             problems += [
                 f"the column {name!r} has a null in {part}, which cannot be null" for part in _holes(name, cast)
             ]

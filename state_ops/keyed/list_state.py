@@ -73,7 +73,7 @@ class ListState(CollectionState):
         given = frames.polars(frame)
         codes = self.batch.codes(given, method)
         fields = self._fields(given, columns, method, "an element")
-        self._check_nulls(fields, codes, method)
+        self._check_values(fields, codes, method)
         if not len(codes):
             return
         self._load()

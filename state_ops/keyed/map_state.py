@@ -64,7 +64,7 @@ class MapState(CollectionState):
                 codes[twice],
                 f"Reduce the frame to one row per key and map key first, or use {self._name}.fold.",
             )
-        self._check_nulls(fields, codes, method)
+        self._check_values({self._declared.key_column: keys, **fields}, codes, method)
         if len(fields) == len(self._types):
             rows = pl.DataFrame([fields[name] for name in self._types])
         else:
@@ -123,7 +123,8 @@ class MapState(CollectionState):
         encoded = self._encoded(owners, fresh[_ENTRY])
         rows = self._rows(encoded)[0]
         merged = key_aggregation.merged(wanted, rows, fresh, self._where)
-        self._check_nulls({name: merged[name] for name in aggregates}, owners, method)
+        entries = {self._declared.key_column: fresh[_ENTRY]}
+        self._check_values(entries | {name: merged[name] for name in aggregates}, owners, method)
         self._put(encoded, rows.with_columns([merged[name] for name in aggregates]))
         keyed = self.batch.of(owners).with_columns(fresh[_ENTRY].alias(self._declared.key_column))
         return self._out(pl.concat([keyed, merged], how="horizontal"))

@@ -208,7 +208,7 @@ class ValueState(RowHandle):
         rows = self._loaded()
         if not len(codes):
             return
-        self._check_nulls(columns, codes, method)
+        self._check_values(columns, codes, method)
         at = np.full(len(rows), -1, np.int64)
         at[codes] = np.arange(len(codes))
         mine = pl.Series(at >= 0)

@@ -188,6 +188,9 @@ def test_values_are_cast_where_each_fits():
     with pytest.raises(InputError, match=r"'small' holds what int8 cannot: .*200.*: row 2: ") as refused:
         fitting(bad, keys, schema, "")
     assert "the column 'texts' has a null in texts.item, which cannot be null" in str(refused.value)
+    far = pa.array([0, 1 << 60], pa.timestamp("us", tz="UTC"))
+    with pytest.raises(InputError, match=r"row 2: the column 'at' is 38504-08-17.*, outside of the years 1 to 9999"):
+        fitting(rows.set_column(3, "at", far), keys, schema, "")
 
 
 def test_a_stage_that_does_not_fit_its_input_is_refused_with_what_is_wrong(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from pipelines import testing
 from pipelines.api import (
     Epoch,
     KeyedState,
+    ListOf,
+    MapOf,
     Stage,
     State,
     agg,
@@ -39,7 +41,7 @@ from pipelines.runtime.sources.slices import LeftOut
 from state_ops.arrow import frames
 from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO
 from state_ops.checkpoints.checkpoint import from_micros
-from state_ops.errors import InputError
+from state_ops.errors import InputError, StageError
 from tests.recovery.harness import Site
 from tests.runtime.aside import NOON, SCHEMA, accounts, pipeline
 
@@ -128,6 +130,42 @@ def test_a_watermark_at_the_end_of_time_stops_no_window(micros):
     )
     far = pa.table({"k": ["a", "far"], "at": pa.array([0, micros], pa.int64()).cast(MOMENT)})
     assert len(run.epoch(far)) + len(run.epoch(drain=True)) == 1
+
+
+class Kept(State):
+    day: date | None = None
+    days: list[datetime] = []  # noqa: RUF012  a state class copies its defaults
+    each: MapOf[date, datetime]
+    past: ListOf[date]
+
+
+WRITES = {
+    "value": (lambda state, rows: state.put(rows.select("k", day="far")), "day"),
+    "a list in it": (lambda state, rows: state.put(rows.select("k", days=pl.concat_list("moment"))), "days"),
+    "folded": (lambda state, rows: state.fold(rows, day=agg.max("far")), "day"),
+    "a list": (lambda state, rows: state.past.append(rows, past="far"), "past"),
+    "a map": (lambda state, rows: state.each.put(rows, each_key="near", each="moment"), "each"),
+    "a map's key": (lambda state, rows: state.each.put(rows, each_key="far", each="at"), "each_key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_a_function_puts_no_date_into_state_that_nobody_could_read_again(how: str):
+    write, name = WRITES[how]
+
+    @stage("kept", source=EVENTS, key="k", state=Kept)
+    def kept(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
+        days = pl.when(pl.col("at").dt.year() > 2000).then(1 << 30).otherwise(0).cast(pl.Int32).cast(pl.Date)
+        moments = pl.when(pl.col("at").dt.year() > 2000).then(YEAR_12000).otherwise(0).cast(pl.Datetime("us", "UTC"))
+        near = pl.lit(date(2024, 1, 1))
+        write(state, rows.with_columns(far=days, moment=moments, near=near))
+
+    run = testing.run(kept, schema=INPUT)
+    run.epoch(rows(0))
+    with pytest.raises(StageError, match=rf"'{name}\S*' is .*, outside of the years 1 to 9999 \(keys: ") as refused:
+        run.epoch(rows(10**15))
+    assert "stage kept" in str(refused.value)
+    run.epoch(rows(1))
 
 
 # -- for people
