@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+import stamina
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from configs.settings import PROJECT
 from infra.kafka_broker import KafkaBroker
@@ -33,7 +34,8 @@ def broker_of_tests() -> Iterator[KafkaBroker]:
     except TransientError as error:
         missing(str(error))
     with tempfile.TemporaryDirectory(prefix="weir-kafka-", ignore_cleanup_errors=True) as directory:
-        broker = KafkaBroker(Path(directory) / "broker", CACHE)
+        soon = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}  # and not ten seconds late
+        broker = KafkaBroker(Path(directory) / "broker", CACHE, properties=soon)
         broker.start()
         try:
             yield broker
@@ -98,6 +100,24 @@ class KafkaTopics:
             return consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)[1]
         finally:
             consumer.close()
+
+    def is_open(self, topic: str, partition: int = 0) -> bool:
+        """Whether somebody's transaction is open in a partition."""
+        place = TopicPartition(topic, partition)
+        levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        stable, end = (
+            self.admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)[place].result(30).offset
+            for level in levels
+        )
+        return stable < end
+
+    def forget_group(self, group: str) -> None:
+        """Delete a group's offsets. Each try has a client of its own: one may wait for ever for a coordinator that a
+        restart has ended."""
+        for attempt in stamina.retry_context((KafkaException, TimeoutError), attempts=10, wait_initial=0.05):
+            with attempt:
+                admin = AdminClient(dict(self._options))
+                admin.delete_consumer_groups([group], request_timeout=2)[group].result(3)
 
     def committed(self, topic: str) -> list[Any]:
         """All messages of a topic that a consumer of committed messages sees."""

@@ -310,8 +310,7 @@ def bank(kafka, tmp_path) -> small.Bank:
 
 
 def forget(kafka: KafkaTopics, bank: small.Bank) -> None:
-    group = f"weir/{bank.site.pipeline.name}/main/out"
-    kafka.admin.delete_consumer_groups([group])[group].result(30)
+    kafka.forget_group(f"weir/{bank.site.pipeline.name}/main/out")
 
 
 def sent(kafka: KafkaTopics, bank: small.Bank) -> int:

@@ -55,7 +55,7 @@ def ids(kafka: KafkaTopics, topic: str) -> list[int]:
 
 
 def forget_marker(kafka: KafkaTopics) -> None:
-    kafka.admin.delete_consumer_groups([APP])[APP].result(30)
+    kafka.forget_group(APP)
 
 
 def test_the_answer_to_a_commit_is_lost_once(kafka):

@@ -108,6 +108,7 @@ class KafkaPublisher:
         self._transactions: Transactions | None = None
         self._marker: Marker | None = None  # as long as the producer lives
         self._is_written = False
+        self._topic_id: str | None = None  # of the topic that the producer has begun with
 
     def check(self, schema: pa.Schema) -> None:
         encoding.check(schema, self._sink.values, self._sink.schema, self._sink.key, self._where)
@@ -194,8 +195,11 @@ class KafkaPublisher:
             try:
                 return action()
             except EndedError as error:
-                ended = error.__cause__
+                before, ended = ended, error.__cause__
                 self._discard()
+                # A process that was suspended was late once. One that is late again needs more time.
+                if isinstance(before, ConfigurationError) and isinstance(ended, ConfigurationError):
+                    raise ended from error
             except BaseException:
                 self._discard()
                 raise
@@ -233,7 +237,8 @@ class KafkaPublisher:
         """The producer of this process, which no other one has fenced so far as it knows."""
         if self._transactions is None:
             self._opening.prove()
-            if not self._exists():
+            self._topic_id = self._found()
+            if self._topic_id is None:
                 if previous is not None:
                     raise DamageError(
                         f"The topic {self._topic} is gone, to which checkpoint {previous} was published.",
@@ -241,9 +246,12 @@ class KafkaPublisher:
                         next=f"Bring it back; or accept that its messages are lost: {_PAGE}.",
                     )
                 self.prepare()
-            timeout_s = self._sink.transaction_timeout
-            self._transactions = Transactions(self._client, self._topic, self._id, timeout_s)
+                self._topic_id = self._found()
+            timeout_s, largest = self._sink.transaction_timeout, self._settings().largest
+            self._transactions = Transactions(self._client, self._topic, self._id, timeout_s, largest)
             self._marker, self._is_written = stored(self._client, self._topic, self._id), False
+        else:
+            self._check_topic()  # the library waits for one that was deleted for as long as a transaction may last
         return self._transactions
 
     def _write_again(self, transactions: Transactions) -> None:
@@ -270,18 +278,19 @@ class KafkaPublisher:
                         "that were committed.",
                         where=self._where,
                     )
+                self._check_topic()
                 return Marker(checkpoint) if there == count else replace(part, rows=there)
 
             try:
                 marker, _ = transactions.run(with_part, messages, header, self._sink.transaction_timeout * _SENDS)
             except EndedError as error:
                 if transactions.is_out_of_time:
-                    raise ConfigurationError(
+                    error.__cause__ = ConfigurationError(
                         f"Publishing a part of checkpoint {checkpoint} took longer than the "
                         f"{self._sink.transaction_timeout} s after which brokers abort a transaction.",
                         where=self._where,
                         next="Raise transaction_timeout; the brokers' transaction.max.timeout.ms bounds it.",
-                    ) from error
+                    )
                 raise
             self._marker, self._is_written = marker, True
 
@@ -300,17 +309,30 @@ class KafkaPublisher:
             transactions.close()
         self._client.close()  # it may wait for ever for a coordinator that it remembers
 
+    def _check_topic(self) -> None:
+        """Raise EndedError if the topic is another one than the producer has begun with: what was sent before is not in
+        it. Asked before each commit."""
+        try:
+            there = self._found()
+        except TransientError as error:
+            raise EndedError from error
+        if there != self._topic_id:
+            raise EndedError from DamageError(f"The topic {self._topic} was deleted or made anew meanwhile.")
+
     def _exists(self) -> bool:
+        return self._found() is not None
+
+    def _found(self) -> str | None:
+        """The id of the topic, which is this one's alone; None if there is none."""
         from confluent_kafka import TopicCollection
 
         future = self._client.admin.describe_topics(
             TopicCollection([self._topic]), request_timeout=self._client.timeout_s
         )[self._topic]
         try:
-            self._client.result(future, f"the topic {self._topic} cannot be looked at")
+            return str(self._client.result(future, f"the topic {self._topic} cannot be looked at").topic_id)
         except InputError:
-            return False
-        return True
+            return None
 
     def _from_messages(self, previous: int | None, checkpoint: int, rows: Rows) -> Marker | None:
         """The marker, which brokers have forgotten or never had, as messages say it; None: `checkpoint` is there.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Message = tuple[int, bytes | None, bytes]
 """A row's number, its key and its value."""
 
+_BATCH_BYTES = 1_000_000  # of a batch, where options do not say batch.size
+_BATCH_HEADER = 200
+_REPORTS_S = 2.0
 _QUEUE_MB = 64  # what waits to be sent when a transaction is to end has to be sent before its time is up
 
 
@@ -38,12 +41,15 @@ class Transactions:
     Args:
         id: The transactional.id, and the group whose offset is the marker.
         timeout_s: After how long brokers abort a transaction.
+        largest: Bytes of a batch of messages that the topic takes at most; None: that is not known. A single message
+            may be as large as that.
     """
 
-    def __init__(self, client: Client, topic: str, id: str, timeout_s: int) -> None:
+    def __init__(self, client: Client, topic: str, id: str, timeout_s: int, largest: int | None = None) -> None:
         from confluent_kafka import Producer
 
         self._client, self._topic, self._timeout_s = client, topic, timeout_s
+        batches = int(client.configuration().get("batch.size", _BATCH_BYTES))
         self._producer: Producer = client.opened(
             Producer,
             transactional_id=id,
@@ -53,10 +59,15 @@ class Transactions:
             linger_ms=20,
             queue_buffering_max_messages=200_000,
             queue_buffering_max_kbytes=_QUEUE_MB * 1024,
+            batch_size=batches if largest is None else max(1, min(batches, largest - _BATCH_HEADER)),
         )
         self._group = _group(id)
         self._sent_since: float | None = None
-        self._call(lambda: self._producer.init_transactions(1))
+        try:
+            self._call(lambda: self._producer.init_transactions(1))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_out_of_time(self) -> bool:
@@ -79,7 +90,7 @@ class Transactions:
         """
         self._sent_since = None
         try:
-            self._call(self._producer.begin_transaction)
+            self._call(lambda: self._producer.begin_transaction())  # no frame of an error keeps the producer
             sent = self._send(messages, headers, sends_s)
             marked = marker(sent)
             self._call(lambda: self._send_marker(marked))
@@ -94,7 +105,14 @@ class Transactions:
         return marked, sent
 
     def close(self) -> None:
-        self._producer.purge()
+        """Give the producer's threads back. Where a call does not return (`_send_marker`), that call's thread does it.
+
+        The library's own `close` waits for brokers that are away, to abort a transaction that the next producer aborts.
+        """
+        with suppress(self._client.kafka.KafkaException):
+            self._producer.purge()
+            self._producer.poll(0)  # reports of what was purged are kept alive until they are handed out
+        del self._producer
 
     def _send(self, messages: Iterator[Message], headers: Callable[[int], Headers], sends_s: float) -> int:
         failed: list[Any] = []
@@ -114,7 +132,7 @@ class Transactions:
                 except BufferError:
                     self._poll(0.1, doing)
                 except self._client.kafka.KafkaException as error:
-                    self._raise(error, doing)
+                    self._raise(self._reason(failed, error), doing)
             sent += 1
             if not sent % 1000:
                 self._poll(0, doing)
@@ -123,8 +141,24 @@ class Transactions:
         while len(self._producer) and not failed and not self.is_out_of_time:
             self._poll(0.05, doing)
         if failed:
-            self._raise(self._client.kafka.KafkaException(failed[0]), doing)
+            self._raise(self._reason(failed, self._client.kafka.KafkaException(failed[0])), doing)
         return sent
+
+    def _reason(self, failed: list[Any], error: Any) -> Any:
+        """Return the error of the message that made a transaction fail, behind which all others are only purged.
+
+        Args:
+            failed: Gets what reports say of messages, from within `poll`.
+            error: What to return if no report says more.
+        """
+        codes = self._client.kafka.KafkaError
+        until = time.monotonic() + _REPORTS_S
+        while True:
+            with suppress(self._client.kafka.KafkaException):
+                self._producer.poll(0.05)
+            said = [one for one in failed if one.code() not in (codes._PURGE_QUEUE, codes._PURGE_INFLIGHT)]
+            if said or not len(self._producer) or time.monotonic() > until:
+                return self._client.kafka.KafkaException(said[0]) if said else error
 
     def _send_marker(self, marker: Marker) -> None:
         # The client may never return from this call where a broker was restarted (librdkafka issue 5456).

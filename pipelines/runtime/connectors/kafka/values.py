@@ -21,6 +21,8 @@ _CLIENTS_LIMIT = 1_000_000  # bytes of a message, where message.max.bytes of the
 _OVERHEAD = 200  # bytes that a message takes beside key, value and header, as a batch of its own
 _ESCAPED = 6  # characters that JSON may need for one
 _BATCH_ROWS = 10_000
+_AS_IT_COMES, _NONE = "producer", "none"
+_MARGIN = 1.1  # of compressed sizes: libraries and levels differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,13 @@ class TopicSettings:
 
     Attributes:
         is_compacted: It takes no message without a key.
-        largest: Bytes that a message has at most, as it is stored; None: that is not known.
+        largest: Bytes that a message has at most, as it is stored, and a batch of them; None: that is not known.
+        compression: How the brokers compress what they store; "producer": as it comes.
     """
 
     is_compacted: bool = False
     largest: int | None = None
+    compression: str = _AS_IT_COMES
 
 
 def settings_of(client: Client, topic: str, options: dict[str, str]) -> TopicSettings:
@@ -60,9 +64,10 @@ def settings_of(client: Client, topic: str, options: dict[str, str]) -> TopicSet
             cluster = client.result(client.admin.describe_cluster(request_timeout=client.timeout_s), doing)
             ours = asked(ResourceType.BROKER, str(cluster.nodes[0].id))
             told = {"cleanup.policy": ours["log.cleanup.policy"], "max.message.bytes": ours["message.max.bytes"]}
-            told |= options
+            told |= {"compression.type": ours["compression.type"]} | options
     policy, largest = told.get("cleanup.policy") or "", told.get("max.message.bytes")
-    return TopicSettings("compact" in policy, int(largest) if largest is not None else None)
+    compression = told.get("compression.type") or _AS_IT_COMES
+    return TopicSettings("compact" in policy, int(largest) if largest is not None else None, compression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class MessageRules:
         values: "json" or "avro", the latter with a schema and, if values begin with it, its number in a registry.
         is_compacted: Of the topic.
         largest: Bytes that key and value have at most together.
+        stored: Bytes that they have at most once they are compressed; None: they are not.
+        codecs: How they are compressed, on the way and as the brokers store them.
     """
 
     key: tuple[str, ...]
@@ -82,6 +89,8 @@ class MessageRules:
     schema_id: int | None
     is_compacted: bool
     largest: int
+    stored: int | None = None
+    codecs: tuple[str, ...] = ()
 
     def refused(self, rows: pa.Table) -> Iterator[UnfitValue]:
         """Yield what the topic does not take."""
@@ -102,13 +111,13 @@ class MessageRules:
         """Whether all rows together are no larger than a single one may be, however they are written."""
         names = sum(len(name) + 4 for name in rows.column_names)
         widest = 64 * rows.num_columns  # numbers and times as text
-        return bool(2 * (_ESCAPED * rows.nbytes + (names + widest) * rows.num_rows) <= self.largest)
+        return bool(2 * (_ESCAPED * rows.nbytes + (names + widest) * rows.num_rows) <= self._smallest)
 
     def _problems(self, rows: pa.RecordBatch, encode: encoding.Encoder) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield rows that make no message, or one that is too large, with a column and the problem. Parts without one
         cost one try."""
         try:
-            sizes = [len(key or b"") + len(value) for key, value in encode(rows)]
+            sizes = [self._sizes(key or b"", value) for key, value in encode(rows)]
         except (Exception, PanicException) as error:  # of any type: libraries take values for what they are not
             if rows.num_rows == 1:
                 yield 0, self._misfit(rows, error)
@@ -118,13 +127,26 @@ class MessageRules:
             for row, problem in self._problems(rows.slice(half), encode):
                 yield half + row, problem
             return
-        for row, size in enumerate(sizes):
-            if size > self.largest:
-                yield row, (_largest_column(rows.slice(row, 1)), f"makes a message of {size:,} bytes{self._too_large}")
+        for row, (size, stored) in enumerate(sizes):
+            if size > self.largest or stored > self._smallest:
+                too_large = f"makes a message of {size:,} bytes, and the topic and its client take {self.largest:,}"
+                if size <= self.largest:
+                    too_large = (
+                        f"makes a message of some {stored:,} bytes compressed, and the topic takes {self.stored:,}"
+                    )
+                yield row, (_largest_column(rows.slice(row, 1)), too_large)
 
     @property
-    def _too_large(self) -> str:
-        return f", and the topic and its client take {self.largest:,}"
+    def _smallest(self) -> int:
+        return self.largest if self.stored is None else min(self.stored, self.largest)
+
+    def _sizes(self, key: bytes, value: bytes) -> tuple[int, int]:
+        """Bytes of a message, and how many it has at most where it is stored."""
+        size = len(key) + len(value)
+        if size <= self._smallest or not self.codecs:
+            return size, size
+        compressed = max(len(pa.compress(key + value, codec, asbytes=True)) for codec in self.codecs)
+        return size, min(size, int(compressed * _MARGIN))
 
     def _misfit(self, row: pa.RecordBatch, error: BaseException) -> tuple[str, str]:
         """The column of a row that cannot be written, and why."""
@@ -155,10 +177,17 @@ def rules(key: tuple[str, ...], values: str, schema: str | None, schema_id: int 
         headers: Bytes of a message's headers.
     """
     largest = int(clients.get("message.max.bytes", _CLIENTS_LIMIT))
-    is_compressed = any(clients.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
-    if topic.largest is not None and not is_compressed:  # else a message may be smaller there
-        largest = min(largest, topic.largest)
-    return MessageRules(key, values, schema, schema_id, topic.is_compacted, largest - headers - _OVERHEAD)
+    names = [clients.get(name, _NONE) for name in ("compression.type", "compression.codec")]
+    codecs = {name for name in names if name != _NONE}
+    more, stored = headers + _OVERHEAD, topic.largest
+    if topic.largest is not None and (not codecs or topic.compression == "uncompressed"):
+        largest, stored, codecs = min(largest, topic.largest), None, set()
+    if codecs and topic.compression != _AS_IT_COMES:  # brokers judge what comes, and what they make of it
+        codecs.add(topic.compression)
+    compressed = stored - more if codecs and stored is not None else None
+    return MessageRules(
+        key, values, schema, schema_id, topic.is_compacted, largest - more, compressed, tuple(sorted(codecs))
+    )
 
 
 def _largest_column(row: pa.RecordBatch) -> str:
