@@ -286,8 +286,9 @@ class Watcher:
             shown = metadata.of_stage(self._stages, stage.uid)
             self._context.log_event(dg.AssetObservation(stage_key(self._pipeline, stage.uid), metadata=shown))
         assert self._stages.newest is not None, "there is something to observe"
-        for name, observed in backlog.observed(self._pipeline, self._settings, self._stages.newest.checkpoint).items():
-            shown = metadata.of_source_read(self._stages, name, observed)
+        row = self._stages.newest.checkpoint
+        for name, observed in backlog.observed(self._pipeline, self._settings, row).items():
+            shown = metadata.of_source_read(row, name, observed)
             self._context.log_event(dg.AssetObservation(key(self._pipeline, name), metadata=shown))
         self._stages, self._stages_at = Tally(), time.monotonic()
 

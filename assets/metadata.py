@@ -211,14 +211,12 @@ def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
     return _table(("stage", *titles, "state bytes"), lines)
 
 
-def of_source_read(tally: Tally, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
+def of_source_read(row: Checkpoint, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
     """An observation of a source: how far it is read, and the columns of its files.
 
     Args:
         observed: What `backlog.observed` says of it.
     """
-    assert tally.newest is not None, "there is nothing to observe"
-    row = tally.newest.checkpoint
     shown: dict[str, Any] = {"checkpoint": int(row.id), **observed}
     if row.inputs.get(name):
         shown["dagster/column_schema"] = _schema_of(schema_from_json(row.inputs[name]), {})

@@ -17,6 +17,7 @@ from assets.names import CHECKPOINT, DATA_VERSION, TABLES, Runs, key, stage_key,
 from assets.tables import partitions
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline, sinks_shown
+from pipelines.runtime.ownership import backlog
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.sinks.table_commit import table_path
@@ -58,7 +59,7 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
         counts = [counted(len(events), "partition")] if events else []
         if seen.get("tables") != int(head.id) and not Runs.seen_by(context, pipeline, settings, keys).unfinished():
             try:
-                changed = list(_changed(context.instance, pipeline, head, storage))
+                changed = list(_changed(context.instance, pipeline, settings, head, storage))
             except WeirError as error:  # a table that is damaged keeps nobody waiting for the days of others
                 if not events:
                     raise
@@ -116,7 +117,9 @@ def _partitions(
         seen["partitions"] = look
 
 
-def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint, storage: Storage) -> Iterator[Event]:
+def _changed(
+    instance: dg.DagsterInstance, pipeline: Pipeline, settings: Settings, head: Checkpoint, storage: Storage
+) -> Iterator[Event]:
     """Materializations of the tables whose data are others than Dagster has seen last, and what the checkpoint says of
     their gates: Dagster shows a verdict only until its asset is materialized anew."""
     is_foreign = head.run_id is None or instance.get_run_by_id(head.run_id) is None  # others show stages themselves
@@ -150,6 +153,8 @@ def _changed(instance: dg.DagsterInstance, pipeline: Pipeline, head: Checkpoint,
             yield from (verdict for verdict in gates if verdict.asset_key == stage_key(pipeline, stage.uid))
     if is_foreign:
         yield _as_of(key(pipeline, CHECKPOINT), head)
+        for name, observed in backlog.observed(pipeline, settings, head).items():
+            yield dg.AssetObservation(key(pipeline, name), metadata=metadata.of_source_read(head, name, observed))
 
 
 def _as_of(asset: dg.AssetKey, head: Checkpoint) -> dg.AssetMaterialization:

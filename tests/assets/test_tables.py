@@ -179,7 +179,9 @@ def test_a_table_that_weir_run_has_changed_is_shown_with_the_verdicts_on_its_row
     gated.bank.epochs(5)
     (sensor,) = [each for each in gated.defs.sensors or () if each.name == "small_tables_sensor"]
     context = dg.build_sensor_context(instance=house.instance, definitions=gated.defs)
-    stage, table, verdict, checkpoint = sensor.evaluate_tick(context).asset_events
+    stage, table, verdict, checkpoint, source = sensor.evaluate_tick(context).asset_events
+    assert isinstance(source, dg.AssetObservation) and source.asset_key.path == ["small", "landing"]
+    assert (source.metadata["checkpoint"].value, source.metadata["files waiting"].value) == (4, 0)
     # The stage and the checkpoint do not look as if they had never been made, and the stage comes before its table.
     made = [event.asset_key.path for event in (stage, checkpoint)]
     assert made == [["small", "accounts_stage"], ["small", "checkpoint"]]
