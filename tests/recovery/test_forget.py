@@ -8,11 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -44,10 +45,11 @@ from pipelines.runtime.operations import forks, state_delete
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.local_paths import local_directory
 from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
-from state_ops.checkpoints.checkpoint import EDIT, REWRITTEN
+from state_ops.checkpoints.checkpoint import EDIT, REWRITTEN, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import gate_hold, lease, requests
@@ -194,6 +196,32 @@ def test_samples_of_all_gates_go_and_the_note_of_a_hold_too(tmp_path):
         assert all(not verdict["sample"] and not verdict["keys"] for verdict in row.operators["second"].gates)
     remains = {(place.kind, place.name) for place in done.remains}
     assert {("state", "second"), ("dagster events", "small"), ("logs", "small")} <= remains
+
+
+def test_samples_go_from_checkpoints_in_which_the_stage_has_no_state_too(tmp_path):
+    """It came with a later deploy."""
+    asked = expect("ExpectColumnValuesToBeInSet", column="top", value_set=[0], on_failure="warn")
+    sums = aggregate("second", small.accounts.input, key="id", top=agg.max("amount"))
+    gated = replace(sums, gates=(asked,))
+    bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="3")
+    bank = Bank(replace(bank.site, pipeline=Pipeline("small", (gated,), max_parallelism=8)))
+    bank.epochs(1)
+    bank = Bank(replace(bank.site, pipeline=Pipeline("small", (small.accounts, gated), max_parallelism=8)))
+    bank.epochs(2)
+    first, *_ = bank.registry.checkpoints()
+    assert not stats_of(first, "accounts").has_state and any(verdict["keys"] for verdict in gates_of(first))
+    state_delete.delete(bank.site.pipeline, bank.site.settings, "accounts", ["k1"])
+    rows = bank.registry.checkpoints()
+    assert [row.id for row in rows] == [1, 2, 3]
+    assert all(not verdict["sample"] and not verdict["keys"] for row in rows for verdict in gates_of(row))
+    assert fsck.examine(bank.site.pipeline, bank.site.settings).findings == ()
+    maintenance.rewind(bank.site.pipeline, bank.site.settings, 1)
+    bank.epochs()
+    assert bank.state()["k0"] == (1, 2)
+
+
+def gates_of(row: Checkpoint) -> Sequence[dict[str, Any]]:
+    return row.operators["second"].gates
 
 
 def test_a_dry_run_says_what_has_the_key_and_what_remains_and_changes_nothing(tmp_path, weir):

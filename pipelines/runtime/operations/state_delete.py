@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -335,6 +335,7 @@ def _committed(
     context = owner.context
     replaced = [state for state in states if state.branch is None and _changes(state, copies)]
     rewritten = [_rewritten(state, uid, context.registry.files(state.row), copies, id) for state in replaced]
+    rewritten += _without_state(context.registry, {state.row.id for state in states}, id)
     head = replace(head, operators=_without_samples(head.operators))
     listing, base = unchanged(context, head), head
     newest = next((state for state in states if state.row.id == head.id), None)
@@ -391,6 +392,26 @@ def _rewritten(
         bytes_new=sum(file.bytes for file in all_state if file.new),
     )
     return row, files
+
+
+def _without_state(
+    registry: Registry, having: Collection[CheckpointId], id: CheckpointId
+) -> list[tuple[Checkpoint, list[StateFile]]]:
+    """What takes the place of retained checkpoints in which the stage has no state, and whose gates have samples.
+
+    Args:
+        having: The checkpoints in which it has some.
+    """
+    read = {pin.commit_id for pin in registry.pins(as_owner=True) if pin.kind == BRANCH}
+    rows = [row for row in registry.checkpoints(as_owner=True) if row.id not in having and row.commit_id not in read]
+    rewritten = []
+    for row in rows:
+        cleaned = _without_samples(row.operators)
+        if cleaned != row.operators:
+            totals = {**row.totals, REWRITTEN: int(id)}
+            new = replace(row, commit_id=uuid.uuid4().hex, operators=cleaned, totals=totals)
+            rewritten.append((new, list(registry.files(row))))
+    return rewritten
 
 
 def _divided(
