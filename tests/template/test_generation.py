@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import copier
 import pytest
 import yaml
+from copier.errors import UserMessageError
 
 from configs.settings import PROJECT
 from tests.template.projects import generate, passes, run
@@ -112,14 +115,77 @@ def test_an_empty_project_has_a_package_and_no_pipeline(template: Path, tmp_path
     passes(project, "pytest", "tests")
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [{"name": "Shop"}, {"package": "configs"}, {"package": "a-b"}, {"sources": []}],
-    ids=lambda answers: next(iter(answers)),
-)
-def test_answers_that_cannot_be_are_refused(template: Path, tmp_path: Path, answers: dict[str, object]):
-    with pytest.raises(ValueError, match="Validation error"):
-        generate(template, tmp_path / "shop", answers)
+_WRONG = [
+    ("name", ["Shop", "", "1a", "shop-", "a\nb"]),
+    ("package", ["configs", "a-b", "class", "polars", ""]),
+    ("storage", ["gcs", "", "[s3]"]),
+    ("bucket", ["", "a: b", "Shop"]),
+    ("region", ["", "eu central"]),
+    ("sources", ["ftp", "parquet", "[]", [], "[csv, ftp]", "{a: b}", ["ftp"], None, "[7]"]),
+    ("sinks", ["mongo", "[append, mongo]", 7]),
+    ("example", ["maybe", "", "7"]),
+    ("nme", ["shop"]),
+]
+
+
+@pytest.mark.parametrize(("question", "given"), _WRONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_wrong_answer_is_refused_by_question_and_what_it_may_be(
+    template: Path, tmp_path: Path, question: str, given: list[object]
+):
+    for value in given:
+        data = {"storage": "s3", question: value}
+        with pytest.raises(UserMessageError) as refused:
+            copier.run_copy(
+                str(template), tmp_path / "shop", data=data, defaults=True, quiet=True, vcs_ref="HEAD", pretend=True
+            )
+        said = str(refused.value)
+        shown = "none of the questions" if question == "nme" else f"{question} is "
+        assert shown in said and ("which is" in said or "which are" in said), said
+    assert not (tmp_path / "shop").exists()
+
+
+def test_copier_says_a_wrong_answer_in_one_line(template: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "copier", "copy", "--defaults", "-d", "sources=[csv, ftp]"]
+    refused = subprocess.run(
+        [*command, str(template), str(tmp_path / "shop")], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    (line,) = refused.stderr.strip().splitlines()
+    assert "sources is [csv, ftp]" in line and "avro" in line
+
+
+@pytest.mark.parametrize("sources", ["[kafka, csv]", ["kafka", "csv"]], ids=["text", "list"])
+def test_the_example_has_the_first_source_and_sink_that_the_answers_name(
+    template: Path, tmp_path: Path, sources: object
+):
+    project = generate(template, tmp_path / "shop", {"sources": sources, "sinks": "[upsert, append]"})
+    code = (project / "shop" / "orders.py").read_text()
+    assert "source=kafka(" in code and "sink=delta.upsert(" in code
+    assert "--source kafka --sink upsert" in (project / "README.md").read_text()
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    assert sorted(answers["sources"]) == ["csv", "kafka"] and "first_source" not in answers
+
+
+def test_the_page_on_projects_has_every_question():
+    page = (PROJECT / "docs" / "how-to" / "project.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`: [^|]+ \| (\w+) \| ([^|]+) \| ([^|]+) \| `'?(\w+)=([^|`]+?)'?` \|$", page, re.M)
+    asked = {
+        name: question
+        for name, question in yaml.safe_load((PROJECT / "copier.yml").read_text()).items()
+        if not name.startswith("_") and question.get("help")
+    }
+    assert [row[0] for row in rows] == list(asked)
+    rules = (PROJECT / "answers.j2").read_text()
+    for name, kind, default, allowed, example, value in rows:
+        question = asked[name]
+        assert example == name and kind == ("list" if question.get("multiselect") else question["type"])
+        if "{{" not in str(question["default"]):
+            assert yaml.safe_load(default.strip("`")) == question["default"], name
+        if "choices" in question:
+            choices = list(question["choices"].values())
+            assert re.findall(r"`(\w+)`", allowed) == choices
+            assert all(item in choices for item in re.findall(r"\w+", value))
+            assert f'"{name}": {json.dumps(choices)}' in rules
 
 
 def test_settings_are_found_from_the_working_directory(project: Path, tmp_path: Path):
