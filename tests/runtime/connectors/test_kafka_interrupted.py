@@ -176,7 +176,7 @@ def test_small_messages_come_into_a_topic_that_takes_small_batches(kafka, option
     topic = kafka.create(max_message_bytes="2000")
     with publisher(kafka, topic, **options) as opened:
         opened.publish(None, 1, given(*range(500)))
-    assert ids(kafka, topic) == [*range(500)]
+    kafka.until(lambda: ids(kafka, topic) == [*range(500)])
 
 
 def test_of_many_messages_the_first_that_failed_says_why(kafka, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_message_is_judged_as_it_is_compressed(kafka, codec: str, stored: str)
         assert (1 in bad) is (stored == "uncompressed")
         good = [row for row in range(len(texts)) if row not in bad]
         opened.publish(None, 1, Batch(rows.take(pa.array(good))))
-    assert ids(kafka, topic) == good
+    kafka.until(lambda: ids(kafka, topic) == good)
 
 
 def test_a_topic_that_is_created_is_judged_by_how_it_will_compress(kafka):
