@@ -398,7 +398,7 @@ class Registry:
             raise FencedError(
                 f"Another coordinator took the pipeline over at the same moment, with generation {now}.",
                 where=self._checkpoints.storage.full(self._checkpoints.path),
-                next="Nothing to do: that one runs the pipeline.",
+                next="Nothing was changed. That one has the pipeline: ask again once it has ended.",
             ) from error
 
     def commit(

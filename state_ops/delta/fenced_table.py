@@ -403,7 +403,7 @@ class FencedTable(TableFiles):
                 break
         raise FencedError(
             f"Another coordinator took {self.path} over at the same moment.",
-            next="Nothing to do: that one runs the pipeline.",
+            next="Nothing was changed. That one has the pipeline: ask again once it has ended.",
         )
 
     @_alone

@@ -44,6 +44,7 @@ class Kind(StrEnum):
     UNREADABLE_TABLE = "unreadable table"
     MISSING_TABLE = "missing table"
     SINK_BEHIND = "sink behind"
+    SINK_SET_BACK = "sink set back"
     SINK_AHEAD = "sink ahead"
     UNREACHABLE_SINK = "unreachable sink"
     UNPUBLISHED_ROWS = "unpublished rows"
@@ -101,6 +102,9 @@ MEANINGS: dict[Kind, _Meaning] = {
     Kind.MISSING_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is published meanwhile: {_TABLES}", blocks=True),
     Kind.SINK_BEHIND: _Meaning(
         Severity.DAMAGE, f"Put the table back to where it was. Was it restored or dropped? {_TABLES}", blocks=True
+    ),
+    Kind.SINK_SET_BACK: _Meaning(
+        Severity.DAMAGE, f"Restore it to the version that has them, or rewind the pipeline: {_TABLES}"
     ),
     Kind.SINK_AHEAD: _Meaning(
         Severity.DAMAGE,

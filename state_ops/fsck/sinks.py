@@ -20,6 +20,7 @@ from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint, abandoned
 from state_ops.coordination import publishing_refused
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
+from state_ops.delta.set_back import SetBack, set_back
 from state_ops.errors import WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
@@ -40,6 +41,7 @@ class SinkTable:
         version: The last published checkpoint, None for none.
         files: Path from the root -> size in bytes, of the newest version.
         problem: Why it cannot be read.
+        set_back: The RESTORE by which others have taken published rows out of it.
         exists: Whether there is a Delta table.
         elsewhere: It is no table but a sink that is asked for its marker.
     """
@@ -50,6 +52,7 @@ class SinkTable:
     files: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
     elsewhere: bool = False
+    set_back: SetBack | None = None
 
     @property
     def path(self) -> str:
@@ -71,6 +74,7 @@ def look(storage: Storage, app_id: str, name: str, *, files: bool = True) -> Sin
     try:
         handle = open_table(storage, table.path)
         table.exists, table.version = True, handle.transaction_version(f"{app_id}/{name}")
+        table.set_back = set_back(storage, table.path, handle, f"{app_id}/{name}") if files else None
         for file in active_files(handle) if files else ():
             path = unquote(file.path)
             if "://" not in path and not path.startswith("/"):  # a shallow clone's files are elsewhere
@@ -123,6 +127,8 @@ def chain_problems(
         what = f"Checkpoints up to {newest} have rows for the table {name}, which is gone."
         yield Finding.of(Kind.MISSING_TABLE, what, table.path)
         return
+    if table.set_back is not None:
+        yield Finding.of(Kind.SINK_SET_BACK, f"The table's {table.set_back}.", table.path)
     left = abandoned(seen.checkpoints)  # nobody publishes these any more
     with_rows = [row for row in seen.checkpoints if row.published(name) == row.id and row.id not in left]
     recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}

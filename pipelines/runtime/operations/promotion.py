@@ -71,7 +71,7 @@ from state_ops.coordination.requests import STOP, Request
 from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
-from state_ops.errors import BusyError, DamageError, WeirError
+from state_ops.errors import BusyError, DamageError, FencedError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id, parse_epoch_dir
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
@@ -663,7 +663,7 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
         with ExitStack() as owned:
             try:
                 owner = owned.enter_context(owning(pipeline, settings, epochs=False, publishes=True))
-            except BusyError:
+            except (BusyError, FencedError):  # also one that claimed the pipeline at the same moment, as a promotion
                 if time.monotonic() > deadline:
                     raise
                 continue
@@ -761,6 +761,7 @@ def _range(
     files = unchanged(owner.context, head)
     sinks = dict(head.sinks)
     for table in decided.tables:
+        owner.context.sinks.check_rows(table.table, head)
         files += _brought(owner, source, decided.tip, table, id, only)
         link = SinkLink(id, head.published(table.table)).following(head.sinks.get(table.table))
         sinks[table.table] = link.updated(column=table.column, start=only.start, end=only.end, branch=here.branch.id)

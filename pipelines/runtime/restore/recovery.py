@@ -99,6 +99,7 @@ def recovered(owner: Ownership, epochs: bool, publishes: bool, back_to: int | No
     for sink in context.pipeline.sinks if epochs else ():
         context.sinks.renew(sink.name, head)
         context.sinks.check_chain(sink.name, head)
+        context.sinks.check_rows(sink.name, head)
     if epochs:
         context.sinks.check_delivered(head, context.early_id)
         newest = context.sinks.newest((sink.name for sink in context.pipeline.sinks), head)

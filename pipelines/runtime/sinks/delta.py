@@ -42,6 +42,7 @@ from state_ops.checkpoints.registry import Publication
 from state_ops.counts import counted
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile, TableVersion
+from state_ops.delta.set_back import set_back
 from state_ops.errors import DamageError, PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
@@ -497,6 +498,17 @@ def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None,
     if version == published or (lacks and (version or 0) < (published or 0)):
         return None
     return f"its last published checkpoint is {version}, but the registry's newest is {published}"
+
+
+def check_rows(storage: Storage, app_id: str, table: str) -> None:
+    """Check that nobody else has restored the table to before what was published in it last. Raises DamageError."""
+    try:
+        handle = fenced_table.open_table(storage, table_path(table))
+    except TableNotFoundError:
+        return
+    restored = set_back(storage, table_path(table), handle, f"{app_id}/{table}")
+    if restored is not None:
+        raise damaged(storage, table, f"{restored}")
 
 
 def damaged(storage: Storage, table: str, how: str, also: str = "") -> DamageError:

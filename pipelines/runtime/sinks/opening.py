@@ -181,6 +181,12 @@ class Sinks:
             f"{_OTHER_DELIVERY}docs/playbooks/sink-altered.md",
         )
 
+    def check_rows(self, name: str, head: Checkpoint | None) -> None:
+        """Check that a table still has the rows that were published in it. Raises DamageError when others have restored
+        it to a version before them."""
+        if self._at_table(name, head):
+            delta.check_rows(self._storage, self._pipeline.app_id, name)
+
     def check_delivered(self, head: Checkpoint | None, early_id: int) -> None:
         """Whether sinks may have, or get yet, rows of an epoch that failed at least once, and that are now to be
         delivered at most once.

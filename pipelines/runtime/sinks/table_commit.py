@@ -25,11 +25,12 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from configs.redaction import scrubbing
 from pipelines.runtime.sinks.statistics import statistics
 from state_ops.arrow.parquet import partition_of
-from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import fenced_table, log_entries
 from state_ops.delta.log_entries import DataFile
+from state_ops.delta.set_back import set_back
 from state_ops.errors import DamageError, plainly
 from state_ops.ids import epoch_dir
 from state_ops.storage.paths import data_directory
@@ -190,7 +191,8 @@ def commit(
         chain: Of a checkpoint that abandons others, their ids: the table may have any of them instead.
 
     Raises:
-        DamageError: The table is gone, ahead or behind, or others commit all the time.
+        DamageError: The table is gone, ahead or behind, others have restored it to before its newest publish, or they
+            commit all the time.
     """
     sink_app, last = f"{app_id}/{table}", ""
     for _ in range(_MAX_RACES):
@@ -203,6 +205,9 @@ def commit(
             return Committed(_version_of(storage, table, handle, checkpoint.id), handle, None)
         if version != previous and version not in chain:
             raise damaged(f"its last published checkpoint is {version}, but the registry says {previous}")
+        restored = None if _restores(checkpoint, table) else set_back(storage, table_path(table), handle, sink_app)
+        if restored is not None:
+            raise damaged(f"{restored}")
         change = change_of(handle)
         metadata = {CHECKPOINT: str(checkpoint.id), **mark(storage, table), **(change.metadata or {})}
         before = handle.version()
@@ -221,6 +226,12 @@ def commit(
             handle.version() if new == 1 else _version_of(storage, table, handle, checkpoint.id, new), handle, change
         )
     raise damaged(f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
+
+
+def _restores(checkpoint: Checkpoint, table: str) -> bool:
+    """Whether a checkpoint brings a table back to an earlier version, whatever others have done to it since."""
+    link = checkpoint.sinks.get(table)
+    return checkpoint.kind in TAKES_BACK and link is not None and link.column is None
 
 
 def _put_after(

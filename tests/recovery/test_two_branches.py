@@ -1,0 +1,98 @@
+"""Branches that publish at once: nothing is lost, nothing comes twice, and what is refused says why."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from threading import Barrier
+
+import polars as pl
+import pytest
+
+from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
+from pipelines.runtime.operations import forks
+from pipelines.runtime.ownership import publish
+from pipelines.runtime.run import fsck, maintenance
+from state_ops.errors import BusyError, FencedError, WeirError
+from tests.recovery import small
+from tests.recovery.test_forks import Branched, at, ran
+
+
+def code(tag: str) -> Pipeline:
+    """The pipeline, whose rows say which code has made them."""
+
+    def tagged(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+        return rows.select("id", "at", "amount", tag=pl.lit(tag))
+
+    stage = replace(small.accounts, function=tagged, sink=delta.append("booked"))
+    return Pipeline("small", (stage,), max_parallelism=8)
+
+
+@pytest.fixture
+def bank(tmp_path) -> Branched:
+    """Three files that production has read, and two branches from before the last two."""
+    bank = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="8")
+    bank = Branched(replace(bank.site, pipeline=code("main")))
+    bank.epochs(1, 2, 3)
+    bank.fork("a", 1)
+    bank.fork("b", 1)
+    return bank
+
+
+def test_branches_that_run_are_rewound_and_dropped_beside_each_other_and_production_stay_exact(bank):
+    of_a, of_b = bank.branch("a", code("a")), bank.branch("b", code("b"))
+    ran(of_a)
+    bank.land(4, 5)
+    start = Barrier(4)
+
+    def tried(step) -> None:
+        start.wait(30)
+        with suppress(BusyError, FencedError):  # somebody else was faster
+            step()
+
+    steps = [
+        lambda: bank.epochs(),
+        lambda: maintenance.rewind(of_a.site.pipeline, bank.site.settings, 2),
+        lambda: ran(of_b),
+        lambda: ran(of_a),
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(tried, steps))
+    for one in (bank, of_a, of_b):
+        ran(one)
+        assert one.state() == bank.state()
+    bank.assert_exact(1, 2, 3, 4, 5)
+    booked = of_a.site.table("booked")
+    assert sorted(booked["amount"]) == sorted([2, 3, 4, 5] * 10)
+
+
+def test_a_branch_that_is_dropped_while_it_publishes_takes_nothing_with_it(bank, monkeypatch):
+    of_a = bank.branch("a", code("a"))
+    of_b = bank.branch("b", code("b"))
+    ran(of_b)
+    real, dropped = publish._publish, []
+
+    def dropped_meanwhile(context, *others):
+        if not dropped:
+            dropped.append(context.registry.head().id)
+            with pytest.raises(BusyError, match="small@a"):
+                forks.drop(bank.site.pipeline, bank.site.settings, "a")
+            for left in bank.site.root.rglob("lease.json"):  # it is taken for dead
+                left.unlink()
+            forks.drop(bank.site.pipeline, bank.site.settings, "a")
+        return real(context, *others)
+
+    monkeypatch.setattr(publish, "_publish", dropped_meanwhile)
+    with pytest.raises(WeirError):
+        ran(of_a)
+    assert dropped
+    ran(of_b)
+    assert of_b.state() == bank.state()
+    bank.epochs(4)
+    bank.assert_exact(1, 2, 3, 4)
+    ran(of_b)
+    assert of_b.state() == bank.state()
+    assert [fork.branch.name for fork in forks.forks(bank.site.pipeline, bank.site.settings)] == ["b"]
+    assert not fsck.examine(bank.site.pipeline, bank.site.settings).damage
