@@ -73,7 +73,7 @@ class PromoteConfig(dg.Config):
             "Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run."
         ),
     )
-    reason: str = Field("promote job", description="Why, for who reads the list of checkpoints.")
+    reason: str = Field("promote job", description="A note that the list of checkpoints shows.")
 
 
 def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:

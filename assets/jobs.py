@@ -58,7 +58,7 @@ class SavepointConfig(dg.Config):
 
     name: str = Field(description="Required. The savepoint's name: letters, digits, dots, dashes and underscores.")
     drop: bool = Field(False, description="Take the name away instead; what only it kept goes.")
-    reason: str = Field("savepoint job", description="Why, for who reads the list.")
+    reason: str = Field("savepoint job", description="A note that the list of savepoints shows.")
 
 
 class RewindConfig(dg.Config):
@@ -80,7 +80,7 @@ class RewindConfig(dg.Config):
             "Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run."
         ),
     )
-    reason: str = Field("rewind job", description="Why, for who reads the list of checkpoints.")
+    reason: str = Field("rewind job", description="A note that the list of checkpoints shows.")
 
 
 class StopConfig(dg.Config):

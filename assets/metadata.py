@@ -22,10 +22,11 @@ from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.timings import bottleneck
 from state_ops.arrow.frames import schema_from_json
-from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import counted
 from state_ops.delta import fenced_table
 from state_ops.ids import CheckpointId
+from state_ops.moments import from_micros
 from state_ops.rows.aggregates import Agg
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage

@@ -52,8 +52,8 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import STATE, Snapshot, StateFile, snapshots_of
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.snapshot_files import STATE, Snapshot, StateFile, snapshots_of
 from state_ops.rows.row_store import Rows
 from state_ops.snapshots import snapshot, stage_upload
 from state_ops.storage.storage import Storage

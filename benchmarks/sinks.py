@@ -42,8 +42,8 @@ from pipelines.runtime.connectors.sink import Sink, SinkOpening
 from pipelines.runtime.sinks import delta, replace_partitions, upsert
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from state_ops.arrow.parquet import WHERE, staged_writer
-from state_ops.checkpoints.checkpoint import OUTPUT, StateFile
 from state_ops.ids import AttemptId
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from tests.tools.postgres_server import Postgres, serving
 

@@ -37,9 +37,10 @@ from pipelines.api import delta as sinks
 from pipelines.runtime.sinks import delta, upsert
 from pipelines.runtime.sinks.statistics import statistics
 from pipelines.runtime.sinks.table_commit import Change, commit
-from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.delta.log_entries import DataFile
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64())])

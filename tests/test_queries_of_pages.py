@@ -17,8 +17,8 @@ from pipelines.cli.main import app
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.recorded import Recorded
 from state_ops.checkpoints.registry import JSON_COLUMNS
+from state_ops.records.recorded import Recorded
 from tests.recovery.harness import Site
 
 _QUERY = re.compile(r'weir state sql (\w+)\s+"([^"]+)"')

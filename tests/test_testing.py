@@ -16,8 +16,8 @@ from pipelines import testing
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.flights import Aircraft, aircraft_rotation, airport_hourly, pipeline
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import InputError, PipelineError, StageError
+from state_ops.moments import to_micros
 from tests.tools.reading import state_at, table_at
 from tests.tools.sampling import sampled
 

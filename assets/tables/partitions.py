@@ -21,8 +21,9 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage, is_clocked, is_timed
 from pipelines.runtime.inspection.completeness import Rows, changes, complete_until
 from pipelines.runtime.operations.backfill import step
-from state_ops.checkpoints.checkpoint import Checkpoint, from_micros, to_micros
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.ids import CheckpointId
+from state_ops.moments import from_micros, to_micros
 
 KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
 

@@ -32,9 +32,9 @@ from benchmarks import harness
 from benchmarks.harness import Row, Stopwatch
 from state_ops.backends.base import Compression
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.keyed.keyed_state import VALUE_STATE
+from state_ops.records.snapshot_files import Snapshot
 from state_ops.schema.key_codec import encode_keys
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots import snapshot

@@ -24,11 +24,12 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import Row, Stopwatch, seconds
-from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import STATE, StateFile
 from state_ops.storage.storage import Storage
 
 _APP = "weir/benchmark/main"

@@ -48,7 +48,8 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.restore import restore
-from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.snapshot_files import STATE, StateFile
 from state_ops.storage.store import LOCAL_CHUNK
 
 _ROWS = 250_000

@@ -55,7 +55,7 @@ def fork(
         str | None,
         typer.Option(help="Remove the branch of this name with all that it has.", autocompletion=completion.branches),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir branches` shows.")] = "",
     json: Json = False,
 ) -> None:
     """Make a branch of a pipeline from one of its checkpoints: its state, without copying it, in tables of its own.
@@ -259,7 +259,7 @@ def promote(
     branch: Branch,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Force = False,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
     yes: Yes = False,
     json: Json = False,
 ) -> None:

@@ -18,12 +18,12 @@ from prometheus_client.registry import Collector
 from configs.settings import Settings
 from pipelines.cli.watching.look import Look, Looks, Outcome, Watched
 from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.coordination.results import Checked, Drilled
 from state_ops.errors import TransientError, plainly
 from state_ops.fsck.findings import MEANINGS, Kind
 from state_ops.logs import Logger
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.storage.instrumented_store import DOWN, KINDS, UP
 
 log = Logger("weir.metrics")

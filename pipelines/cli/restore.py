@@ -120,7 +120,7 @@ def rewind(
     savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Force = False,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
     yes: Yes = False,
     json: Json = False,
 ) -> None:
@@ -220,7 +220,7 @@ def seek(
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
     yes: Yes = False,
     json: Json = False,
 ) -> None:

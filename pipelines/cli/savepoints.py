@@ -37,7 +37,7 @@ def savepoint(
             help="Take this savepoint's name away; what only it kept goes.", autocompletion=completion.savepoints
         ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list.")] = "weir savepoint",
+    reason: Annotated[str, typer.Option(help="A note that `weir savepoints` shows.")] = "weir savepoint",
     json: Json = False,
 ) -> None:
     """Name a checkpoint, so that retention never touches it: the next one where a coordinator runs, else the newest.

@@ -303,7 +303,7 @@ def state_import(
         typer.Option("--replace/--merge", help="The state is exactly these rows; or these keys are put, others stay."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only validate the rows.")] = False,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
     json: Json = False,
 ) -> None:
     """Make a checkpoint in which a stage has these rows, as `weir state scan` gives them; the next run goes on from it.
@@ -342,7 +342,7 @@ def state_delete(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what has the key, and where it would remain.")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints. Do not name the key.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows. Do not name the key.")] = "",
     yes: Yes = False,
     json: Json = False,
 ) -> None:

@@ -18,7 +18,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN
 from pipelines.runtime.timings import bottleneck
-from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, from_micros, rows_lost
+from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, rows_lost
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.unpublished import before_first, unpublished
 from state_ops.coordination import gate_hold, lease, publishing_refused, restore_progress, suspension
@@ -27,6 +27,7 @@ from state_ops.coordination.publishing_refused import Refused
 from state_ops.coordination.restore_progress import Restoring
 from state_ops.counts import counted
 from state_ops.ids import CheckpointId
+from state_ops.moments import from_micros
 from state_ops.storage.storage import Storage
 
 _FILES_SHOWN = 10

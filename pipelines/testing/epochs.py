@@ -41,10 +41,12 @@ from pipelines.runtime.sources.slices import EpochPlan
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, Schema, canonical, table_of
-from state_ops.checkpoints.checkpoint import Ack, Snapshot, snapshots_of, to_micros
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.errors import PipelineError, WeirError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.moments import to_micros
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import Snapshot, snapshots_of
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.schema.state_class import State
 from state_ops.snapshots import stage_upload

@@ -13,12 +13,12 @@ from pipelines.runtime.operators import Shapes
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import Snapshot, snapshots_of
 from state_ops.errors import from_report
 from state_ops.keyed.keyed_state import scan_values
 from state_ops.keyed.list_state import scan_list
 from state_ops.keyed.map_state import scan_map
 from state_ops.keyed.ttl import Expiry, visible
+from state_ops.records.snapshot_files import Snapshot, snapshots_of
 from state_ops.schema.descriptors import LIST, Collection
 from state_ops.schema.state_class import State
 

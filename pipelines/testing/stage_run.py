@@ -20,11 +20,13 @@ from pipelines.testing import instances
 from pipelines.testing.epochs import Epochs
 from pipelines.testing.rows import Rows, Schema
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import STATE, Ack, Snapshot, from_micros, to_micros
 from state_ops.counts import agrees, counted
 from state_ops.errors import PipelineError
 from state_ops.keyed.timers import AT, DOMAIN, MOMENT, scan_timers
 from state_ops.keyed.ttl import expiry_of
+from state_ops.moments import from_micros, to_micros
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import STATE, Snapshot
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.key_groups import group_range
 from state_ops.schema.state_class import State

@@ -13,24 +13,22 @@ One subtask's epoch, which is one attempt:
   never be changed in place, nor truncated, nor opened for writing; deleting one, or renaming another file over it, is
   fine. All others are copies, to do with as one likes. The answer depends on the name alone and must not change from
   one release to the next.
-- **A snapshot is a set of files.** What it lists is uploaded, and is all that the next epoch's directory holds. A file
-that is the
-  very inode which the base brought is not uploaded again: its object is named once more. So a name of an immutable file
-  must never come back with other content in one lineage of snapshots.
-- **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so nothing needs a log or
-fsync.
-- **Damage is the backend's to find in immutable files**: they are linked unread, so each needs checksums that are
-  verified when it is read, and damage raises DamageError rather than give other values. Copied files are compared with
-  the digests in the checkpoint before `open` sees them.
+- **A snapshot is a set of files.** The files that it lists are uploaded; the next epoch's directory holds no others. A
+  file that is the very inode of the base's is not uploaded again: the checkpoint names its object once more. So the
+  name of an immutable file must never come back with other content in one lineage of snapshots.
+- **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so a backend needs no log
+  and no fsync.
+- **The backend finds damage in immutable files.** They are linked unread, so each needs checksums that are verified
+  when it is read. Damage raises DamageError and never gives other values. Copied files are compared with the digests in
+  the checkpoint before `open` sees them.
 
 What is not called, and what is not promised:
 
 - After a failure nothing but `close` is called, and `close` may fail then as well; after a crash not even that. A
   directory that was left is never opened again, and a snapshot that was begun may end up in no checkpoint.
 - `close` is called after `snapshot` and before the upload: what `target` holds has to stand without the open backend.
-- An epoch that is replayed, a speculative twin and a fork each open the same base again, perhaps at the same time, on
-the same
-  host: in directories of their own with the same inodes.
+- An epoch that is replayed, a speculative twin and a fork each open the same base again, perhaps at the same time and
+  on the same host. Each has a directory of its own with the same inodes.
 - One thread uses a backend at a time; several backends may be open in one process, one after the other or at once.
 - A backend for reading (`weir state get`) is opened, read and closed, without a snapshot.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from state_ops.checkpoints.operator_stats import NOTHING, OperatorStats
 from state_ops.checkpoints.sink_link import SinkLink
-from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.days import Days
+from state_ops.ids import CheckpointId, Generation
+from state_ops.records.operator_stats import NOTHING, OperatorStats
 
 FORMAT_VERSION = 1
 WITH_WAITING = 2  # rows wait in front of a stage: a release that does not know this would lose them
@@ -21,9 +21,6 @@ WITH_SINKS = 5  # rows are staged for sinks that are no tables: a release that d
 WITH_ARCHIVE = 6  # input is kept: a release that does not know this would delete it
 NEWEST_FORMAT = WITH_ARCHIVE
 
-STATE, OUTPUT, CHANNEL, INPUT = "state", "output", "channel", "input"
-MAIN = "main"  # the output of a stage that has others beside it, or none
-TABLES = "tables/"  # the directory of sinks' Delta tables
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
 FORK, PROMOTION, SEEK, POSITIONS = "fork", "promotion", "seek", "positions"
 STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
@@ -37,219 +34,6 @@ ROWS_QUARANTINED = "rows_quarantined"  # in totals: rows that gates have set asi
 EDITED = "edited"  # in totals: the newest edit that the state goes back to
 REWRITTEN = "rewritten"  # in totals: the edit that has rewritten this checkpoint; its sums are those of before
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-
-
-def to_micros(moment: datetime) -> int:
-    """Microseconds since 1970 UTC of an aware moment, exactly."""
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
-def from_micros(micros: int) -> datetime:
-    """The aware moment so many microseconds since 1970 UTC, or the nearest one that Python's years 1 to 9999 can
-    express.
-
-    Event times come from rows, and a watermark in the year 12000 must stop neither an epoch nor a command.
-    """
-    try:
-        return _EPOCH + timedelta(microseconds=micros)
-    except OverflowError:
-        return _FIRST if micros < 0 else _LAST
-
-
-@dataclass(frozen=True, slots=True)
-class StateFile:
-    """One immutable object that a checkpoint names.
-
-    Attributes:
-        kind: `state` is part of a snapshot, `output` has staged rows for a sink, `channel` has rows for the next stage
-            only, `input` is of a source that is archived (`operator` is the source).
-        name: The file's name in the local snapshot.
-        path: Its path in the pipeline's storage.
-        digest: The sha256 of its bytes, in hex.
-        attempt: The attempt that created the object.
-        new: Whether this checkpoint uploaded it; else an earlier one did, and this one references it.
-        snapshot: For state, the attempt whose local directory holds the snapshot that this file is listed for.
-    """
-
-    operator: str
-    subtask: int
-    kind: str
-    name: str
-    path: str
-    bytes: int
-    digest: str
-    new: bool
-    attempt: AttemptId
-    snapshot: AttemptId | None = None
-    sink: str | None = None
-    rows: int | None = None
-
-    @property
-    def in_table(self) -> bool:
-        """Whether it lies in the directory of a sink's table, whose log says from its publication on what becomes of
-        it."""
-        return self.kind == OUTPUT and self.path.startswith(TABLES)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One subtask's state at an epoch: the attempt that took it, and every file of it.
-
-    Attributes:
-        rescaled: Whether it is put together from the snapshots of other subtasks. Then it has more key groups than the
-            subtask's own.
-    """
-
-    subtask: int
-    attempt: AttemptId
-    files: tuple[StateFile, ...]
-    rescaled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFile:
-    """One file of a snapshot that has not been uploaded.
-
-    Attributes:
-        digest: The sha256 of a file that its backend changes in place, since forks copy such files; None for an
-            immutable one.
-        inherited: Whether it is the base's file of that name, the very inode.
-        writing: Whether it may still be written (`async_writer.settle`). Then `bytes` is an estimate.
-    """
-
-    name: str
-    bytes: int
-    digest: str | None
-    inherited: bool
-    writing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSnapshot:
-    """One subtask's state at an epoch, on the disk of the host that made it and nowhere else."""
-
-    subtask: int
-    attempt: AttemptId
-    files: tuple[LocalFile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """Rows that a subtask hands out, on its host's disk.
-
-    Attributes:
-        local: The local path. The other fields are those of `StateFile`, once it is uploaded.
-    """
-
-    kind: str
-    name: str
-    local: str
-    path: str
-    bytes: int
-    sink: str | None
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class PendingUpload:
-    """What a subtask leaves at the barrier for the coordinator to upload, if both see the same disk.
-
-    Attributes:
-        base: The attempt whose snapshot the subtask built on.
-        snapshot: None if the subtask wrote nothing, so that its state is the base's.
-        directory: The attempt's local directory.
-    """
-
-    base: AttemptId | None
-    snapshot: LocalSnapshot | None
-    staged: tuple[StagedFile, ...]
-    directory: str
-
-    def state_bytes(self, full: bool) -> int:
-        """How many bytes of state are to be uploaded at most.
-
-        Args:
-            full: Whether the base's files are uploaded too.
-        """
-        return sum(file.bytes for file in self.snapshot.files if full or not file.inherited) if self.snapshot else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """A subtask's report to the coordinator. If `error` is set, the subtask declines the epoch.
-
-    Event times are microseconds since 1970 UTC.
-
-    Attributes:
-        ms: Durations in milliseconds by phase.
-        swept: The key, in hex, up to which this epoch has swept expired state; None if it came to the end. It is a hint
-            for the next epoch, and no part of the state.
-        due: The processing time in microseconds at which windows or timers of its state are due next; None: never.
-        cache: The `CacheFigures` of a stage that has a state cache.
-        entries: Roughly how many entries its state has; None if nobody has looked.
-        timers: Whether timers are set; None if nobody has looked.
-        request_counts: The requests of a subtask in a process of its own, as `RequestCounts` counts them.
-        pending_upload: What is still to be uploaded. The coordinator counts only acks that have none.
-        exchange: How its rows reached it, on Spark.
-        newest_by_side: Of a stage with several inputs, the newest event time of each that is a directory of files.
-        rows_beside: By output beside the main one, the rows that it has handed out.
-    """
-
-    operator: str
-    subtask: int
-    attempt: AttemptId
-    epoch: CheckpointId
-    generation: Generation
-    files: tuple[StateFile, ...] = ()
-    rows_in: int = 0
-    rows_out: int = 0
-    rows_late: int = 0
-    rows_null_key: int = 0
-    max_event_time: int | None = None
-    closed_upto: int | None = None
-    ms: dict[str, float] = field(default_factory=dict)
-    error: dict[str, Any] | None = None
-    swept: str | None = None
-    cache: dict[str, int] | None = None
-    entries: int | None = None
-    timers: bool | None = None
-    request_counts: dict[str, int] | None = None
-    pending_upload: PendingUpload | None = None
-    exchange: str | None = None
-    newest_by_side: tuple[int | None, ...] = ()
-    rows_beside: dict[str, int] = field(default_factory=dict)
-    due: int | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Ack:
-        raw = json.loads(text)
-        files = tuple(StateFile(**file) for file in raw["files"])
-        pending_upload = _pending_upload(raw["pending_upload"]) if raw["pending_upload"] else None
-        return cls(
-            **{**raw, "files": files, "pending_upload": pending_upload, "newest_by_side": tuple(raw["newest_by_side"])}
-        )
-
-    def rows_of(self, output: str) -> int:
-        """How many rows of an output it has handed out, whoever gets them."""
-        return self.rows_out if output == MAIN else self.rows_beside.get(output, 0)
-
-    def staged(self, name: str) -> list[StagedFile | StateFile]:
-        """The files of one output's rows, uploaded or still local."""
-        files: tuple[StagedFile | StateFile, ...] = self.pending_upload.staged if self.pending_upload else self.files
-        return [file for file in files if file.kind != STATE and file.name == name]
-
-
-def _pending_upload(raw: dict[str, Any]) -> PendingUpload:
-    local = raw["snapshot"]
-    if local is not None:
-        local = LocalSnapshot(**{**local, "files": tuple(LocalFile(**file) for file in local["files"])})
-    return PendingUpload(**{**raw, "snapshot": local, "staged": tuple(StagedFile(**file) for file in raw["staged"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,22 +179,6 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
     return left
 
 
-@dataclass(frozen=True, slots=True)
-class Days:
-    """By which event times the checkpoints of a pipeline belong to days.
-
-    Attributes:
-        sources: The names of the sources whose rows' times count.
-        stages: The uids of the stages that read no other source, whose watermarks count.
-        lateness: The longest of these stages' windows, in microseconds, by which watermarks stay behind. It counts if
-            an earlier release has recorded statistics alone.
-    """
-
-    sources: frozenset[str]
-    stages: frozenset[str] = frozenset()
-    lateness: int = 0
-
-
 def event_time(checkpoint: Checkpoint, by: Days) -> int | None:
     """Return the newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None if it
     has read none with an event time.
@@ -505,15 +273,3 @@ def is_abandoned(head: Checkpoint | None, generation: Generation, epoch: Checkpo
     if not head.lineage or epoch < head.lineage[0][1]:
         return False
     return not any(owner == generation and first <= epoch <= last for owner, first, last in head.lineage)
-
-
-def snapshots_of(files: tuple[StateFile, ...], operator: str) -> dict[int, Snapshot]:
-    """The snapshots of one operator by subtask, from a checkpoint's listing."""
-    by_subtask: dict[int, list[StateFile]] = {}
-    for file in files:
-        if file.kind == STATE and file.operator == operator:
-            by_subtask.setdefault(file.subtask, []).append(file)
-    return {
-        subtask: Snapshot(subtask, listed[0].snapshot or listed[0].attempt, tuple(listed))
-        for subtask, listed in by_subtask.items()
-    }

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from state_ops.checkpoints.checkpoint import STATE, Ack, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.pending_checkpoint import (
     Aborted,
     AckOutcome,
@@ -32,6 +32,8 @@ from state_ops.checkpoints.pending_checkpoint import (
 from state_ops.counts import agrees, counted
 from state_ops.errors import DamageError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import STATE, StateFile
 
 _LONGEST_RETRY = 30.0
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, Ack, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError
 from state_ops.ids import CheckpointId, Generation, epoch_dir
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import CHANNEL, OUTPUT, STATE, StateFile
 
 
 class Trigger(StrEnum):

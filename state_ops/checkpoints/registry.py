@@ -29,15 +29,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile, to_micros
-from state_ops.checkpoints.operator_stats import OperatorStats
-from state_ops.checkpoints.recorded import Recorded
+from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.counts import agrees, counted
 from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.delta.log_entries import DataFile, TableVersion
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.moments import to_micros
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.recorded import Recorded
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.paths import is_registry_data
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import at_once, together

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from state_ops.checkpoints.checkpoint import StateFile
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.branches import is_inherited
 
 

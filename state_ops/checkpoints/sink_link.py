@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from state_ops.checkpoints.recorded import Recorded
 from state_ops.ids import CheckpointId
+from state_ops.records.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)

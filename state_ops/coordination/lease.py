@@ -157,7 +157,7 @@ def remove_unfinished(storage: Storage) -> None:
 
 
 def failure(how: str, holder: Lease, error: BaseException | None = None) -> dict[str, Any]:
-    """What is kept of the end of a coordinator that nobody asked to end, for who looks later. Nothing depends on it.
+    """Return the note that is kept of a coordinator that ended unasked. People read it; nothing depends on it.
 
     Args:
         how: FAILED by an error; INTERRUPTED by a signal; DIED: its successor found that it had ended without a word,

@@ -1,11 +1,11 @@
-"""What the last checks of the storage and the last drill have said, for who watches the pipeline from outside.
+"""The results of the last checks of the storage and of the last drill, for monitoring from outside.
 
     coordinator/fsck.json          the last check that has read the contents
     coordinator/fsck-quick.json    the last one of sizes alone
     coordinator/drill.json         the last drill
 
-They are notes: nothing is decided by them, so whoever checks or drills writes one, without a right to anything, and the
-last one stays. A result that cannot be noted is logged, and given to who has asked all the same.
+They are notes, and no decision depends on them. Every process that checks or drills writes one, without a lease. The
+last one stays. A result that cannot be written is logged, and the caller gets it all the same.
 """
 
 from __future__ import annotations

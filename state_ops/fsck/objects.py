@@ -23,8 +23,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from state_ops.checkpoints.checkpoint import OUTPUT
-from state_ops.checkpoints.checkpoint import TABLES as OF_TABLES
 from state_ops.checkpoints.reader_holds import HOLDS
 from state_ops.checkpoints.restore_log import PATH as RESTORES
 from state_ops.coordination import lease, restore_progress
@@ -35,6 +33,8 @@ from state_ops.fsck.findings import Finding, Kind
 from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
 from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.records.snapshot_files import OUTPUT
+from state_ops.records.snapshot_files import TABLES as OF_TABLES
 from state_ops.storage.branches import branch_of
 from state_ops.storage.paths import NUMBER_OR_OUTPUT, data_directory
 from state_ops.storage.storage import Storage, StoredFile

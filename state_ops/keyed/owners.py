@@ -70,7 +70,7 @@ def owners_of(columns: Sequence[pa.Array], max_parallelism: int) -> list[bytes]:
 
 
 class OfKeys:
-    """A state as if it had the entries of some keys alone, for who scans it.
+    """A view of a state that has the entries of some keys alone, for scans.
 
     Args:
         backend: Has all of the state.

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows.row_store import defaults
 from state_ops.schema.descriptors import LIST_ENDS, LIST_STATE, MAP_STATE, VALUE_STATE
 from state_ops.schema.key_codec import group_prefix

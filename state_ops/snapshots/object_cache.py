@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import DamageError
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage import disks
 from state_ops.storage.storage import Arrived, Cancelled, CancelledError, Storage
 

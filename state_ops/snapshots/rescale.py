@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import Snapshot, StateFile, snapshots_of
 from state_ops.ids import AttemptId
+from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import group_range
 
 

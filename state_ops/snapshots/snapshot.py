@@ -52,10 +52,10 @@ from typing import Any
 
 from state_ops.backends.base import Backend, Frozen
 from state_ops.backends.rocksdb import is_table
-from state_ops.checkpoints.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.coordination.restore_progress import RestoreProgress
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, epoch_dir
+from state_ops.records.snapshot_files import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.snapshots import async_writer
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.object_cache import ObjectCache, download, is_object
@@ -199,7 +199,7 @@ def fetch(
             to be the very object.
         arrived: Told of all bytes as they arrive, from storage or from this host.
         in_place: Immutable files of a storage on a disk of this host are read where they lie, through symbolic links:
-            for who looks into a state once. Of these only the size is checked; the backend checks what it reads.
+            for a caller that reads the state once. Only their size is checked; the backend checks what it reads.
     """
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)

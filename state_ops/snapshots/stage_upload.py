@@ -13,17 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, Ack, LocalFile, Snapshot, StagedFile, StateFile
-from state_ops.checkpoints.checkpoint import MAIN as MAIN
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import epoch_dir
+from state_ops.outputs import MAIN as MAIN
+from state_ops.outputs import PARTS
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import CHANNEL, OUTPUT, LocalFile, Snapshot, StagedFile, StateFile
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
-
-REST = "rest"  # output: what a stage has not applied of its input
-PARTS = "_parts"  # after an output's name: its files by partition
 
 
 def upload_outputs(storage: Storage, acks: Sequence[Ack], *, deadline: float | None) -> list[StateFile]:

@@ -1,4 +1,4 @@
-"""A pipeline's storage for who only looks."""
+"""Open a pipeline's storage for reading only."""
 
 from __future__ import annotations
 

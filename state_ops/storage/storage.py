@@ -319,7 +319,7 @@ class Storage:
             raise self._altered(path)
 
     def on_disk(self, path: str) -> Path | None:
-        """The file that an object is on a disk of this host, for who only reads; None: it is elsewhere."""
+        """Return the file of an object that lies on a disk of this host, for reading only; None if it is elsewhere."""
         store, place = self._there(path)
         return store.on_disk(place)
 

@@ -15,7 +15,7 @@ from pipelines.runtime.execution.executor import Channel, Deadline, Landed
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership import ownership
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import Ack
+from state_ops.records.acks import Ack
 from tests.recovery.small import pipeline
 
 HOLD, HELD = "hold", "held"  # files: while the first is there, an epoch that has begun waits, and makes the second

@@ -15,10 +15,10 @@ from assets.names import REASON, TRIGGER
 from pipelines.api import expect
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run import maintenance
-from state_ops.checkpoints.checkpoint import STATE
 from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import TransientError
+from state_ops.records.snapshot_files import STATE
 from tests.assets.without_spark import CHECKPOINT, House
 from tests.recovery.small import until
 from tests.tools.sampling import sampled

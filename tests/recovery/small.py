@@ -20,9 +20,9 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import Ack
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import requests
+from state_ops.records.acks import Ack
 from tests.recovery.harness import Site
 
 

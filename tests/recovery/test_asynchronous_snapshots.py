@@ -19,9 +19,9 @@ from pipelines.runtime.task import run_task, worker_cache
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from state_ops.backends.base import Frozen
 from state_ops.backends.memory import FILE, MemoryBackend
-from state_ops.checkpoints.checkpoint import STATE, LocalSnapshot, Snapshot
 from state_ops.errors import TransientError
 from state_ops.ids import AttemptId
+from state_ops.records.snapshot_files import STATE, LocalSnapshot, Snapshot
 from state_ops.snapshots import async_writer, snapshot
 from tests.recovery.small import Apart, Bank
 from tests.state_ops import dying

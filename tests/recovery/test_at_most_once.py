@@ -23,8 +23,9 @@ from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks import restore_version
-from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, Days, before
+from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, before
 from state_ops.checkpoints.registry import Registry
+from state_ops.days import Days
 from state_ops.errors import (
     ConfigurationError,
     DamageError,

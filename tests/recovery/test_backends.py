@@ -13,8 +13,8 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.runtime.epoch import steps
-from state_ops.checkpoints.checkpoint import STATE
 from state_ops.errors import ConfigurationError, StateSizeError, TransientError
+from state_ops.records.snapshot_files import STATE
 from state_ops.snapshots import stage_upload
 from tests.recovery.small import Bank
 from tests.state_ops import installed

@@ -25,8 +25,9 @@ from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks.replace_where import Range, check_bounds, only
 from pipelines.runtime.sources.file_check import FileCheck
-from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
+from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
+from state_ops.moments import from_micros, to_micros
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives

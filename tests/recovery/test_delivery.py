@@ -15,10 +15,10 @@ from pipelines.runtime.ownership.leftovers import remove
 from pipelines.runtime.ownership.publish import deliver
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
-from state_ops.checkpoints.checkpoint import OUTPUT
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import FencedError, PipelineError, WeirError
 from state_ops.fsck.findings import Severity
+from state_ops.records.snapshot_files import OUTPUT
 from state_ops.snapshots import stage_upload
 from state_ops.storage.storage import Storage
 from tests.recovery import ledger, small

@@ -15,8 +15,8 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill as drills
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import STATE
 from state_ops.errors import WeirError
+from state_ops.records.snapshot_files import STATE
 from tests.assets.without_spark import in_this_process
 from tests.recovery import small
 from tests.recovery.small import Bank

@@ -12,12 +12,13 @@ from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.checkpoints.checkpoint import FORK, STATE
+from state_ops.checkpoints.checkpoint import FORK
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, ConfigurationError, DamageError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.fsck.repair import plan_repair
+from state_ops.records.snapshot_files import STATE
 from state_ops.storage.branches import is_inherited, own_of_parent
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Bank, pipeline, until

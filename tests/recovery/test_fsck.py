@@ -24,7 +24,6 @@ from pipelines.runtime.ownership import publish
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.run import fsck as checks
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from state_ops.checkpoints.checkpoint import OUTPUT
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.coordination import lease, requests
@@ -33,6 +32,7 @@ from state_ops.delta.fenced_table import FencedTable
 from state_ops.fsck import check as checking
 from state_ops.fsck.findings import MEANINGS, Kind, Report, Severity
 from state_ops.fsck.repair import plan_repair
+from state_ops.records.snapshot_files import OUTPUT
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Apart, Bank, until
 from tests.tools.sampling import sampled

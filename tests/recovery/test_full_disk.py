@@ -19,8 +19,8 @@ from pipelines.runtime.execution.external_sort import in_order
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import DiskFullError, TransientError
+from state_ops.records.acks import Ack
 from state_ops.storage import disks
 from tests.recovery.small import Bank
 

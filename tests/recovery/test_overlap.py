@@ -21,13 +21,13 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.timings import bottleneck
-from state_ops.checkpoints.checkpoint import LocalSnapshot
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.coordination.restore_progress import Restoring
 from state_ops.delta import log_cleanup
 from state_ops.errors import ConfigurationError, FencedError, GateError, InputError, RunEndedError, TransientError
+from state_ops.records.snapshot_files import LocalSnapshot
 from state_ops.snapshots import stage_upload
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until

@@ -21,9 +21,9 @@ from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.sinks.replace_where import Range, touched
 from pipelines.runtime.sinks.statistics import statistics
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import InputError, PipelineError, WeirError
+from state_ops.moments import to_micros
 from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Account, Bank, InMemoryExecutor

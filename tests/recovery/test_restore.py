@@ -27,9 +27,9 @@ from pipelines.runtime.restore import restore
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import STATE, StateFile
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, GateError, PipelineError
+from state_ops.records.snapshot_files import STATE, StateFile
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.tools.sampling import sampled
 

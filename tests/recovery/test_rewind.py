@@ -19,11 +19,12 @@ from pipelines.runtime.restore import rewind
 from pipelines.runtime.restore.rewind import hindrances
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.restore_version import TableRewind
-from state_ops.checkpoints.checkpoint import OUTPUT, REWIND, STATE, abandoned
+from state_ops.checkpoints.checkpoint import REWIND, abandoned
 from state_ops.coordination import requests
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, WeirError
+from state_ops.records.snapshot_files import OUTPUT, STATE
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank

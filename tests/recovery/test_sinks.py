@@ -15,9 +15,9 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
-from state_ops.checkpoints.checkpoint import OUTPUT
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
+from state_ops.records.snapshot_files import OUTPUT
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank

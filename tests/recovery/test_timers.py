@@ -25,8 +25,8 @@ from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.operators.functions import function
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import PipelineError, StageError
+from state_ops.records.operator_stats import OperatorStats
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
 

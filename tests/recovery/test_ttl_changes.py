@@ -38,7 +38,7 @@ from pipelines.runtime.operators import deduplication
 from pipelines.runtime.operators.functions import function
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.records.operator_stats import OperatorStats
 from tests.recovery.harness import Site
 from tests.tools.reading import without
 from tests.tools.sampling import sampled

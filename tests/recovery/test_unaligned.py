@@ -36,10 +36,11 @@ from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.run import run, sensor
 from pipelines.runtime.run.run import RunOptions
-from state_ops.checkpoints.checkpoint import CHANNEL, STATE, WITH_WAITING, Checkpoint
+from state_ops.checkpoints.checkpoint import WITH_WAITING, Checkpoint
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.snapshot_files import CHANNEL, STATE
 from tests.recovery.harness import Site
 from tests.recovery.unordered import SOURCE, epochs, first_epoch, land_rows, site_of
 from tests.tools.sampling import sampled

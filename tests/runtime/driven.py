@@ -14,9 +14,9 @@ from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.execution.in_process import routed
 from pipelines.runtime.operators import Progress, shapes
 from state_ops.backends.memory import MemoryBackend
-from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.ids import CheckpointId
 from state_ops.keyed.per_key.key_state import no_cache
+from state_ops.moments import from_micros
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_groups import group_range
 

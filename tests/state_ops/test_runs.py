@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from state_ops.backends import rocksdb
 from state_ops.backends.base import Compression, SortedRun
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.records.snapshot_files import Snapshot
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from state_ops.checkpoints.checkpoint import STATE
 from state_ops.checkpoints.registry import Registry
 from state_ops.fsck.check import check
 from state_ops.fsck.findings import Kind
 from state_ops.fsck.repair import carry_out, plan_repair
+from state_ops.records.snapshot_files import STATE
 from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file
 
 ATTEMPT = "a" * 32

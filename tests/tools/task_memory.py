@@ -32,8 +32,8 @@ from pipelines.runtime.operators import Progress, shapes
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
-from state_ops.checkpoints.checkpoint import STATE, Snapshot, snapshots_of
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.snapshot_files import STATE, Snapshot, snapshots_of
 from state_ops.rows import key_aggregation
 from state_ops.rows import row_store as rows_module
 from state_ops.schema.key_groups import key_groups

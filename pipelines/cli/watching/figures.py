@@ -12,9 +12,12 @@ from pipelines.cli.watching.look import Look
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.timings import bottleneck
-from state_ops.checkpoints.checkpoint import EPOCH, MAIN, STATE, Checkpoint, StateFile, from_micros
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
 from state_ops.counts import counted
+from state_ops.moments import from_micros
+from state_ops.outputs import MAIN
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import STATE, StateFile
 
 PHASES = {
     "stage": "stages",

@@ -21,7 +21,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints import restore_log
-from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, to_micros
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Pin, Publication, Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.checkpoints.unpublished import unpublished
@@ -34,6 +34,8 @@ from state_ops.coordination.results import Checked, Drilled
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import PrunedError
 from state_ops.ids import CheckpointId
+from state_ops.moments import to_micros
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 
 _REST, _LISTING_SECONDS, _RESULTS_SECONDS = 20.0, 10.0, 30.0

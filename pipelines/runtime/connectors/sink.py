@@ -184,7 +184,7 @@ class SinkOpening:
         prove: Raises FencedError unless this process still owns the pipeline; always in one that only looks, as
             `weir plan` and `weir fsck` do, which ask for `check` and `marker`. Call it before a transaction that could
             fence the owner's, and again when one's own was fenced.
-        patience: Seconds after which a server that does not answer is away: few for who only looks.
+        patience: Seconds after which a server that does not answer is away: few for a caller that only looks.
         exact: Whether the pipeline delivers exactly once. Otherwise the sink may have parts of epochs that failed, or
             lack what was lost to it, and neither is damage.
         lossy: Whether it delivers at most once. That nothing tells of a checkpoint is then no damage, since all that

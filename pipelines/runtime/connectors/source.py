@@ -295,7 +295,7 @@ class Opening:
         resolve: Fills {placeholders} from the configuration.
         options: What the configuration says under `connections.<name>` for the definition's connection, secrets
             resolved. They are handed to the client as they are, and are never recorded or shown.
-        patience: Seconds after which a server that does not answer is away: few for who only looks.
+        patience: Seconds after which a server that does not answer is away: few for a caller that only looks.
         connect: The same by the name of a connection, for a definition that opens others.
         s3: Settings of S3, as `configs.settings.S3Settings`.
     """

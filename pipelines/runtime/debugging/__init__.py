@@ -1,4 +1,4 @@
-"""An epoch that was, played again in this process for who looks into it, and where a table's row came from.
+"""Play an old epoch again in this process, and find where a row of a table came from.
 
 Storage is only read.
 """

@@ -23,10 +23,11 @@ from pipelines.runtime.inspection.view import parsed
 from pipelines.runtime.operators.joins.join import LATE_SIDE
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.arrow.types import type_named
-from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, from_micros, stats_of
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.moments import from_micros
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch
 

@@ -1,4 +1,4 @@
-"""What a replay is doing, for who waits for it, and how long each phase took."""
+"""The phase that a replay is in, which is shown while it goes on, and how long each phase took."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from state_ops.checkpoints.checkpoint import Snapshot
+from state_ops.records.snapshot_files import Snapshot
 from state_ops.storage.storage import Arrived
 
 Saying = Callable[[str], None]

@@ -21,9 +21,11 @@ from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.inspection.view import parsed
 from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
-from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile, stats_of
+from state_ops.checkpoints.checkpoint import stats_of
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import OUTPUT, StagedFile, StateFile
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.snapshots.stage_upload import read_by_next
 from state_ops.value_text import text_of
@@ -187,7 +189,7 @@ def again(
     subtask: int | None = None,
     stop: Debugger | None = None,
 ) -> Played:
-    """The same, for who plays several epochs. Raises as `debug`."""
+    """Play one of several epochs, as `debug` plays a single one. Raises as `debug`."""
     if key is not None and subtask is not None:
         raise ConfigurationError("A key and a subtask are given.", next="Give one of them: a key has its subtask.")
     chosen = _chosen(playing.pipeline, stage, key)

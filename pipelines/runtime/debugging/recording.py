@@ -22,10 +22,10 @@ from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Ack, PendingUpload
 from state_ops.errors import PipelineError, TransientError
 from state_ops.ids import new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
+from state_ops.records.acks import Ack, PendingUpload
 
 if TYPE_CHECKING:
     from pipelines.runtime.execution.spark.spark_executor import SparkExecutor

@@ -39,11 +39,13 @@ from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import EPOCH, Ack, Checkpoint, Snapshot, StateFile, snapshots_of, stats_of
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, InputError, TransientError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.sweep import attempts, owner
@@ -76,7 +78,7 @@ def replaying(
     """An epoch that can be played again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
 
     Args:
-        purpose: For who asks why they stay.
+        purpose: Why its checkpoints are kept; a person who asks sees it.
         spark: Whether Spark may evaluate what Python does not.
         say: Is told what is done now.
 
@@ -135,7 +137,7 @@ class Playing:
     """How epochs of a pipeline are played again, one after the other.
 
     Attributes:
-        purpose: For who asks why their checkpoints stay meanwhile.
+        purpose: Why their checkpoints are kept meanwhile; a person who asks sees it.
         spark: Whether Spark may evaluate what Python does not.
         say: Is told what is done now.
     """

@@ -18,8 +18,8 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.inspection.view import View
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import snapshots_of
 from state_ops.keyed.owners import GROUP_BYTES, OfKeys, owner_of, owners_of
+from state_ops.records.snapshot_files import snapshots_of
 from state_ops.schema.key_codec import decode_keys
 
 SHOWN_KEYS, MOST_ENTRIES = 1_000, 10_000

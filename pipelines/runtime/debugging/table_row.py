@@ -21,12 +21,13 @@ from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.operators import where
 from pipelines.runtime.sinks.table_commit import local_file, table_path, with_partition
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import parse_epoch_dir
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 
 _STAGED = re.compile(r"/(g\d+-e\d+)/(\d+)-[^/]+(?:/\d+)?\.parquet$")

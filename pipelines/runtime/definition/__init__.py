@@ -7,7 +7,7 @@ from pipelines.runtime.connectors.source import Source
 from pipelines.runtime.definition.calendars import Calendar
 from pipelines.runtime.definition.files import FileSource
 from pipelines.runtime.definition.gates import FIGURES, ROWS, STATE, Expected, Gate
-from pipelines.runtime.definition.names import HOLD, LATE, MAX_PARALLELISM, POSITIONS, QUARANTINE, ROW
+from pipelines.runtime.definition.names import HOLD, MAX_PARALLELISM, POSITIONS, QUARANTINE, ROW
 from pipelines.runtime.definition.operators import (
     ANTI,
     FULL,
@@ -42,7 +42,7 @@ from pipelines.runtime.definition.stage import (
     sinks_shown,
     sources_of,
 )
-from state_ops.snapshots.stage_upload import MAIN
+from state_ops.outputs import LATE, MAIN
 
 __all__ = [
     "ANTI",

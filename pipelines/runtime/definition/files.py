@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipelines.runtime.connectors.source import FAIL
 from pipelines.runtime.connectors.source import Source as Source
 from state_ops.arrow.frames import canonical_schema
-from state_ops.snapshots.stage_upload import MAIN as MAIN
+from state_ops.outputs import MAIN as MAIN
 
 PARQUET = "parquet"
 

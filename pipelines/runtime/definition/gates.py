@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.names import HOLD, QUARANTINE, WARN
 from state_ops.errors import PipelineError
-from state_ops.snapshots.stage_upload import MAIN as MAIN
+from state_ops.outputs import MAIN as MAIN
 from state_ops.value_text import literal
 
 ROWS, STATE, FIGURES = "rows", "state", "figures"

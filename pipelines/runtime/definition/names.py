@@ -6,16 +6,14 @@ import re
 
 from pipelines.runtime.connectors.source import Source as Source
 from state_ops.errors import PipelineError
-from state_ops.snapshots.stage_upload import MAIN as MAIN
-from state_ops.snapshots.stage_upload import REST
+from state_ops.outputs import LATE as LATE
+from state_ops.outputs import MAIN as MAIN
+from state_ops.outputs import REST
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
-
-
-LATE = "late"  # the output that rows are which came too late
 
 
 POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from

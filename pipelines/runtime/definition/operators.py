@@ -9,10 +9,10 @@ from pipelines.runtime.connectors.lookups.lookup_table import Pinned
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.calendars import Calendar
-from pipelines.runtime.definition.names import LATE
 from state_ops.ids import CheckpointId
+from state_ops.outputs import LATE
+from state_ops.outputs import MAIN as MAIN
 from state_ops.rows.aggregates import Agg
-from state_ops.snapshots.stage_upload import MAIN as MAIN
 
 
 @dataclass(frozen=True, slots=True)

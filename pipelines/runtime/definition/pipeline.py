@@ -15,10 +15,10 @@ from pipelines.runtime.definition.gates import ROWS, Expected
 from pipelines.runtime.definition.names import HOLD, MAX_PARALLELISM, QUARANTINE, WARN, check_name, refuse_doubles
 from pipelines.runtime.definition.operators import AsOf
 from pipelines.runtime.definition.stage import Stage, is_clocked, keeps_changes, sinks_shown, sources_of
-from state_ops.checkpoints.checkpoint import Days
+from state_ops.days import Days
 from state_ops.errors import PipelineError
+from state_ops.outputs import MAIN as MAIN
 from state_ops.schema.key_groups import check_parallelism
-from state_ops.snapshots.stage_upload import MAIN as MAIN
 from state_ops.storage.branches import BRANCHES, Branch
 from state_ops.storage.paths import data_directory
 from state_ops.value_text import literal
@@ -45,7 +45,7 @@ class Pipeline:
             of each row as before, so that changes go on taking back what it made.
         on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
             checkpoint is used.
-        branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
+        branch: The branch that this is; None: the pipeline itself. Weir sets it, not the author.
         days_by: Names of the sources by whose event times days go, for backfills. Say it where another source's rows
             may be of later times, as of a table of dimensions that is loaded first. By default all sources that have an
             event time, but not those whose rows are only versions of an `as_of`.

@@ -22,14 +22,14 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.connectors.source import Source as Source
 from pipelines.runtime.definition.gates import STATE, Gate
 from pipelines.runtime.definition.made_columns import before, has, keeps
-from pipelines.runtime.definition.names import LATE, QUARANTINE, TAKEN, check_name
+from pipelines.runtime.definition.names import QUARANTINE, TAKEN, check_name
 from pipelines.runtime.definition.operators import Aggregation, Deduplication, Join, Lookup, SessionWindow, TopN, Window
 from state_ops.errors import PipelineError
 from state_ops.keyed.ttl import Ttl
+from state_ops.outputs import LATE, PARTS
+from state_ops.outputs import MAIN as MAIN
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
-from state_ops.snapshots.stage_upload import MAIN as MAIN
-from state_ops.snapshots.stage_upload import PARTS
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ class Stage:
         return operator.on if operator else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A stage that was made from a function still is that function for who calls it."""
+        """Call the function that the stage was made from."""
         assert self.function is not None, f"the stage {self.uid} is not a function"
         return self.function(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""From a pending checkpoint to a visible one: commit, settle what is unknown, discard, publish, prune."""
+"""Commit a checkpoint, find out what became of a commit without an answer, and discard an epoch that has failed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.leftovers import remove
 from pipelines.runtime.timings import record_ms
 from state_ops import errors
-from state_ops.checkpoints.checkpoint import (
-    Checkpoint,
-    StateFile,
-)
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import RunEndedError, TransientError, plainly
+from state_ops.records.snapshot_files import StateFile
 
 
 def commit(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, files: Sequence[StateFile]) -> Checkpoint:

@@ -31,12 +31,12 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import discard, raise_if_fenced
 from pipelines.runtime.ownership.leftovers import discard_slices
 from pipelines.runtime.sources.slices import EpochPlan
-from state_ops.checkpoints.checkpoint import CHANNEL, INPUT, StateFile
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import FailureReason
 from state_ops.coordination.lease import Heartbeat
 from state_ops.errors import FencedError, GateError, HoldingError, RunEndedError, TransientError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import CHANNEL, INPUT, StateFile
 from state_ops.snapshots import stage_upload
 
 log = Logger("weir.run")

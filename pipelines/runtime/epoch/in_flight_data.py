@@ -20,9 +20,11 @@ import pyarrow as pa
 
 from pipelines.runtime.connectors.lookups.lookup_table import Version
 from state_ops.arrow.frames import schema_from_json, schema_to_json
-from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile, from_micros, to_micros
 from state_ops.ids import CheckpointId
-from state_ops.snapshots.stage_upload import MAIN, REST
+from state_ops.moments import from_micros, to_micros
+from state_ops.outputs import MAIN, REST
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import StagedFile, StateFile
 
 Rows = StagedFile | StateFile
 

@@ -20,7 +20,6 @@ from state_ops.checkpoints.checkpoint import (
     ROWS_AHEAD,
     ROWS_LOST,
     Checkpoint,
-    StateFile,
     is_untold,
     rows_lost,
     told_times,
@@ -28,6 +27,7 @@ from state_ops.checkpoints.checkpoint import (
 from state_ops.counts import counted
 from state_ops.errors import FencedError, RunEndedError, plainly
 from state_ops.ids import CheckpointId
+from state_ops.records.snapshot_files import StateFile
 
 
 def commit(

@@ -18,12 +18,12 @@ from pipelines.runtime.epoch.step_runner import Ended, StepRunner
 from pipelines.runtime.epoch.transitions import Transitions
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sources.slices import EpochPlan
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import Refusal
 from state_ops.coordination.lease import Heartbeat
 from state_ops.errors import WeirError
 from state_ops.logs import Logger
+from state_ops.moments import to_micros
 from state_ops.snapshots import stage_upload
 
 log = Logger("weir.run")

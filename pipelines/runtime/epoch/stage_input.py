@@ -15,17 +15,14 @@ from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.operators import watermarks
 from pipelines.runtime.operators.watermarks import SidesTime
 from pipelines.runtime.ownership.context import RunContext
-from state_ops.checkpoints.checkpoint import (
-    Ack,
-    StagedFile,
-    StateFile,
-    to_micros,
-)
 from state_ops.counts import agrees, counted
 from state_ops.errors import (
     DamageError,
 )
 from state_ops.ids import epoch_dir
+from state_ops.moments import to_micros
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.snapshots.stage_upload import read_by_next
 
 

@@ -37,16 +37,7 @@ from pipelines.runtime.sources.slices import EpochPlan
 from pipelines.runtime.task.refusals import Target
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.runtime.timings import record_ms
-from state_ops.checkpoints.checkpoint import (
-    Ack,
-    Checkpoint,
-    PendingUpload,
-    Snapshot,
-    StagedFile,
-    StateFile,
-    stats_of,
-    to_micros,
-)
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
     ConfigurationError,
@@ -58,6 +49,9 @@ from state_ops.ids import AttemptId, new_attempt_id
 from state_ops.keyed.per_key.state_cache import CacheSizes
 from state_ops.keyed.ttl import forgotten_after
 from state_ops.logs import Logger
+from state_ops.moments import to_micros
+from state_ops.records.acks import Ack, PendingUpload
+from state_ops.records.snapshot_files import Snapshot, StagedFile, StateFile
 from state_ops.snapshots import rescale
 from state_ops.snapshots.stage_upload import read_by_next
 

@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from pipelines.runtime.code_changes.sql import recorded_sql
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time, sinks_shown
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
@@ -32,7 +33,6 @@ from pipelines.runtime.epoch.stage_shapes import sinks_of
 from pipelines.runtime.execution.spark import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates
-from pipelines.runtime.operators.compared.changes import recorded_sql
 from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
@@ -47,24 +47,16 @@ from pipelines.runtime.sources import archive
 from pipelines.runtime.timings import record_ms
 from state_ops.backends import composite
 from state_ops.checkpoints.checkpoint import (
-    CHANNEL,
     EDITED,
     FORMAT_VERSION,
-    INPUT,
-    OUTPUT,
     POSITIONS,
     ROWS_AHEAD,
     ROWS_LOST,
     ROWS_QUARANTINED,
-    STATE,
     WITH_ARCHIVE,
     WITH_PARTS,
     WITH_WAITING,
-    Ack,
     Checkpoint,
-    Snapshot,
-    StagedFile,
-    StateFile,
     began,
     format_with,
     is_untold,
@@ -74,7 +66,6 @@ from state_ops.checkpoints.checkpoint import (
     taken_back,
     told_times,
 )
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Publication
 from state_ops.coordination import gate_hold, requests
 from state_ops.coordination.requests import Request
@@ -90,9 +81,12 @@ from state_ops.errors import (
 from state_ops.ids import CheckpointId
 from state_ops.keyed.per_key.state_cache import CacheFigures
 from state_ops.logs import Logger
+from state_ops.outputs import PARTS
+from state_ops.records.acks import Ack
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import CHANNEL, INPUT, OUTPUT, STATE, Snapshot, StagedFile, StateFile
 from state_ops.schema import evolution
 from state_ops.snapshots import stage_upload
-from state_ops.snapshots.stage_upload import PARTS
 from state_ops.storage.transfers import at_once
 
 log = Logger("weir.epoch")

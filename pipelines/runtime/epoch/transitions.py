@@ -33,7 +33,7 @@ from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import work_dir
-from state_ops.checkpoints.checkpoint import Ack, Checkpoint, StateFile, snapshots_of
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import owns
 from state_ops.checkpoints.registry import Publication
@@ -42,6 +42,8 @@ from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.restore_progress import Restoring, described
 from state_ops.errors import FencedError, LocalBaseError, RunEndedError, from_report, plainly
 from state_ops.logs import Logger
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import StateFile, snapshots_of
 from state_ops.snapshots import stage_upload
 from state_ops.storage import disks
 

@@ -18,7 +18,7 @@ from pipelines.runtime.execution import direct_read
 from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.operators import where
 from pipelines.runtime.sources.slices import Share, SourceFile
-from state_ops.checkpoints.checkpoint import StagedFile, StateFile
+from state_ops.records.snapshot_files import StagedFile, StateFile
 
 SCHEMA = "subtask int, side int, block binary"
 """What map tasks hand to Spark, as it writes the schema: blocks, each of one input's rows for one subtask."""

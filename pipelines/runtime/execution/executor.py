@@ -1,4 +1,4 @@
-"""What runs the subtasks of a stage: Spark (`spark_executor`) or this very process (`in_memory`)."""
+"""The protocol of what runs the subtasks of a stage: Spark (`spark`) or this process (`in_process`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import SourceFile
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import DamageError, TransientError, VanishedError, WeirError, first_line
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.storage.storage import Storage
 
 Deadline = Callable[[], float]

@@ -21,8 +21,8 @@ from pipelines.runtime.operators import where
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import InputError, PipelineError, TransientError
+from state_ops.records.acks import Ack
 
 
 class InMemoryExecutor:

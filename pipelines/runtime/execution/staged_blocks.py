@@ -22,10 +22,10 @@ from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import exchange
 from pipelines.runtime.execution.executor import Channel, Landed, Several
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import TransientError, plainly
 from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 

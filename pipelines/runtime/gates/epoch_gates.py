@@ -21,10 +21,11 @@ from pipelines.runtime.ownership.local_paths import objects, work_dir
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
-from state_ops.checkpoints import checkpoint as kinds
-from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError
+from state_ops.records import snapshot_files
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.storage.temp_dirs import scratch
@@ -47,7 +48,7 @@ def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files
         if asked and has_rows(stats):
             verdicts += evaluation.evaluated(f"figures of {uid}", uid, asked, figures_row(stats))
         asked = [gate for gate in stage.gates if gate.of == STATE]
-        new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
+        new = any(file.new and file.operator == uid and file.kind == snapshot_files.STATE for file in files)
         if asked and new and stats.has_state:
             rows = _sample(context, deadline, checkpoint, stage, snapshots_of(tuple(files), uid))
             judged = evaluation.evaluated(f"state of {uid}", uid, asked, rows)

@@ -23,10 +23,10 @@ from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.execution.spark.imports import load_great_expectations as load
 from state_ops import extras
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.counts import counted
 from state_ops.errors import GateError, PipelineError
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.value_text import literal, plain
 

@@ -28,10 +28,11 @@ from pipelines.runtime.sources.slices import LeftOut, Slice
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.arrow.unfit_values import storable
-from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile
 from state_ops.counts import counted
 from state_ops.errors import InputError
 from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import OUTPUT, StagedFile, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.value_text import literal
 

@@ -25,9 +25,9 @@ from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import EpochPlan, LeftOut
 from pipelines.runtime.task.refusals import Target, refusals
 from state_ops.arrow.unfit_values import unfit
-from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import InputError, RefusedError, from_report, to_report
 from state_ops.logs import Logger
+from state_ops.records.acks import Ack
 
 log = Logger("weir.epoch")
 

@@ -65,7 +65,7 @@ def write(
 
 
 def check_output(format: Format, output: str | None, force: bool) -> None:
-    """Whether rows can be written there. For who wants to know before the work: ConfigurationError if not."""
+    """Raise ConfigurationError if rows cannot be written there. Call it before the work begins."""
     if format is Format.PARQUET and output in (None, STDOUT):
         raise ConfigurationError("A Parquet file cannot be written to stdout.", next="Say --output FILE.")
     if format is Format.ARROW and output is None:

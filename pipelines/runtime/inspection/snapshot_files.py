@@ -12,7 +12,7 @@ from pathlib import Path
 from state_ops.backends import composite
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import Snapshot, StateFile
+from state_ops.records.snapshot_files import Snapshot, StateFile
 from state_ops.snapshots import snapshot
 from state_ops.storage import disks
 from state_ops.storage.storage import Storage

@@ -32,10 +32,10 @@ from pipelines.runtime.inspection.view import View
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops import extras
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.recorded import Recorded
 from state_ops.checkpoints.registry import CHECKPOINTS, JSON_COLUMNS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
+from state_ops.records.recorded import Recorded
 from state_ops.storage.storage import Storage
 from state_ops.value_text import as_json
 

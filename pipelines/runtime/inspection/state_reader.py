@@ -21,11 +21,12 @@ from pipelines.runtime.inspection.snapshot_files import SnapshotCache, opened
 from pipelines.runtime.inspection.view import View, parsed, state_stats, view_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.backends.base import Backend, BackendOptions
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, Snapshot, snapshots_of, stats_of
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.errors import DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
+from state_ops.records.snapshot_files import Snapshot, snapshots_of
 from state_ops.storage.storage import Storage
 
 At = int | str | None
@@ -86,7 +87,7 @@ def held(
     """A checkpoint that is not pruned for as long as the `with` block lasts.
 
     Args:
-        purpose: For who asks why it stays.
+        purpose: Why the checkpoint is kept; a person who asks sees it.
     """
     storage, registry = open_storage(pipeline, settings)
     with ExitStack() as stack:

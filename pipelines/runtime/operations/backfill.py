@@ -29,20 +29,12 @@ from pipelines.runtime.restore.rewind import listed
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks.replace_where import Range
-from state_ops.checkpoints.checkpoint import (
-    Checkpoint,
-    abandoned,
-    before,
-    event_time,
-    from_micros,
-    to_begin_from,
-    to_micros,
-    untold_sources,
-)
+from state_ops.checkpoints.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from, untold_sources
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.logs import Logger
+from state_ops.moments import from_micros, to_micros
 from state_ops.storage.storage import Storage
 
 log = Logger("weir.backfill")

@@ -1,8 +1,8 @@
-"""`weir plan`: what would become of a pipeline's state if it were run with today's code and configuration. Only reads.
+"""Find what would become of a pipeline's state if it were run with today's code and settings: `weir plan`. Only reads.
 
-Everything that a run compares before its first row is compared here by the same functions: `state_fit` for stages and
-sources, the backends' formats, the sinks' tables. Migrations are tried out: one subtask's snapshot is opened, and rows
-are read with today's schema.
+A run makes the same comparisons before its first row, by the same functions: `operators.compatibility` for stages,
+`code_changes.structure` for sources and outputs, the backends' formats, the sinks' tables. Migrations are tried out:
+one subtask's snapshot is opened, and rows are read with today's schema.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.settings import Settings
+from pipelines.runtime.code_changes.structure import structure
 from pipelines.runtime.connectors.lookups.lookup_table import NEWEST, Version
 from pipelines.runtime.definition import FileSource, Pipeline, Source, Stage
 from pipelines.runtime.definition.fingerprint import fingerprint_of_stage
@@ -30,7 +31,6 @@ from pipelines.runtime.operations.plan_state import Findings, Sample, StateCheck
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.compatibility import Finding, Verdict, lookup_findings
 from pipelines.runtime.operators.joins import sides
-from pipelines.runtime.operators.structure import structure
 from pipelines.runtime.ownership.lookups import Lookups
 from pipelines.runtime.ownership.ownership import early_id_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
@@ -41,11 +41,11 @@ from pipelines.runtime.sources.directory_watch import DELIVERED_AGAIN, named
 from state_ops.arrow.frames import schema_from_json
 from state_ops.backends import loader as backends
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease
 from state_ops.counts import counted
 from state_ops.errors import PipelineError, WeirError
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema.key_groups import check_parallelism
 from state_ops.storage.storage import Storage
 

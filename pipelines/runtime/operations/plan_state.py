@@ -20,14 +20,16 @@ from pipelines.runtime.operators import Shapes, open_windows
 from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, timers_left
 from state_ops.backends import loader as backends
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, to_micros
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import counted
 from state_ops.errors import TransientError, WeirError
 from state_ops.keyed.scan import scan_state
 from state_ops.keyed.timers import are_set
 from state_ops.keyed.ttl import Expiry, Ttl
+from state_ops.moments import to_micros
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import snapshots_of
 from state_ops.schema.key_groups import group_range
 from state_ops.storage.storage import Storage
 

@@ -53,17 +53,7 @@ from pipelines.runtime.sinks.table_commit import file_path, table_path
 from pipelines.runtime.sinks.upsert import spilled
 from pipelines.runtime.sources.positions import Arrivals, in_words
 from pipelines.runtime.sources.reader import SourceReader
-from state_ops.checkpoints.checkpoint import (
-    EDIT,
-    EDITED,
-    FORKED,
-    OUTPUT,
-    PROMOTION,
-    WITH_PROMOTION,
-    Checkpoint,
-    StateFile,
-    abandoned,
-)
+from state_ops.checkpoints.checkpoint import EDIT, EDITED, FORKED, PROMOTION, WITH_PROMOTION, Checkpoint, abandoned
 from state_ops.checkpoints.registry import BRANCH, Pin
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.coordination import gate_hold, lease, requests, suspension
@@ -74,6 +64,7 @@ from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.errors import BusyError, DamageError, FencedError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id, parse_epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
@@ -291,7 +282,7 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
 
 
 def with_rows(decided: PromotionPlan, pipeline: Pipeline, settings: Settings) -> PromotionPlan:
-    """The plan with what becomes of tables' rows, for who is shown it."""
+    """Return the plan together with the rows of tables that it changes, as people are shown it."""
     storage, _ = open_storage(pipeline, settings)
 
     def looked_at(back: TableRewind | None) -> TableRewind | None:

@@ -38,19 +38,7 @@ from state_ops.arrow.types import type_named
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
-from state_ops.checkpoints.checkpoint import (
-    EDIT,
-    EDITED,
-    INPUT,
-    REWRITTEN,
-    STATE,
-    Checkpoint,
-    Snapshot,
-    StateFile,
-    snapshots_of,
-    stats_of,
-)
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.checkpoint import EDIT, EDITED, REWRITTEN, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
 from state_ops.coordination import gate_hold
@@ -59,6 +47,8 @@ from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import ForgottenKey, copy_without
 from state_ops.keyed.owners import KIND_BYTES
 from state_ops.logs import Logger
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import INPUT, STATE, Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import subtask_of
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
@@ -199,7 +189,7 @@ def delete(
 
     Args:
         key: One text for each key column, cast to its type.
-        reason: Why, for who reads the list of checkpoints. It should not name the key.
+        reason: A note that the list of checkpoints shows. It should not name the key.
 
     Raises:
         BusyError: A coordinator is alive.

@@ -59,11 +59,11 @@ from pipelines.runtime.operators.top_n import TopNOperator, open_ranks, open_ran
 from pipelines.runtime.operators.windows import WindowOperator, no_windows, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.per_key.key_state import OpenCache
 from state_ops.keyed.ttl import Forgotten
+from state_ops.records.acks import Ack
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.sketches import DISTINCT

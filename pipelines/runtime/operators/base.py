@@ -23,11 +23,11 @@ from state_ops.arrow.types import unknown_to_polars
 from state_ops.counts import agrees, counted
 from state_ops.errors import InputError, PipelineError
 from state_ops.keyed.ttl import stamped
+from state_ops.outputs import MAIN as MAIN
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.distinct_values import collections
 from state_ops.schema.descriptors import Collection
 from state_ops.schema.state_schema import StateSchema
-from state_ops.snapshots.stage_upload import MAIN as MAIN
 
 _FARTHEST = 1 << 62  # microseconds
 _PATTERN = re.compile(r"|\*|\^.*\$", re.DOTALL)

@@ -1,8 +1,8 @@
-"""Whether today's definition of a stage fits the state that a checkpoint recorded, one finding for each thing that is
-to be said. What else of a pipeline has changed is `structure`'s.
+"""Decide whether today's definition of a stage fits the state that a checkpoint recorded. Each difference is a finding.
 
-Values only. A run asks this before its first row and is refused by it (`stage_job`, `run.check_fits`); `weir plan` asks
-the same beforehand (`state_plan`). So the two cannot disagree.
+`code_changes.structure` compares the rest of a pipeline. A run calls both before its first row and is refused by them
+(`epoch.stage_job`, `run.check_fits`). `weir plan` calls the same functions beforehand (`operations.plan_state`), so the
+two cannot disagree.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pipelines.runtime.operators.functions.timer_use import uses_timers
 from pipelines.runtime.operators.joins import sides
 from pipelines.runtime.operators.joins.join import row_columns
 from state_ops.arrow.types import type_name
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.durations import shown
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution

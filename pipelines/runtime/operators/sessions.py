@@ -49,13 +49,13 @@ from pipelines.runtime.operators.session_store import (
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, scan_values
+from state_ops.outputs import REST
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.aggregates import Agg
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.sketches import DISTINCT, QUANTILE, sketched
 from state_ops.schema.key_groups import xxhash64
 from state_ops.schema.state_schema import StateSchema
-from state_ops.snapshots.stage_upload import REST
 
 # Bounds of a row's own session; the input may have columns named like the output's. A session's number; a row's.
 _FROM, _TO, _SESSION, _ROW = "__weir_from", "__weir_to", "__weir_session", "__weir_row"

@@ -34,9 +34,9 @@ from pipelines.runtime.operators.base import (
 from pipelines.runtime.operators.event_time import EventTimeOperator
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, WINDOW_STATE
+from state_ops.moments import to_micros
 from state_ops.rows.expiring_rows import ExpiringRows
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.definition import FileSource, Source, Stage, keeps_event_time, sources_of
-from state_ops.checkpoints.checkpoint import Ack
+from state_ops.records.acks import Ack
 
 MADE_TIME = b"weir.made_time"
 """In the metadata of columns that an executor tells: a transform has put another column in place of the event time."""

@@ -13,8 +13,9 @@ from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader
-from state_ops.checkpoints.checkpoint import Checkpoint, to_micros
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import WeirError
+from state_ops.moments import to_micros
 from state_ops.storage.transfers import at_once
 
 

@@ -28,20 +28,18 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sources.slices import nothing_read
 from state_ops.checkpoints.checkpoint import (
-    INPUT,
     START,
-    STATE,
     TAKEN,
     WITH_ARCHIVE,
     Checkpoint,
-    StateFile,
     began,
     format_with,
     spans_with,
     taken_back,
 )
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.records.operator_stats import OperatorStats
+from state_ops.records.snapshot_files import INPUT, STATE, StateFile
 from state_ops.storage.branches import is_inherited, own_of_parent
 from state_ops.storage.storage import Storage
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sources.slices import Slice
-from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.errors import plainly
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import StateFile
 
 log = Logger("weir.epoch")
 

@@ -24,7 +24,7 @@ def work_dir(context: RunContext) -> Path:
 
 
 def local_directory(settings: Settings, pipeline: Pipeline, storage: Storage) -> Path:
-    """The same, for who does not run it."""
+    """Return the directory of `work_dir` for a pipeline that this process does not run."""
     where = hashlib.sha256(storage.uri.encode()).hexdigest()[:8]
     return settings.work_dir / f"{pipeline.name}-{where}"
 

@@ -21,7 +21,7 @@ from pipelines.runtime.ownership.fencing import raise_if_fenced
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import INPUT, POSITIONS, TABLES, Checkpoint, is_abandoned
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, is_abandoned
 from state_ops.checkpoints.coordinator import next_id
 from state_ops.checkpoints.reader_holds import HeldCommits
 from state_ops.checkpoints.registry import BRANCH
@@ -32,6 +32,7 @@ from state_ops.fsck.sinks import look, mentioned
 from state_ops.fsck.survey import UNREADABLE
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import INPUT, TABLES
 from state_ops.storage.branches import BRANCHES, pinned
 from state_ops.storage.paths import is_staged_rows
 from state_ops.storage.storage import Storage
@@ -77,8 +78,8 @@ class Ownership:
 def claimed(
     pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
 ) -> Iterator[Ownership]:
-    """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing
-    else."""
+    """Own the pipeline as it is: nothing is published, pruned or removed. An operation uses it to carry out the plan
+    that it has shown, and nothing else."""
     settings = settings.of(pipeline.name)
     storage, registry = open_storage(pipeline, settings)
     make_private(settings.work_dir)

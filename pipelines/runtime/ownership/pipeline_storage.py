@@ -21,9 +21,9 @@ from pipelines.runtime.sources.landed import LANDED, LandedFiles
 from pipelines.runtime.sources.parts import PartsReader
 from pipelines.runtime.sources.positions import has_read
 from pipelines.runtime.sources.reader import SourceReader
-from state_ops.checkpoints.checkpoint import INPUT, StateFile
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, page_about, plainly
+from state_ops.records.snapshot_files import INPUT, StateFile
 from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage

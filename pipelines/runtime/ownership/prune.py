@@ -9,17 +9,11 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.publish import unpublished
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import (
-    Checkpoint,
-    abandoned,
-    before,
-    event_time,
-    from_micros,
-    to_begin_from,
-)
+from state_ops.checkpoints.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from
 from state_ops.checkpoints.reader_holds import HoldRecord
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import CheckpointId
+from state_ops.moments import from_micros
 
 HOUR = 3_600_000_000  # microseconds
 DAY = 24 * HOUR

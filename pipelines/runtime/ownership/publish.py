@@ -15,20 +15,14 @@ from pipelines.runtime.sinks import delta, recorded_sink, replace_partitions, re
 from pipelines.runtime.sinks.opening import marker_of
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from pipelines.runtime.sinks.table_commit import publication
-from state_ops.checkpoints.checkpoint import (
-    OUTPUT,
-    REWIND,
-    TAKES_BACK,
-    Checkpoint,
-    StateFile,
-    began,
-)
+from state_ops.checkpoints.checkpoint import REWIND, TAKES_BACK, Checkpoint, began
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.checkpoints.unpublished import unpublished as by_sink
 from state_ops.coordination import publishing_refused
 from state_ops.errors import DamageError, FencedError, PipelineError, TransientError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.transfers import at_once
 
 log = Logger("weir.sink")

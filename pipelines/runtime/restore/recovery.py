@@ -18,10 +18,11 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
 from pipelines.runtime.sinks.places import check_places
-from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import publishing_refused
 from state_ops.errors import DamageError, FencedError, HoldingError, InputError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.records.snapshot_files import CHANNEL, STATE
 
 log = Logger("weir.run")
 

@@ -1,5 +1,7 @@
-"""What taking a table back does to its rows, for who is shown that before it is done: its files are compared by their
-rows, since tables with keys and replaced partitions write rows anew that stay as they are."""
+"""Find which rows of a table change when it is taken back, so that a person sees them before it is done.
+
+Files are compared by their rows: tables with keys, and replaced partitions, write unchanged rows anew.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def end(context: RunContext) -> None:
 def asked(
     pipeline: Pipeline, settings: Settings, request: Request, alone: Callable[[RunContext], Any], patience: float
 ) -> bool:
-    """Have something done by who may: the running coordinator, asked by `request`, or this process with `alone`.
+    """Have the running coordinator do something, asked by `request`; if none runs, do it here with `alone`.
 
     Returns whether the coordinator did it.
 

@@ -13,10 +13,11 @@ from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.timings import shares
-from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import counted
 from state_ops.durations import roughly
 from state_ops.logs import Logger
+from state_ops.moments import from_micros
 
 log = Logger("weir.run")
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from configs.settings import Settings
+from pipelines.runtime.code_changes.structure import structure
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.model import EpochReport, SourceOffsets
 from pipelines.runtime.epoch.scheduler import EpochScheduler
@@ -21,7 +22,6 @@ from pipelines.runtime.epoch.step_runner import StepRunner, Threads
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.operators.compatibility import advice
-from pipelines.runtime.operators.structure import structure
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.backlog import due_in_words
 from pipelines.runtime.ownership.context import RunContext
@@ -48,7 +48,7 @@ from pipelines.runtime.run.next_action import (
 )
 from pipelines.runtime.run.next_action import RunOptions as RunOptions
 from pipelines.runtime.sources.slices import EpochPlan, Slice
-from state_ops.checkpoints.checkpoint import Checkpoint, to_micros
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import gate_hold, requests, suspension
@@ -68,6 +68,7 @@ from state_ops.errors import (
 )
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.moments import to_micros
 
 log = Logger("weir.run")
 

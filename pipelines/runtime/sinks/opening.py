@@ -32,10 +32,11 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.sinks.changes import check_columns, columns_of
 from pipelines.runtime.sinks.delta import PublishedTable
 from pipelines.runtime.sinks.predicates import check_condition
-from state_ops.checkpoints.checkpoint import TABLES, Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import DamageError, FencedError, PipelineError
 from state_ops.ids import CheckpointId
+from state_ops.records.snapshot_files import TABLES
 from state_ops.storage.storage import Storage
 
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)

@@ -29,9 +29,10 @@ from pipelines.runtime.sinks.table_commit import (
     table_path,
 )
 from state_ops.arrow.parquet import where_of
-from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.storage import Storage
 
 Partition = frozenset[tuple[str, str | None]]

@@ -16,9 +16,9 @@ from typing import Any
 
 from pipelines.runtime.connectors.source import Lost, Part, Planned, Position
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, SourceFile
-from state_ops.checkpoints.checkpoint import INPUT, StateFile
 from state_ops.errors import DamageError
 from state_ops.ids import AttemptId, CheckpointId
+from state_ops.records.snapshot_files import INPUT, StateFile
 from state_ops.storage.storage import Storage
 
 Archives = Callable[[], list[tuple[Storage, list[StateFile]]]]

@@ -113,7 +113,7 @@ class LandedFiles:
 
     @contextmanager
     def elsewhere(self) -> Iterator[LandedFiles]:
-        """The same source in a directory of this host, which is removed: for who looks at rows, and owns nothing."""
+        """Yield the source with its files in a temporary directory of this host, to look at rows that others own."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.scratch) as root:
             yield LandedFiles(root, self.source, None, self.scratch)

@@ -108,7 +108,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def preview(self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
-        """The same for who only looks at columns: nothing stays of it."""
+        """Plan a slice as `plan` does, to look at its columns only. Nothing of it is kept."""
 
     @abstractmethod
     def plan_again(
@@ -164,7 +164,7 @@ class SourceReader(ABC):
         """What people are shown of a position, by its title."""
 
     def sought(self, position: Position | None, to: str | datetime | Position) -> dict[str, Any]:  # noqa: ARG002
-        """The position from which the source is read on, for who seeks. Raises ConfigurationError."""
+        """Return the position from which a seek lets the source be read on. Raises ConfigurationError."""
         raise ConfigurationError(
             f"The source {self.source.name} is a directory, whose files are read by their names, each once.",
             where=self.location,
@@ -288,8 +288,8 @@ class SourceReader(ABC):
         return all(self._directory_of(file).opens_in_workers(len(files)) for file in files[:1])
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs
-        one file alone. Raises as `batches`."""
+        """Return one file's rows in canonical types, whole in memory. Large slices are read by Spark. Raises as
+        `batches`."""
         with self._about(file):
             parts = self._directory_of(file).parquet.fit(file, columns, max(file.rows, 1))
             return pa.concat_tables(part.table for part in parts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pipelines.runtime.task import worker_cache
 from state_ops.backends.base import Backend, Freezing, Frozen
-from state_ops.checkpoints.checkpoint import LocalSnapshot, Snapshot
 from state_ops.ids import AttemptId
+from state_ops.records.snapshot_files import LocalSnapshot, Snapshot
 
 _KIND = "state"
 

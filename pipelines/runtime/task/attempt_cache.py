@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.runtime.task import worker_cache
-from state_ops.checkpoints.checkpoint import LocalSnapshot, Snapshot
 from state_ops.ids import AttemptId
 from state_ops.keyed.per_key.state_cache import CacheSizes, StateCache, ValueStore
+from state_ops.records.snapshot_files import LocalSnapshot, Snapshot
 from state_ops.schema.state_schema import StateSchema
 
 _KIND = "cache"

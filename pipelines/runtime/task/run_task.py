@@ -50,14 +50,6 @@ from state_ops.arrow.unfit_values import unfit
 from state_ops.backends import composite
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.loader import DEFAULT, named
-from state_ops.checkpoints.checkpoint import (
-    Ack,
-    LocalSnapshot,
-    PendingUpload,
-    Snapshot,
-    StagedFile,
-    from_micros,
-)
 from state_ops.coordination.restore_progress import BEAT_SECONDS, RestoreProgress, Restoring
 from state_ops.counts import agrees, counted
 from state_ops.errors import (
@@ -75,12 +67,15 @@ from state_ops.keyed.keyed_state import GROUP
 from state_ops.keyed.per_key.state_cache import CacheSizes
 from state_ops.keyed.timers import are_set
 from state_ops.keyed.ttl import Forgotten
+from state_ops.moments import from_micros
+from state_ops.outputs import MAIN, REST
+from state_ops.records.acks import Ack, PendingUpload
+from state_ops.records.snapshot_files import LocalSnapshot, Snapshot, StagedFile
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import rescale, snapshot, stage_upload
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.object_cache import ObjectCache
-from state_ops.snapshots.stage_upload import MAIN, REST
 from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 from pipelines.runtime.definition import POSITIONS, ROW
 from pipelines.runtime.task.refusals import Refusal, Target, refusals
 from state_ops.arrow.parquet import PARTITION, WHERE, partition_json, staged_writer
-from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, StagedFile
 from state_ops.errors import InputError, RefusedError
 from state_ops.ids import epoch_dir
+from state_ops.outputs import MAIN, PARTS, REST
+from state_ops.records.snapshot_files import CHANNEL, OUTPUT, StagedFile
 from state_ops.snapshots.attempt import Attempt
-from state_ops.snapshots.stage_upload import MAIN, PARTS, REST, channel_path
+from state_ops.snapshots.stage_upload import channel_path
 
 MOST_REFUSED = 10_000  # rows of an attempt of which it is told where they come from
 _MAX_PARTITIONS = 500  # of which an attempt may write rows, each to a file of its own

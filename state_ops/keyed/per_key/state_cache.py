@@ -100,7 +100,7 @@ class CacheFigures:
         return hits / (hits + self.misses) if hits else 0.0
 
     def log(self, operator: str, checkpoint: int) -> None:
-        """One line for one stage of one checkpoint, for who looks closely: the epoch's own line has the figures too."""
+        """Return a line about one stage of one checkpoint, for debugging. The epoch's own line has the figures too."""
         log.debug(
             "state cache",
             operator=operator,

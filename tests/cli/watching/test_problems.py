@@ -23,13 +23,13 @@ from pipelines.runtime.run.fsck import examine_and_note
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.slices import SourceFile
-from state_ops.checkpoints.checkpoint import STATE, StateFile
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination.lease import FAILED, LEASE, Heartbeat, Lease, failure
 from state_ops.coordination.results import Checked, Drilled
 from state_ops.coordination.suspension import Suspension
 from state_ops.errors import ConfigurationError, DamageError, GateError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.snapshot_files import STATE, StateFile
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank
 from tests.runtime.gates.test_gates import between, gated

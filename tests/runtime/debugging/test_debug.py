@@ -38,8 +38,8 @@ from pipelines.runtime.debugging.played import stacked
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.operations import forks
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from state_ops.checkpoints.checkpoint import snapshots_of
 from state_ops.errors import ConfigurationError, DamageError, InputError, PipelineError, StageError, WeirError
+from state_ops.records.snapshot_files import snapshots_of
 from state_ops.storage.read_only import ReadOnlyStorage
 from tests.recovery import small, test_joins, test_upserts
 from tests.recovery.queue_source import Queue, QueueSource

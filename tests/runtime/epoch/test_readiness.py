@@ -24,10 +24,11 @@ from pipelines.runtime.epoch.model import (
 )
 from pipelines.runtime.epoch.readiness import MAY_BEGIN, may_begin
 from pipelines.runtime.sources.slices import EpochPlan
-from state_ops.checkpoints.checkpoint import CHANNEL, Ack, PendingUpload, StagedFile
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
 from state_ops.coordination.requests import Request
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.acks import Ack, PendingUpload
+from state_ops.records.snapshot_files import CHANNEL, StagedFile
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FIRST = Stage(uid="first", input=FileSource("{landing}/*.parquet", name="landing"), key=("id",))

@@ -32,9 +32,9 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import Slice, SourceFile, position
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
-from state_ops.checkpoints.checkpoint import CHANNEL, StagedFile
 from state_ops.errors import InputError, TransientError
 from state_ops.keyed.keyed_state import GROUP
+from state_ops.records.snapshot_files import CHANNEL, StagedFile
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site

@@ -20,7 +20,6 @@ from pipelines.runtime.execution.spark import spark_errors, spark_plan, spark_se
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops import errors
-from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -34,6 +33,7 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.ids import AttemptId
+from state_ops.records.snapshot_files import StagedFile, StateFile
 from state_ops.storage.storage import CancelledError, Storage
 
 STAGE = aggregate("counted", files("{landing}/*.parquet"), key="key", rows=agg.count(), sink=delta.append("counted"))

@@ -32,9 +32,10 @@ from pipelines.runtime.operators import Progress, shapes
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
-from state_ops.checkpoints.checkpoint import CHANNEL, Ack, StateFile
 from state_ops.errors import ConfigurationError, TransientError, VanishedError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import CHANNEL, StateFile
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site

@@ -43,9 +43,9 @@ from pipelines.runtime.run import run as runs
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import LeftOut
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.coordination import gate_hold
 from state_ops.errors import GateError, InputError, PipelineError, TransientError, WeirError
+from state_ops.moments import to_micros
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site, child
 from tests.recovery.small import Apart

@@ -23,9 +23,9 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.view import parsed, view_of
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints import reader_holds
-from state_ops.checkpoints.checkpoint import snapshots_of
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, WeirError
 from state_ops.keyed import value_state
+from state_ops.records.snapshot_files import snapshots_of
 from state_ops.snapshots import snapshot
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank

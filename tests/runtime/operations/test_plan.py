@@ -33,12 +33,12 @@ from pipelines.api import (
     top_n,
     window,
 )
+from pipelines.runtime.code_changes import structure
 from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import plan
 from pipelines.runtime.operations.plan import StatePlan
-from pipelines.runtime.operators import structure
 from pipelines.runtime.operators.compatibility import Verdict
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run.maintenance import savepoint

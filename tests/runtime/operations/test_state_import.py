@@ -44,12 +44,13 @@ from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations import drill, state_edit
 from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from state_ops.checkpoints.checkpoint import EDIT, to_micros
+from state_ops.checkpoints.checkpoint import EDIT
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, DamageError, InputError, PipelineError, WeirError
 from state_ops.keyed import ttl
 from state_ops.keyed.imported_rows import fitting
+from state_ops.moments import to_micros
 from state_ops.schema.state_schema import StateSchema
 from state_ops.storage.storage import Storage
 from tests.recovery import small

@@ -42,8 +42,8 @@ from pipelines.api import (
 from pipelines.runtime.operators import aggregation, shapes
 from pipelines.runtime.operators.compatibility import fit, meaning, stored_keys
 from pipelines.runtime.sinks.opening import Sinks
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import InputError, PipelineError
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows import key_aggregation
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site

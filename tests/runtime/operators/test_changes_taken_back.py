@@ -179,7 +179,7 @@ def test_tables_with_keys_and_functions_with_state_are_asked_too(keyed, tmp_path
 
 
 def test_other_code_counts_only_if_its_python_is_the_same(tmp_path, monkeypatch):
-    from pipelines.runtime.operators.compared import changes
+    from pipelines.runtime.code_changes import sql as changes
 
     before, after = users(**through(as_it_is)), users(**through(doubled))
     bed = Bed(tmp_path)

@@ -40,8 +40,8 @@ from pipelines.runtime.sources.parquet.footers import Times, times
 from pipelines.runtime.sources.slices import LeftOut
 from state_ops.arrow import frames
 from state_ops.arrow.unfit_values import FIRST_MICRO, LAST_MICRO
-from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.errors import InputError, StageError
+from state_ops.moments import from_micros
 from tests.recovery.harness import Site
 from tests.runtime.aside import NOON, SCHEMA, accounts, pipeline
 

@@ -16,7 +16,8 @@ from pipelines.api import Pipeline, Stage, agg, delta, files, select, side, unio
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
-from state_ops.checkpoints.checkpoint import Days, untold_sources
+from state_ops.checkpoints.checkpoint import untold_sources
+from state_ops.days import Days
 from tests.recovery.harness import Site
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

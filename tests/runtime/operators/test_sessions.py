@@ -24,11 +24,11 @@ from state_ops.backends.composite import clip
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.keyed.keyed_state import GROUP
+from state_ops.outputs import REST
 from state_ops.rows import key_aggregation, time_index
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.key_codec import group_prefix
 from state_ops.schema.key_groups import key_groups, xxhash64
-from state_ops.snapshots.stage_upload import REST
 from tests.tools.sampling import sampled
 
 GAP, GROUPS = 10, range(8)  # microseconds; the key groups of the subtask

@@ -16,8 +16,8 @@ import pytest
 from pipelines import testing
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Stage, State, agg, files, stage
 from pipelines.runtime.operators.functions import function
-from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.errors import PipelineError, StageError, WeirError
+from state_ops.moments import from_micros
 from state_ops.schema.descriptors import collections_of
 from tests.tools.sampling import sampled
 

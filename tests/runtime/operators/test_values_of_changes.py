@@ -27,8 +27,8 @@ from state_ops.backends.base import BEYOND, Backend
 from state_ops.backends.composite import Joined, clip
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import InputError, PipelineError
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows import key_aggregation, row_store
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key

@@ -16,7 +16,8 @@ from pipelines.runtime.restore import rewind
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import Ack, Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.records.acks import Ack
 from state_ops.storage.instrumented_store import NAMES
 from tests.recovery.small import Bank, successor
 

@@ -19,11 +19,11 @@ from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.checkpoints.checkpoint import Ack
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
 from state_ops.errors import TransientError
+from state_ops.records.acks import Ack
 from tests.recovery import mortal
 from tests.recovery.harness import Site
 

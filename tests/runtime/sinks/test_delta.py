@@ -15,8 +15,9 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
 from pipelines.runtime.sinks import delta
-from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])

@@ -15,9 +15,9 @@ from pipelines.api import delta as sinks
 from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from pipelines.runtime.sinks import delta, predicates
 from pipelines.runtime.sinks.replace_where import Range, only
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
+from state_ops.moments import to_micros
 from state_ops.storage.storage import Storage
 from tests.runtime.sinks.test_upsert import publish, staged
 

@@ -21,10 +21,11 @@ from pipelines.api import delta as sinks
 from pipelines.runtime.sinks import changes as netting
 from pipelines.runtime.sinks import delta, restore_version, staged_rows, statistics, upsert
 from pipelines.runtime.sinks.changes import ROW, spill
-from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.delta import log_entries
 from state_ops.errors import DamageError, PipelineError
+from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from tests.runtime.sinks.test_delta import APP, checkpoint
 from tests.tools.sampling import sampled

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from pipelines.api import FileSource, Pipeline, agg, aggregate, chain, delta, files, kafka
+from pipelines.runtime.code_changes.structure import structure
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import drill, plan
 from pipelines.runtime.operators.compatibility import Verdict
-from pipelines.runtime.operators.structure import structure
 from pipelines.runtime.run import fsck
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import InputError, PipelineError

@@ -22,8 +22,8 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.parquet import parquet_files
 from pipelines.runtime.sources.slices import Slice
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
+from state_ops.moments import to_micros
 
 LIMITS = EpochSettings()
 

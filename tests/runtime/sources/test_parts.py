@@ -31,7 +31,6 @@ from pipelines.runtime.sources import positions
 from pipelines.runtime.sources.parts import PartsReader
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import LeftOut
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.checkpoints.registry import SAVEPOINT
 from state_ops.errors import (
     ConfigurationError,
@@ -42,6 +41,7 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
+from state_ops.moments import to_micros
 from tests.recovery.harness import Site
 from tests.runtime.sources.partitions import NOON, Partitions, PartitionsSource, put, row
 from tests.tools import described

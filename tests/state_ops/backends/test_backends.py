@@ -24,9 +24,9 @@ from state_ops.backends.composite import scan_back
 from state_ops.backends.loader import misfit, named
 from state_ops.backends.memory import FILE, FILESYSTEM, MEMORY, MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, StateSizeError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.records.snapshot_files import Snapshot
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.sweep import sweep

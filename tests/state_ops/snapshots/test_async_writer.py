@@ -18,9 +18,9 @@ import pytest
 from configs.settings import PROJECT
 from state_ops.backends.base import BackendOptions, SortedRun
 from state_ops.backends.memory import FILE, MEMORY, MemoryBackend
-from state_ops.checkpoints.checkpoint import LocalFile, LocalSnapshot
 from state_ops.errors import LocalBaseError, PipelineError, StateSizeError, TransientError
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
+from state_ops.records.snapshot_files import LocalFile, LocalSnapshot
 from state_ops.snapshots import async_writer, snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import CancelledError, Storage

@@ -16,9 +16,9 @@ from rocksdict import DBCompactionStyle, Options, Rdict, WriteBatch, WriteOption
 from state_ops.backends import compaction
 from state_ops.backends.compaction import Shard
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.records.snapshot_files import Snapshot
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.records.snapshot_files import Snapshot
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.object_cache import ObjectCache

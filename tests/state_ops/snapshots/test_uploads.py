@@ -31,9 +31,10 @@ from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import STATE, Ack, PendingUpload, Snapshot, StateFile, snapshots_of
 from state_ops.errors import TransientError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.records.acks import Ack, PendingUpload
+from state_ops.records.snapshot_files import STATE, Snapshot, StateFile, snapshots_of
 from state_ops.snapshots import snapshot, stage_upload
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

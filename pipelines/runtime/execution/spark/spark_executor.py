@@ -44,9 +44,10 @@ from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import TransientError
 from state_ops.logs import Logger
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import StagedFile, StateFile
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

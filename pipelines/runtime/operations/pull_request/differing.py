@@ -30,9 +30,10 @@ from pipelines.runtime.operators import clocked_state
 from pipelines.runtime.sinks.changes import ROW, Changes
 from pipelines.runtime.sinks.upsert import spilled
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, snapshots_of
+from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.counts import agrees, counted
 from state_ops.errors import ConfigurationError
+from state_ops.records.snapshot_files import StateFile, snapshots_of
 from state_ops.schema import descriptors
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots.rescale import first_key

@@ -34,7 +34,7 @@ from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
 from pipelines.runtime.sources.reader import SourceReader
 from pipelines.runtime.sources.slices import EpochPlan, Slice
-from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
     GateError,
@@ -46,6 +46,7 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.ids import CheckpointId
+from state_ops.records.snapshot_files import StateFile
 from state_ops.storage.branches import Branch
 
 BRANCH = "ci"

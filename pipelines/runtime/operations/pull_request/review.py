@@ -48,9 +48,10 @@ from pipelines.runtime.operations.row_diff import SAMPLE, TableDiff
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops import extras
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint, from_micros, stats_of
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
+from state_ops.moments import from_micros
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
 

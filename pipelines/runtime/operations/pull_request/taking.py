@@ -19,10 +19,11 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.definition.pipeline import AT_MOST_ONCE
 from pipelines.runtime.inspection.state_reader import chain
 from pipelines.runtime.ownership.derived_checkpoint import lasting
-from state_ops.checkpoints.checkpoint import EPOCH, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.counts import agrees, counted
 from state_ops.errors import DamageError, MissingError, PrunedError, WeirError
+from state_ops.records.snapshot_files import OUTPUT, STATE, StateFile
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.storage import Storage, check_path
 from state_ops.storage.transfers import together

@@ -19,13 +19,13 @@ from state_ops.arrow import frames
 from state_ops.arrow.casts import cast
 from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
-from state_ops.checkpoints.checkpoint import from_micros, to_micros
 from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.keyed import ttl
 from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
 from state_ops.keyed.per_key.key_state import OpenCache, no_cache
 from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
 from state_ops.keyed.ttl import Forgotten
+from state_ops.moments import from_micros, to_micros
 from state_ops.rows import time_index
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.descriptors import PROCESSING_TIMERS, collections_of
@@ -231,7 +231,7 @@ def called(
 
 def authors_error(error: Exception, stage: Stage, epoch: Epoch, rows: pa.Table) -> StageError:
     """What to raise for what a stage's function raised when it was called with these rows."""
-    # The author's own frames only: what lies between Spark and the function is noise to who wrote it.
+    # The author's own frames only: frames between Spark and the function are noise to the author.
     trace = error.__traceback__
     shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     while shown is not None and shown.tb_frame.f_code is returned.__code__:  # which lets a function that yields go on

@@ -35,11 +35,11 @@ from pipelines.runtime.operators.event_time import EventTimeOperator
 from pipelines.runtime.operators.joins import sides
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend, SortedRun
-from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import PipelineError
 from state_ops.keyed.key_batch import Batch
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
 from state_ops.keyed.list_state import expanded, position_in_key
+from state_ops.moments import to_micros
 from state_ops.rows import time_index
 from state_ops.rows.resident_table import Residence
 from state_ops.rows.row_store import Rows

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.runtime.definition import MAIN, Source, Stage
-from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import PipelineError
 from state_ops.keyed.keyed_state import GROUP
+from state_ops.records.operator_stats import OperatorStats
 
 SIDE = "__weir_side"
 

@@ -1,5 +1,6 @@
-"""Stages, sources, outputs and deliveries that came, went or changed since a checkpoint: what of a pipeline's structure
-is to be said to who goes on from it. What its stages keep is `compatibility`'s.
+"""Find the stages, sources, outputs and deliveries of a pipeline that came, went or changed since a checkpoint.
+
+`operators.compatibility` compares the state of its stages.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipelines.runtime.code_changes.sql import taken_back
 from pipelines.runtime.connectors.formats.hive import partitions_of
 from pipelines.runtime.connectors.source import ADD, changed_kind
 from pipelines.runtime.definition import (
@@ -20,14 +22,14 @@ from pipelines.runtime.definition import (
     Stage,
     sources_of,
 )
-from pipelines.runtime.operators.compared.changes import taken_back
 from pipelines.runtime.operators.compatibility import Finding, Verdict, changeable, meaning
 from pipelines.runtime.operators.joins import sides
 from state_ops.arrow.frames import common_type, schema_from_json, wider_type
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, from_micros, stats_of
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, stats_of
 from state_ops.counts import agrees, counted
 from state_ops.keyed import ttl
+from state_ops.moments import from_micros
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.schema import evolution
 from state_ops.schema.descriptors import collections_of
 from state_ops.schema.state_schema import StateSchema

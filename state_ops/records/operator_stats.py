@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from state_ops.checkpoints.recorded import Recorded
+from state_ops.records.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pipelines.runtime.definition.fingerprint import fingerprint_of
 from pipelines.runtime.operators.compatibility import Finding, Verdict
 from pipelines.runtime.operators.joins import sides
 from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
-from state_ops.checkpoints.operator_stats import OperatorStats
+from state_ops.records.operator_stats import OperatorStats
 from state_ops.rows.changes.retractions import ROWS
 from state_ops.schema import evolution
 

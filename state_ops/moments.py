@@ -1,0 +1,26 @@
+"""Moments as microseconds since 1970 UTC, in which Weir keeps event times, watermarks and timers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+def to_micros(moment: datetime) -> int:
+    """Microseconds since 1970 UTC of an aware moment, exactly."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> datetime:
+    """The aware moment so many microseconds since 1970 UTC, or the nearest one that Python's years 1 to 9999 can
+    express.
+
+    Event times come from rows, and a watermark in the year 12000 must stop neither an epoch nor a command.
+    """
+    try:
+        return _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return _FIRST if micros < 0 else _LAST
