@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pyspark
@@ -13,6 +16,7 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.runtime.execution.spark import environment
+from pipelines.runtime.execution.spark.imports import SERIES
 from state_ops.errors import ConfigurationError
 
 _VARIABLES = [
@@ -70,6 +74,44 @@ def test_a_home_of_another_spark_is_not_followed(monkeypatch, tmp_path, version)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     replaced = environment.variables("yarn").get("SPARK_HOME")
     assert replaced == (None if version == pyspark.__version__ else str(Path(pyspark.__file__).parent))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise ImportError('not for this Python')", "not for this Python"), ("__version__ = '3.5.1'", "PySpark 3.5.1")],
+)
+def test_another_pyspark_that_python_finds_first_is_named(tmp_path, code, said):
+    other = tmp_path / "pyspark"
+    for name in ["", "errors", *(f"sql{part}" for part in ("", "/functions", "/types", "/utils", "/window"))]:
+        (other / name).mkdir(parents=True, exist_ok=True)
+        (other / name / "__init__.py").touch()
+    pandas = other / "sql" / "pandas"
+    pandas.mkdir()
+    for name in ("__init__", "conversion", "functions", "map_ops", "serializers", "typehints", "types", "utils"):
+        (pandas / f"{name}.py").touch()
+    (other / "__init__.py").write_text(code)
+    asked = "from pipelines.runtime.execution.spark.imports import load_pyspark; load_pyspark()"
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PROJECT}"}
+    answer = subprocess.run(
+        [sys.executable, "-c", asked], env=env, cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert "ConfigurationError" in answer.stderr and said in answer.stderr
+    assert str(other) in answer.stderr and "Unset PYTHONPATH" in answer.stderr
+
+
+def test_the_pyspark_that_weir_is_written_for_is_the_projects():
+    allowed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert any(line.startswith(f"pyspark>={SERIES},") for line in allowed)
+
+
+def test_a_machine_without_the_loopback_address_of_ipv4_is_told_so(monkeypatch):
+    class Nowhere(socket.socket):
+        def bind(self, address: object) -> None:
+            raise OSError(errno.EADDRNOTAVAIL, f"no {address}")
+
+    monkeypatch.setattr(socket, "socket", Nowhere)
+    with pytest.raises(ConfigurationError, match=r"no address 127\.0\.0\.1"):
+        environment.check("local[2]")
 
 
 def test_a_user_without_a_name_is_told_the_line_that_is_missing(monkeypatch):

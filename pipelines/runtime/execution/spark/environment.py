@@ -11,6 +11,7 @@ import locale
 import os
 import pwd
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ def check(master: str) -> None:
     """Refuse what Spark cannot start with, or would misunderstand, before it starts.
 
     Raises:
-        ConfigurationError: The message names the variable or the user.
+        ConfigurationError: The message names the variable, the user or the address.
     """
     for name in _OF_CONNECT:
         if name in os.environ:
@@ -49,6 +50,15 @@ def check(master: str) -> None:
             where=f"{_SUBMIT}={submitted}",
             next=f"Unset {_SUBMIT} and write the options into spark.conf, or append pyspark-shell.",
         )
+    try:
+        with socket.socket(socket.AF_INET) as tried:
+            tried.bind(("127.0.0.1", 0))
+    except OSError as error:
+        raise ConfigurationError(
+            "This machine has no address 127.0.0.1, by which PySpark talks to its JVM.",
+            where=str(error),
+            next="Give the loopback interface its IPv4 address: ip link set lo up; ip addr add 127.0.0.1/8 dev lo.",
+        ) from error
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:

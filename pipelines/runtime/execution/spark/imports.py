@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -19,7 +20,9 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from state_ops import extras
+from state_ops.errors import ConfigurationError, first_line
 
+SERIES = "4.2"  # the PySpark that Weir is written for, as pyproject.toml has it
 _PYSPARK = (  # `pyspark` imports most of them; PySpark imports the others at the first use of a feature
     "pyspark",
     "pyspark.errors",
@@ -47,8 +50,28 @@ _loaded: set[str] = set()
 
 
 def load_pyspark() -> None:
-    """Import PySpark. Safe from any thread."""
-    _load(*_PYSPARK)
+    """Import PySpark. Safe from any thread.
+
+    Raises:
+        ConfigurationError: Python finds another PySpark first, as by PYTHONPATH, or one that cannot be imported.
+    """
+    if _loaded.issuperset(_PYSPARK):
+        return
+    try:
+        _load(*_PYSPARK)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"PySpark cannot be imported: {first_line(error)}",
+            where=_found_at(),
+            next=f"Unset PYTHONPATH if it names that directory; else install pyspark {SERIES} again.",
+        ) from error
+    version = str(sys.modules["pyspark"].__version__)
+    if not f"{version}.".startswith(f"{SERIES}."):
+        raise ConfigurationError(
+            f"Weir needs PySpark {SERIES}, and Python finds PySpark {version}.",
+            where=_found_at(),
+            next="Unset PYTHONPATH if it names that directory; else run weir in the project's environment.",
+        )
 
 
 def load_connect() -> None:
@@ -56,8 +79,10 @@ def load_connect() -> None:
 
     Raises:
         ImportError: A package that the client needs is not installed.
+        ConfigurationError: As `load_pyspark`.
     """
-    _load(*_PYSPARK, *_CONNECT)
+    load_pyspark()
+    _load(*_CONNECT)
 
 
 def load_great_expectations() -> tuple[Any, Any]:
@@ -103,6 +128,12 @@ def name_main_module() -> None:
     main = sys.modules["__main__"]
     if main.__spec__ is None and not hasattr(main, "__file__"):
         main.__spec__ = ModuleSpec("__main__", None)
+
+
+def _found_at() -> str:
+    """Return the file of the PySpark that Python finds first."""
+    spec = importlib.util.find_spec("pyspark")
+    return spec.origin if spec is not None and spec.origin else "no pyspark is installed"
 
 
 def _load(*modules: str) -> None:
