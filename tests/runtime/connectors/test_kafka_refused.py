@@ -107,6 +107,14 @@ def test_a_message_is_too_large_before_the_commit_and_not_after_it(kafka, values
             opened.publish(1, 2, Batch(rows.slice(1, 1)))
 
 
+@pytest.mark.parametrize("part", [pa.bool_(), pa.struct([("a_name_longer_than_its_value", pa.int8())])], ids=str)
+def test_a_list_of_small_parts_that_makes_too_large_a_message_is_refused(part):
+    item = False if pa.types.is_boolean(part) else {"a_name_longer_than_its_value": 1}
+    rows = pa.table({"id": [1, 2], "parts": pa.array([[item], [item] * 200_000], pa.list_(part))})
+    (refused,) = MessageRules((), "json", None, None, False, 900_000).refused(rows)
+    assert (refused.row, refused.column) == (1, "parts")
+
+
 def test_json_takes_all_values_at_their_limits():
     rows = pa.table({
         "d": pa.array([date.min, date.max, None]),

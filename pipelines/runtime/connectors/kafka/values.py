@@ -108,7 +108,10 @@ class MessageRules:
             before += batch.num_rows
 
     def _surely_small(self, rows: pa.Table) -> bool:
-        """Whether all rows together are no larger than a single one may be, however they are written."""
+        """Whether all rows together are no larger than a single one may be, however they are written. Of lists and
+        structs that is not known: each part is written with its field's name."""
+        if any(pa.types.is_nested(type) for type in rows.schema.types):
+            return False
         names = sum(len(name) + 4 for name in rows.column_names)
         widest = 64 * rows.num_columns  # numbers and times as text
         return bool(2 * (_ESCAPED * rows.nbytes + (names + widest) * rows.num_rows) <= self._smallest)
