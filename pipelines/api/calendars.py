@@ -82,7 +82,9 @@ def _of_months(place: str, every: Duration, months: int, offset: Duration, zone:
             f"every={every!r} is no time, or more than 100 years.", where=place, next='Say "1mo", "3mo" or "1y".'
         )
     earlier = isinstance(offset, str) and offset.startswith("-")
-    shift = 0 if offset == "0s" else _number(str(offset).removeprefix("-"), {"mo": 1, "y": 12})
+    shift = _number(str(offset).removeprefix("-"), {"mo": 1, "y": 12})
+    if shift is None and not signed(offset, place, "offset"):
+        shift = 0
     if shift is None:
         raise PipelineError(
             f"offset={offset!r} of months is not in months.", where=place, next='Say offset="3mo", or leave it out.'
@@ -100,7 +102,7 @@ def _of_weeks(
         raise PipelineError(
             f"week_begins={week_begins!r} is no day of the week.", where=place, next=f"Say {', '.join(_WEEKDAYS)}."
         )
-    if offset != "0s":
+    if signed(offset, place, "offset"):
         raise PipelineError(
             f"offset={offset!r} shifts weeks, which week_begins= does.",
             where=place,

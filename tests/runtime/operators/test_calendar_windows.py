@@ -263,6 +263,12 @@ def test_another_zone_is_refused(site, other):
         deliver(replace(site, pipeline=changed), datetime(2024, 4, 1, tzinfo=UTC))
 
 
+@pytest.mark.parametrize("offset", ["0s", "0d", "-0h", timedelta(0)])
+@pytest.mark.parametrize("every", ["1mo", "1w"])
+def test_an_offset_of_nothing_is_none_however_it_is_written(every, offset):
+    assert meaning(counted(every=every, offset=offset)) == meaning(counted(every=every))
+
+
 def test_state_of_windows_of_one_length_means_what_it_did():
     common = {"on": "at", "aggregates": [["n", "count", None]]}
     assert meaning(counted(every="1d")) == {**common, "size": 86_400_000_000}
