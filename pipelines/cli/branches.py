@@ -55,7 +55,7 @@ def fork(
         str | None,
         typer.Option(help="Remove the branch of this name with all that it has.", autocompletion=completion.branches),
     ] = None,
-    reason: Annotated[str, typer.Option(help="A note that `weir branches` shows.")] = "",
+    reason: Annotated[str, typer.Option(help="A note that `weir forks` shows.")] = "",
     json: Json = False,
 ) -> None:
     """Make a branch of a pipeline from one of its checkpoints: its state, without copying it, in tables of its own.

@@ -104,7 +104,7 @@ MEANINGS: dict[Kind, _Meaning] = {
         Severity.DAMAGE, f"Put the table back to where it was. Was it restored or dropped? {_TABLES}", blocks=True
     ),
     Kind.SINK_SET_BACK: _Meaning(
-        Severity.DAMAGE, f"Restore it to the version that has them, or rewind the pipeline: {_TABLES}"
+        Severity.DAMAGE, f"Restore it to the version that has them, or rewind the pipeline: {_TABLES}", blocks=True
     ),
     Kind.SINK_AHEAD: _Meaning(
         Severity.DAMAGE,

@@ -65,6 +65,7 @@ def test_what_the_demo_installs_runs_the_test_that_the_readme_shows():
     code += f"util.find_spec = lambda name, package=None: None if name in {imported} else find(name, package)\n"
     code += "import pytest\nsys.exit(pytest.main(['-p', 'pytest_timeout', 'tests/test_readme.py', '-k', 'readmes_pipeline']))"
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROJECT, env=env, capture_output=True, text=True, check=False
     )

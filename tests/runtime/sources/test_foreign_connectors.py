@@ -37,8 +37,10 @@ LINES = files("{landing}/*.json", format="json", name="clicks")
 def test_a_source_that_becomes_another_kind_is_refused_by_name_and_sought_on(tmp_path):
     site = Site(tmp_path, {"WEIR_SPARK__PARALLELISM": "2"}, counted(LINES), __name__)
     site.landing.mkdir(parents=True)
-    (site.landing / "1.json").write_text(json.dumps({"id": "a", "n": 1, "at": "2026-05-01T12:00:00+00:00"}) + "\n")
-    epochs(site)
+    for number, key in ((1, "a"), (2, "b")):
+        line = json.dumps({"id": key, "n": number, "at": "2026-05-01T12:00:00+00:00"})
+        (site.landing / f"{number}.json").write_text(f"{line}\n")
+        epochs(site)
     put(site.landing, "p", row("a", 10, 1))
     other = replace(site, pipeline=counted(replace(SOURCE, event_time=None)))
     for asked in (lambda: epochs(other), lambda: maintenance.rewind(other.pipeline, other.settings, 1)):
@@ -54,7 +56,7 @@ def test_a_source_that_becomes_another_kind_is_refused_by_name_and_sought_on(tmp
     maintenance.seek(other.pipeline, other.settings, "clicks", "earliest")
     put(site.landing, "p", row("a", 100, 1))
     epochs(other)
-    assert totals(other) == {"a": (3, 111)}
+    assert totals(other) == {"a": (3, 111), "b": (1, 2)}
 
     with pytest.raises(
         PipelineError, match="was a partitions source when it was read, and is a file source"
