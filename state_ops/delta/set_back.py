@@ -53,6 +53,8 @@ def set_back(storage: Storage, path: str, handle: DeltaTable, app_id: str) -> Se
     Returns:
         None: there is none, or the log does not reach back to that commit.
     """
+    if handle.transaction_version(app_id) is None:  # a table of others: nothing was published, however long its log is
+        return None
     restores: list[int] = []
     for version in range(handle.version(), -1, -1):
         actions = _actions(storage, path, version)
