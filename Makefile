@@ -63,6 +63,7 @@ ui: $(READY) ## Open Dagster on the demo's pipeline
 matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (35 minutes)
 	@$(PY) -m tests.recovery.matrix
 	@$(PY) -m tests.recovery.matrix --unaligned --sample
+	@$(PY) -m tests.recovery.matrix --deploys --sample
 	@$(PY) -m tests.recovery.matrix --rewinds --sample
 	@$(PY) -m tests.recovery.matrix --rewinds --calls 190 --only kill
 	@$(PY) -m tests.recovery.matrix --promotions --sample

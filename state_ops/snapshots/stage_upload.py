@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -188,6 +189,7 @@ def clear(acks: Sequence[Ack]) -> None:
         if ack.pending_upload is None:
             continue
         for file in ack.pending_upload.staged:
-            Path(file.local).unlink(missing_ok=True)
+            with suppress(OSError):  # the next run's sweep finds it
+                Path(file.local).unlink(missing_ok=True)
         if ack.pending_upload.snapshot is None:
             shutil.rmtree(ack.pending_upload.directory, ignore_errors=True)

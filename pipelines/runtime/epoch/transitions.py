@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ class Transitions:
 
     def close(self) -> None:
         """The run ends."""
-        self._marker.unlink(missing_ok=True)
+        with suppress(OSError):  # the next run removes it
+            self._marker.unlink(missing_ok=True)
 
     def begin_steps(self) -> None:
         """Begin every step whose time has come."""

@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument(
         "--promotions", action="store_true", help="runs that begin with a fork, its promotion and its drop; in memory"
     )
+    parser.add_argument("--deploys", action="store_true", help="another kind of sink from the first blow on; in memory")
     arguments = parser.parse_args()
     if arguments.unaligned:
         os.environ[trials.UNALIGNED] = "1"
@@ -38,6 +39,9 @@ def main() -> int:
         arguments.no_spark = True
     if arguments.promotions:
         os.environ[trials.PROMOTIONS] = "1"
+        arguments.no_spark = True
+    if arguments.deploys:
+        os.environ[trials.DEPLOYS] = "1"
         arguments.no_spark = True
     wrong = in_memory(arguments)
     if not arguments.no_spark and not arguments.sample and not arguments.only:

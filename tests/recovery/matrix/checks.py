@@ -128,7 +128,7 @@ def unnamed(stored: Stored) -> list[str]:
     """Files and listings that nothing names. The lease and a person's halt are none of them."""
     commits = {row["commit_id"] for row in stored.rows(_CHECKPOINTS)}
     listed = stored.rows(_LISTINGS)
-    named = {file["path"] for file in listed if file["commit_id"] in commits and file["kind"] != "output"}
+    named = {file["path"] for file in listed if file["commit_id"] in commits and _stays(file)}
     named |= {"coordinator/lease.json", "coordinator/halt.json"}
     for table in [path for top in ("registry", "tables") for path in (stored.root / top).glob("*")]:
         name = table.relative_to(stored.root).as_posix()
@@ -149,6 +149,11 @@ def unnamed(stored: Stored) -> list[str]:
         f"{file['path']} of a checkpoint that is not there" for file in listed if file["commit_id"] not in commits
     ]
     return [name for name in files_left if name not in named] + orphan_listings
+
+
+def _stays(file: dict) -> bool:
+    """Whether a listed file lies where it was staged: files in a table's directory are the table's."""
+    return file["kind"] != "output" or not file["path"].startswith("tables/")
 
 
 def is_true_orphan(name: str) -> bool:

@@ -3,6 +3,8 @@ both read on and published, a side output for late rows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, stage, window
@@ -67,3 +69,6 @@ def peaks(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 
 pipeline = Pipeline("meters", (meters, hourly, peaks), max_parallelism=16)
+
+newest = replace(peaks, sink=delta.upsert("peaks", "site", order_by=["window_start"]))
+before_deploy = Pipeline("meters", (meters, hourly, newest), max_parallelism=16)

@@ -126,14 +126,22 @@ class Expected:
     states: dict[str, Counter]
 
 
-def expected(files: int = FILES) -> Expected:
-    """After the first so many files and a drain."""
-    replay = Replay()
-    for rows in slices()[:files]:
-        replay.slice(rows)
-    replay.slice([], drain=True)
+def expected(files: int = FILES, deployed: int | None = None) -> Expected:
+    """After the first so many files and a drain.
+
+    Args:
+        deployed: The number of epochs before a deploy, the drain among them. Before it, the table `peaks` has a row per
+            site, the newest. After it, rows are appended there.
+    """
+    replay, before = Replay(), 0
+    for number, rows in enumerate([*slices()[:files], []], 1):
+        replay.slice(rows, drain=number > files)
+        if number == deployed:
+            before = len(replay.peaks)
+    newest = {row[0]: row for row in sorted(replay.peaks[:before], key=lambda row: row[1])}
+    peaks = [*newest.values(), *replay.peaks[before:]]
     return Expected(
-        {"hourly": Counter(replay.hourly), "hourly_late": Counter(replay.late), "peaks": Counter(replay.peaks)},
+        {"hourly": Counter(replay.hourly), "hourly_late": Counter(replay.late), "peaks": Counter(peaks)},
         {
             "meters": Counter((*key, *meter.values()) for key, meter in replay.meters.items()),
             "hourly": Counter(),

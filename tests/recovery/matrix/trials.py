@@ -20,6 +20,7 @@ from typing import Any
 
 from configs import settings
 from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.step_runner import Ended
 from pipelines.runtime.epoch.step_runner import run as run_step
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -35,7 +36,7 @@ from state_ops.fsck.findings import Report
 from state_ops.fsck.repair import plan_repair
 from tests.recovery.matrix import checks, replay
 from tests.recovery.matrix.checks import Stored
-from tests.recovery.matrix.pipeline import pipeline
+from tests.recovery.matrix.pipeline import before_deploy, pipeline
 from tests.recovery.matrix.points import Disturbance, Wrapped, one_by_one
 
 RETAINED = 1
@@ -44,6 +45,7 @@ BASE_FILES = 1
 UNALIGNED = "WEIR_MATRIX_UNALIGNED"
 REWINDS = "WEIR_MATRIX_REWINDS"
 PROMOTIONS = "WEIR_MATRIX_PROMOTIONS"
+DEPLOYS = "WEIR_MATRIX_DEPLOYS"
 DEADLY = ("kill before", "kill after", "torn, killed", "hang")
 
 
@@ -62,6 +64,24 @@ def promotions() -> bool:
     """Whether each run first forks checkpoint 1, promotes and drops that branch, unless one before it did. In the
     environment."""
     return bool(os.environ.get(PROMOTIONS))
+
+
+def deploys() -> bool:
+    """Whether the table `peaks` is appended to by all runs behind the first blow, and has a row per site before. In the
+    environment."""
+    return bool(os.environ.get(DEPLOYS))
+
+
+def code(site: Site) -> Pipeline:
+    """The pipeline as a run has it at this moment."""
+    return before_deploy if deploys() and not site.deployed.exists() else pipeline
+
+
+def deploy(site: Site) -> None:
+    """Let the other sink count from now on, and keep how many epochs have been committed by now."""
+    if deploys() and not site.deployed.exists():
+        head = open_storage(before_deploy, site.settings())[1].head()
+        site.deployed.write_text(str(int(head.totals["epochs"]) if head is not None else 0))
 
 
 def base_files() -> int:
@@ -101,6 +121,10 @@ class Site:
     def release(self) -> Path:
         return self.root / "release"
 
+    @property
+    def deployed(self) -> Path:
+        return self.root / "deployed"
+
     def env(self, work: str = "work") -> dict[str, str]:
         return {
             "WEIR_STORAGE__ROOT": str(self.root / "storage"),
@@ -132,8 +156,14 @@ def undisturbed(site: Site, *, drain: bool, journal: Path | None = None) -> dict
     return _run(site, drain=drain)
 
 
-def disturbed(site: Site, disturbance: Disturbance) -> dict[str, Any]:
-    """A run in which one call goes wrong; the answer, if it comes to that, says how the run ended."""
+def disturbed(site: Site, disturbance: Disturbance, *, again: bool = False) -> dict[str, Any]:
+    """A run in which one call goes wrong; the answer, if it comes to that, says how the run ended.
+
+    Args:
+        again: It is the recovery from another blow.
+    """
+    if again:
+        deploy(site)
     wrapped = Wrapped(site.root, disturbance)
     one_by_one()
     wrapped.install()
@@ -145,6 +175,7 @@ def recovered(site: Site, *, alone: bool = False, strict: bool = True) -> dict[s
 
     alone: it runs on another host, which sees nothing of the process that holds the lease, and has waited long enough.
     """
+    deploy(site)
     one_by_one()
     if alone:
         lease.watch = lambda storage: False  # noqa: ARG005  the signature is Weir's
@@ -168,10 +199,11 @@ def rival(site: Site) -> dict[str, Any]:
 
 def checked(site: Site, *, strict: bool) -> dict[str, Any]:
     """Whether everything is exact. strict: and nothing lies in storage that nothing names."""
-    wanted, stored = replay.expected(), Stored(site.storage)
+    before = int(site.deployed.read_text()) if site.deployed.exists() else replay.FILES + 1
+    wanted, stored = replay.expected(deployed=before if deploys() else None), Stored(site.storage)
     problems = checks.tables(stored, wanted.tables)
     for uid, rows in wanted.states.items():
-        actual = checks.rows(state_reader.scan(pipeline, site.settings(), uid))
+        actual = checks.rows(state_reader.scan(code(site), site.settings(), uid))
         problems += checks.differences(actual, rows, f"state of {uid}")
     problems += checks.registry(stored, most())
     problems += checks.sinks(stored)
@@ -181,16 +213,18 @@ def checked(site: Site, *, strict: bool) -> dict[str, Any]:
     return {"problems": problems}
 
 
-def repaired(site: Site) -> dict[str, Any]:
+def repaired(site: Site, *, again: bool = False) -> dict[str, Any]:
     """`weir fsck --repair`: nothing is damaged, whatever happened; and afterwards nothing is left that nothing names.
 
     But for commits to published tables that were cut off: those it names and leaves, since others may commit there too.
     """
-    report = fsck.examine(pipeline, site.settings())
+    if again:
+        deploy(site)
+    report = fsck.examine(code(site), site.settings())
     problems = _damage(report)
-    with claimed(pipeline, site.settings(), InMemoryExecutor()) as owner:
+    with claimed(code(site), site.settings(), InMemoryExecutor()) as owner:
         fsck.repair(owner.context, plan_repair(report))
-    stored, after = Stored(site.storage), fsck.examine(pipeline, site.settings(), quick=True)
+    stored, after = Stored(site.storage), fsck.examine(code(site), site.settings(), quick=True)
     reported, left = {finding.path for finding in after.findings}, set(checks.unnamed(stored))
     problems += [f"fsck has left over: {name}" for name in sorted(left) if not checks.is_cut_off_commit(name)]
     problems += [f"fsck does not find: {name}" for name in sorted(left - reported)]
@@ -216,7 +250,7 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
         if promotions() and begun:
             _promote(site.settings(work), _head(site))
         executor = InMemoryExecutor(12) if unaligned() else InMemoryExecutor()
-        for report in run(pipeline, site.settings(work), options, executor, InTurn()):
+        for report in run(code(site), site.settings(work), options, executor, InTurn()):
             ids.append(int(report.checkpoint.id))
     except WeirError as error:
         return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": str(error), "typed": True}
@@ -239,7 +273,7 @@ def _promote(settings: Settings, head: int | None) -> None:
 
 
 def _head(site: Site) -> int | None:
-    head = open_storage(pipeline, site.settings())[1].head()
+    head = open_storage(code(site), site.settings())[1].head()
     return int(head.id) if head is not None else None
 
 
@@ -321,9 +355,9 @@ def conduct(site: Site, base: Path, trial: Trial, fork: Step) -> Outcome:
     if trial.lost:
         shutil.rmtree(site.root / "work", ignore_errors=True)
     if trial.repair:
-        problems += _problems(fork(repaired, site))
+        problems += _problems(fork(repaired, site, again=True))
     if trial.again is not None:
-        second = fork(disturbed, site, trial.again)
+        second = fork(disturbed, site, trial.again, again=True)
         if second is not None and not second["typed"]:
             problems.append(f"an untyped error in the recovery: {second['said']}")
     problems += _problems(fork(recovered, site))
