@@ -5,13 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from threading import Barrier
+from threading import Barrier, Event
 
 import polars as pl
 import pytest
 
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
-from pipelines.runtime.operations import forks
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.ownership import publish
 from pipelines.runtime.run import fsck, maintenance
 from state_ops.errors import BusyError, FencedError, WeirError
@@ -104,3 +105,36 @@ def test_a_branch_that_is_dropped_while_it_publishes_takes_nothing_with_it(bank,
     assert of_b.state() == bank.state()
     assert [fork.branch.name for fork in forks.forks(bank.site.pipeline, bank.site.settings)] == ["b"]
     assert not fsck.examine(bank.site.pipeline, bank.site.settings).damage
+
+
+def test_of_two_promotions_at_once_one_wins_and_the_other_says_what_it_would_take_back(bank, monkeypatch):
+    decided, real = Event(), promotion._carry_out
+
+    def planned(*others):
+        try:
+            return promotion.plan(*others)
+        finally:
+            decided.set()
+
+    def promoted(name: str, planner=promotion.plan):
+        options = {"executor": InMemoryExecutor(), "reason": f"for {name}", "planner": planner}
+        return promotion.promote(code(name), bank.site.settings, name, **options)
+
+    with ThreadPoolExecutor(1) as pool:
+        second = []
+
+        def beside_another(*others):
+            if not second:
+                second.append(pool.submit(promoted, "b", planned))
+                assert decided.wait(30), "the other has found nothing in its way, for this one has not committed yet"
+            return real(*others)
+
+        monkeypatch.setattr(promotion, "_carry_out", beside_another)
+        won = promoted("a")
+        with pytest.raises(WeirError, match=rf"checkpoint {won.id} has taken over a branch \(of small@a: for a\)"):
+            second[0].result(60)
+    assert bank.registry.head().id == won.id
+    tags = bank.site.table("booked")["tag"]
+    assert sorted(tags) == ["a"] * 20 + ["main"] * 10
+    bank.epochs(4)
+    bank.assert_exact(1, 2, 3, 4)
