@@ -80,8 +80,7 @@ class Transitions:
 
     def close(self) -> None:
         """The run ends."""
-        with suppress(OSError):  # the next run removes it
-            self._marker.unlink(missing_ok=True)
+        _remove(self._marker)
 
     def begin_steps(self) -> None:
         """Begin every step whose time has come."""
@@ -419,6 +418,11 @@ def _judged(stage: Stage, epoch: InFlightEpoch, result: tuple[list[Verdict], dic
 
 def _sealed(epoch: InFlightEpoch, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
     epoch.sealed = sealed
+
+
+def _remove(marker: Path) -> None:
+    with suppress(OSError):  # the next run removes it
+        marker.unlink(missing_ok=True)
 
 
 def _place_marker(directory: Path) -> Path:
