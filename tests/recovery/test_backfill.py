@@ -226,7 +226,7 @@ def test_files_that_reach_over_the_edges_are_cut(tmp_path):
     plant.land(3, value=7)
     plant.backfill(3, 3, replaces="since", promote=False)
     forks.drop(pipeline, plant.site.settings, branch_name(day(3), day(4)))
-    with pytest.raises(WeirError, match="the oldest has seen rows up to"):
+    with pytest.raises(WeirError, match="the oldest, 1, has read landing to"):
         plant.backfill(1, 1)
     # From before day 2, since the epoch of days 2 to 4 cannot be parted.
     plant.backfill(2, 3, replaces="range", promote=True)
@@ -715,7 +715,7 @@ def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_p
 @pytest.mark.long
 def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path, monkeypatch):
     """A column beside a struct whose field has its path is not read alone when files are planned."""
-    monkeypatch.setattr(FileCheck, "newest", lambda _: None)
+    monkeypatch.setattr(FileCheck, "newest", lambda *_: None)
     done = untold(tmp_path).backfill(4, 4)
     assert (done.base, done.note) == (3, None)
 

@@ -160,7 +160,7 @@ def test_what_says_when_a_row_was_processed_is_left_out_and_named_so_that_a_real
     report = compared.to_markdown()
     assert "Left out of the state of firsts: first_seen, expires, which say when a row was processed." in report
     assert "Left out of the table means: epoch, which says when a row was processed." in report
-    assert "| removed | only-3-0 | moments | [1970-01-04 00:00:00+00:00] |  |" in report
+    assert r"| removed | only-3-0 | moments | \[1970-01-04 00:00:00+00:00\] |  |" in report
     assert "| removed | only-3-0 | 3.0 |" in report
     assert "| removed | only-3-0 |  |  |  |" in report, "of a deduplication's key nothing but itself"
     assert compared.to_dict()["state"]["firsts"]["left_out"] == ["first_seen", "expires"]
