@@ -1037,12 +1037,12 @@ def test_what_a_failed_epoch_was_reading_is_read_before_a_drain(bank, monkeypatc
 
 @pytest.mark.long
 def test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own(bank, monkeypatch):
-    options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "2", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
+    options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "4", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
     bank = Bank(replace(bank.site, options={**bank.site.options, **options}))
     upload = stage_upload.upload
 
     def slow(*arguments, **given):
-        time.sleep(1.2)
+        time.sleep(2.2)
         return upload(*arguments, **given)
 
     monkeypatch.setattr(stage_upload, "upload", slow)
