@@ -19,6 +19,7 @@ from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from tests.recovery import ledger, small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.ledger import LedgerSink
+from tests.recovery.refusing_ledger import banks, refuse
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
 
@@ -38,22 +39,13 @@ def path(tmp_path) -> str:
 
 @pytest.fixture(params=[False, True], ids=["rows stay", "rows are taken back"])
 def bank(request, tmp_path, path) -> Bank:
-    plain = Bank.at(tmp_path / "site", **RETAINED)
-    return Bank(replace(plain.site, pipeline=both(path, takes_back=request.param)))
+    return banks(tmp_path / "site", both(path, takes_back=request.param))
 
 
 @pytest.fixture
 def refusing(monkeypatch):
-    """The ledger refuses every row, as a CHECK does that somebody adds after the commit."""
-    real = ledger.Ledger.publish
-
-    def checked(self, previous, checkpoint, rows):
-        if rows.count:
-            raise PipelineError("A row violates the constraint never.", next="Leave it out.")
-        return real(self, previous, checkpoint, rows)
-
-    monkeypatch.setattr(ledger.Ledger, "publish", checked)
-    return lambda: monkeypatch.setattr(ledger.Ledger, "publish", real)
+    """The ledger refuses every row."""
+    return refuse(monkeypatch, lambda rows: bool(rows.count), "never")
 
 
 def back(bank: Bank, to: int = 0, **options):

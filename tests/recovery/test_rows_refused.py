@@ -19,6 +19,7 @@ from state_ops.errors import DamageError, PipelineError, WeirError
 from state_ops.fsck.findings import Kind
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
+from tests.recovery.refusing_ledger import banks, refuse
 from tests.recovery.small import Bank
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
@@ -38,22 +39,17 @@ def path(tmp_path) -> str:
 
 @pytest.fixture(params=[False, True], ids=["rows stay", "rows are taken back"])
 def bank(request, tmp_path, path) -> Bank:
-    plain = Bank.at(tmp_path / "site", **RETAINED)
-    return Bank(replace(plain.site, pipeline=both(path, takes_back=request.param)))
+    return banks(tmp_path / "site", both(path, takes_back=request.param))
 
 
 @pytest.fixture
 def refusing(monkeypatch):
-    """The ledger refuses rows of more than 1, as a CHECK does that somebody adds after the commit."""
-    real = ledger.Ledger.publish
+    """The ledger refuses rows of more than 1."""
 
-    def checked(self, previous, checkpoint, rows):
-        if any(value > 1 for batch in rows.batches() for value in batch.column("amount").to_pylist()):
-            raise PipelineError("A row violates the constraint positive.", next="Leave it out.")
-        return real(self, previous, checkpoint, rows)
+    def has_more(rows):
+        return any(value > 1 for batch in rows.batches() for value in batch.column("amount").to_pylist())
 
-    monkeypatch.setattr(ledger.Ledger, "publish", checked)
-    return lambda: monkeypatch.setattr(ledger.Ledger, "publish", real)
+    return refuse(monkeypatch, has_more, "positive")
 
 
 def amounts(bank: Bank) -> list[int]:

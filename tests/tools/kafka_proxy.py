@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from infra.kafka_broker import KafkaBroker
+from tests.tools.loopback_proxy import HOST, LoopbackProxy, cut, received
 
 END_TRANSACTION = 26
-_HOST = "127.0.0.1"
 
 
-class KafkaProxy:
+class KafkaProxy(LoopbackProxy):
     """`with KafkaProxy(broker) as proxy:` clients reach the broker by `proxy.servers`.
 
     Attributes:
@@ -25,35 +25,11 @@ class KafkaProxy:
     """
 
     def __init__(self, broker: KafkaBroker) -> None:
-        self.servers = f"{_HOST}:{broker.proxied_port}"
+        super().__init__(broker.behind_proxy, broker.proxied_port)
+        self.servers = f"{HOST}:{self.port}"
         self.lost_answers = self.lost_requests = self.lost = 0
-        self._port = broker.behind_proxy
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._server = socket.create_server((_HOST, broker.proxied_port))
 
-    def __enter__(self) -> KafkaProxy:
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for open_socket in [self._server, *self._sockets]:
-            _cut(open_socket)
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
-
-    def _connect(self, client: socket.socket) -> None:
-        try:
-            broker = socket.create_connection((_HOST, self._port), 10)
-        except OSError:
-            _cut(client)
-            return
-        self._sockets += [client, broker]
-        broker.settimeout(None)
+    def passed_on(self, client: socket.socket, server: socket.socket) -> None:
         ends = set[int]()
 
         def is_lost_request(frame: bytes) -> bool:
@@ -66,8 +42,8 @@ class KafkaProxy:
         def is_lost_answer(frame: bytes) -> bool:
             return struct.unpack_from(">i", frame)[0] in ends and self._loses("lost_answers")
 
-        threading.Thread(target=_pump, args=(client, broker, is_lost_request), daemon=True).start()
-        _pump(broker, client, is_lost_answer)
+        threading.Thread(target=_pump, args=(client, server, is_lost_request), daemon=True).start()
+        _pump(server, client, is_lost_answer)
 
     def _loses(self, which: str) -> bool:
         with self._lock:
@@ -81,27 +57,10 @@ class KafkaProxy:
 def _pump(source: socket.socket, target: socket.socket, is_lost: Callable[[bytes], bool]) -> None:
     """Passes frames on until one is lost or a side hangs up; then both connections are cut."""
     with suppress(OSError):
-        while (size := _received(source, 4)) is not None:
-            frame = _received(source, struct.unpack(">i", size)[0])
+        while (size := received(source, 4)) is not None:
+            frame = received(source, struct.unpack(">i", size)[0])
             if frame is None or is_lost(frame):
                 break
             target.sendall(size + frame)
-    _cut(source)
-    _cut(target)
-
-
-def _received(source: socket.socket, count: int) -> bytes | None:
-    data = b""
-    while len(data) < count:
-        piece = source.recv(count - len(data))
-        if not piece:
-            return None
-        data += piece
-    return data
-
-
-def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    with suppress(OSError):
-        connection.close()
+    cut(source)
+    cut(target)

@@ -7,12 +7,13 @@ import struct
 import threading
 from contextlib import suppress
 
+from tests.tools.loopback_proxy import LoopbackProxy, cut, received
+
 BEFORE, AFTER, AT_ONCE, SILENT = "before", "after", "at once", "silent"
 _REQUESTS = (80877103, 80877104)  # for TLS and GSS, before the first message
-_HOST = "127.0.0.1"
 
 
-class PostgresProxy:
+class PostgresProxy(LoopbackProxy):
     """`with PostgresProxy(port) as proxy:` clients reach the server at `proxy.port`.
 
     Attributes:
@@ -24,71 +25,46 @@ class PostgresProxy:
     """
 
     def __init__(self, port: int, how: str, lost: int = 1) -> None:
+        super().__init__(port)
         self.how, self.lost, self.seen = how, lost, 0
-        self._port = port
-        self._lock = threading.Lock()
-        self._server = socket.create_server((_HOST, 0))
-        self.port = self._server.getsockname()[1]
-        self._sockets: list[socket.socket] = []
 
-    def __enter__(self) -> PostgresProxy:
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in [self._server, *self._sockets]:
-            _cut(each)
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
-
-    def _connect(self, client: socket.socket) -> None:
-        try:
-            server = socket.create_connection((_HOST, self._port), 10)
-        except OSError:
-            _cut(client)
-            return
-        server.settimeout(None)
+    def passed_on(self, client: socket.socket, server: socket.socket) -> None:
         for each in (client, server):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sockets += [client, server]
         eaten = threading.Event()
         threading.Thread(target=_answers, args=(server, client, eaten), daemon=True).start()
         with suppress(OSError):
             if self._requests(client, server, eaten):
                 return
-        _cut(client)
-        _cut(server)
+        cut(client)
+        cut(server)
 
     def _requests(self, client: socket.socket, server: socket.socket, eaten: threading.Event) -> bool:
         """Pass messages on; returns whether the server is to hear nothing of the end."""
         is_first, is_commit = True, False
         while True:
-            kind = b"" if is_first else _received(client, 1)
-            size = _received(client, 4)
+            kind = b"" if is_first else received(client, 1)
+            size = received(client, 4)
             if kind is None or size is None:
                 return False
-            body = _received(client, struct.unpack(">i", size)[0] - 4) or b""
+            body = received(client, struct.unpack(">i", size)[0] - 4) or b""
             if is_first:
                 is_first = struct.unpack_from(">i", body)[0] in _REQUESTS
             elif kind == b"P":
                 is_commit = body.startswith(b"\0COMMIT\0")
                 if is_commit and self.how in (BEFORE, SILENT) and self._loses():
-                    _cut(client)
+                    cut(client)
                     return self.how == SILENT
             elif kind == b"B" and is_commit and self._loses():
                 eaten.set()
                 server.sendall(kind + size + body)
                 for _ in range(3):  # describe, execute, sync
-                    kind, size = _received(client, 1), _received(client, 4)
+                    kind, size = received(client, 1), received(client, 4)
                     assert kind is not None and size is not None
-                    server.sendall(kind + size + (_received(client, struct.unpack(">i", size)[0] - 4) or b""))
+                    server.sendall(kind + size + (received(client, struct.unpack(">i", size)[0] - 4) or b""))
                 if self.how == AT_ONCE:
-                    _cut(client)
-                _received(client, 1)  # until its answer was there, which cuts the client off
+                    cut(client)
+                received(client, 1)  # until its answer was there, which cuts the client off
                 return False
             server.sendall(kind + size + body)
 
@@ -106,21 +82,4 @@ def _answers(server: socket.socket, client: socket.socket, eaten: threading.Even
             if eaten.is_set():
                 break
             client.sendall(piece)
-    _cut(client)
-
-
-def _received(source: socket.socket, count: int) -> bytes | None:
-    data = b""
-    while len(data) < count:
-        piece = source.recv(count - len(data))
-        if not piece:
-            return None
-        data += piece
-    return data
-
-
-def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    with suppress(OSError):
-        connection.close()
+    cut(client)
