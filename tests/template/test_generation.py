@@ -198,7 +198,11 @@ def test_the_page_on_projects_has_every_question():
         if not name.startswith("_") and question.get("help")
     }
     assert [row[0] for row in rows] == list(asked)
-    chosen = jinja2.Environment().from_string((PROJECT / "answers.j2").read_text().split("{# What an update")[0]).module.CHOICES
+    chosen = (
+        jinja2.Environment()
+        .from_string((PROJECT / "answers.j2").read_text().split("{# What an update")[0])
+        .module.CHOICES
+    )
     for name, kind, default, allowed, example, value in rows:
         question = asked[name]
         assert example == name and kind == ("list" if question.get("multiselect") else question["type"])
