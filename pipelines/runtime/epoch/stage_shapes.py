@@ -128,6 +128,7 @@ def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
     """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set
     rows aside."""
     if stage.quarantine is None:
+        quarantine.refuse_row(stage, files)
         return files
     assert isinstance(stage.input, Source), "only such a stage may quarantine"
     quarantine.refuse_own_column(stage.input, files)

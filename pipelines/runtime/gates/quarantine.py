@@ -222,6 +222,16 @@ def _beside(storage: Storage, ack: Ack, local: Path, path: str, output: str, sin
     return replace(ack, files=(*ack.files, StateFile(ack.operator, ack.subtask, *fields)))
 
 
+def refuse_row(stage: Stage, schema: pa.Schema) -> None:
+    """Raises InputError where a source has a column of the name by which rows are told apart."""
+    if ROW in schema.names:
+        raise InputError(
+            f"The source of {stage.uid} has a column {ROW!r}, the name by which Weir tells rows of a source apart.",
+            where=f"stage {stage.uid}",
+            next="Rename it in what writes the source; of a quarantine table, read a copy with other names.",
+        )
+
+
 def refuse_own_column(source: Source, schema: pa.Schema) -> None:
     """Raises InputError where files have columns of the names that a quarantine table gives to its own."""
     taken = sorted({name for name, _ in (*_TOLD, *_RAW)} & set(schema.names))

@@ -16,7 +16,7 @@ from pipelines.runtime.connectors.parquet.rows import NO_ROWS
 from pipelines.runtime.connectors.source import ADD, Source
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.landing import LandingDirectory
-from pipelines.runtime.sources.parquet.footers import by_arrow, enums, nanos, times, twice
+from pipelines.runtime.sources.parquet.footers import by_arrow, enums, nanos, times, unnameable
 from pipelines.runtime.sources.parquet.parquet_files import retyped
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.arrow import frames
@@ -52,7 +52,7 @@ class FileCheck:
         landing.check_name(file)
         footer, stored = landing.parquet.footer(file)
         columns = frames.canonical_schema(retyped(stored, enums(footer, stored)))
-        columns = pa.schema([field for field in columns if field.name not in twice(stored)])
+        columns = pa.schema([field for field in columns if field.name not in unnameable(stored)])
         checked = cls(source, landing, file, footer, stored, columns, where)
         return replace(checked, columns=checked._with_partitions()) if file.partitions else checked
 
@@ -70,13 +70,11 @@ class FileCheck:
         Raises:
             InputError: The file does not have them, or has them in types that no stage can have.
         """
-        doubled = twice(self.stored)
+        problems = unnameable(self.stored)
         if asked := [
-            name for name in doubled if expected is None or name in expected.names or self.source.evolve == ADD
+            name for name in problems if expected is None or name in expected.names or self.source.evolve == ADD
         ]:
-            raise self._unfit(
-                f"The input file {self.file.name} has {doubled[asked[0]]}, so nobody can tell which of them is meant."
-            )
+            raise self._unfit(f"The input file {self.file.name} has {problems[asked[0]]}.")
         schema = self.columns if expected is None else self._common(expected)
         self._check_types(schema.names)
         self._check_event_time()

@@ -4,6 +4,7 @@ store."""
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -168,18 +169,34 @@ class LandingDirectory:
         selector = pafs.FileSelector(self._path, allow_not_found=True, recursive=len(self._names) > 1)
         infos = self._fs.get_file_info(selector)
         markers = _markers(infos) if self._fs.type_name in _OBJECT_STORES else frozenset()
-        for info in infos:
-            if info.type == pafs.FileType.File and info.path not in markers:
-                file = self._file(info)
-                parts = file.name.split("/")
-                if not any(map(_is_hidden, parts)) and _matches(parts, self._names):
-                    yield file
+        named = [info for info in infos if _is_named(info)]
+        found = [self._file(info) for info in named if info.type == pafs.FileType.File and info.path not in markers]
+        for file in [*found, *(self._nameless() if len(named) < len(infos) else ())]:
+            parts = file.name.split("/")
+            if not any(map(_is_hidden, parts)) and _matches(parts, self._names):
+                yield file
 
     def stat(self, names: list[str]) -> Iterator[SourceFile]:
         """The files of these names that are there."""
         for info in self._fs.get_file_info([f"{self._path}/{name}" for name in names]):
             if info.type == pafs.FileType.File:
                 yield self._file(info)
+        if any("\\x" in name for name in names):
+            yield from (file for file in self._nameless() if file.name in names)
+
+    def _nameless(self) -> Iterator[SourceFile]:
+        """The files whose names are not UTF-8, which only a local disk has: by names with these bytes escaped."""
+        if not isinstance(self._fs, pafs.LocalFileSystem):
+            return
+        for directory, below, names in os.walk(self._path):
+            if len(self._names) == 1:
+                below.clear()
+            for path in (Path(directory, name) for name in names):
+                name = os.fsencode(path.relative_to(self._path))
+                shown = name.decode("utf-8", "backslashreplace")
+                if shown.encode() != name and path.is_file():
+                    status = path.stat()
+                    yield SourceFile(shown, status.st_size, status.st_mtime_ns)
 
     def _file(self, info: pafs.FileInfo) -> SourceFile:
         if len(self._names) == 1:
@@ -189,6 +206,7 @@ class LandingDirectory:
 
     def opened(self, file: SourceFile) -> pa.NativeFile:
         """The file's bytes as they lie there. Raises VanishedError, TransientError."""
+        self._refuse_nameless(file)
         with self.parquet.reading(file):
             self.parquet.refuse_link(file, file.name)
             return self._fs.open_input_stream(f"{self._path}/{file.name}", compression=None)
@@ -200,7 +218,8 @@ class LandingDirectory:
         return isinstance(self._fs, pafs.LocalFileSystem) and Path(recorded).resolve() == Path(self.place).resolve()
 
     def check_name(self, file: SourceFile) -> None:
-        """Raises InputError for a name that Spark cannot take."""
+        """Raises InputError for a name that Spark cannot take, or nobody."""
+        self._refuse_nameless(file)
         # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped
         # path.
         if ":" in file.stored and (self._fs.type_name not in _OBJECT_STORES or self.spark_path(file) != self.uri(file)):
@@ -209,3 +228,18 @@ class LandingDirectory:
                 where=self.uri(file),
                 next=f"Rename it, or move it out of {self.directory}; nothing of this epoch was applied.",
             )
+
+    def _refuse_nameless(self, file: SourceFile) -> None:
+        if "\\x" in file.name and any(file.name == other.name for other in self._nameless()):
+            raise InputError(
+                f"The input file {file.name} has a name that is not UTF-8, so it cannot be opened by it.",
+                where=self.uri(file),
+                next=f"Rename it, or move it out of {self.directory}; nothing of this epoch was applied.",
+            )
+
+
+def _is_named(info: pafs.FileInfo) -> bool:
+    try:
+        return info.path is not None
+    except UnicodeDecodeError:
+        return False

@@ -214,6 +214,8 @@ class CsvReader:
         """Return the values of the first record."""
         if reason is None and not is_utf8(text):
             reason = "it is no UTF-8, so give the source its encoding="
+        if reason is None and b"\0" in text:
+            reason = "it has the character NUL, as UTF-16 read as another encoding; give the source its encoding="
         if reason is None and (most := text.count(self._options.delimiter.encode()) + 1) > _MOST_COLUMNS:
             reason = f"it has {most} columns, more than {_MOST_COLUMNS}"
         if reason is not None:

@@ -90,6 +90,7 @@ def rows_at_once(
         ValueError: Pages are damaged.
     """
     fixed, footer, limit = _LEAST_ROW, parquet.metadata, rows
+    groups = [group for group in groups if footer.row_group(group).num_rows]  # of others, writers note no place
     for leaf in leaves(parquet.schema_arrow, names):
         column = footer.schema.column(leaf)
         is_bytes, is_nested = column.physical_type == "BYTE_ARRAY", column.max_repetition_level > 0
@@ -134,7 +135,9 @@ def _pages(source: Any, chunk: pq.ColumnChunkMetaData, size: int) -> list[Page] 
         if chunk.total_uncompressed_size > most(size):
             raise TooMuchError(f"has {chunk.total_uncompressed_size:,} bytes in the column {chunk.path_in_schema!r}")
         return None
-    first = min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at is not None)
+    first = chunk.data_page_offset
+    if 0 < (chunk.dictionary_page_offset or 0) < first:  # 0 is what some writers note where there is none
+        first = chunk.dictionary_page_offset
     if first < 0 or chunk.total_compressed_size < 0 or first + chunk.total_compressed_size > size:
         raise ValueError("a column chunk lies outside of the file")
     source.seek(first)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pipelines.runtime.connectors.formats.old_calendar import OldCalendar, leaf_count, old_calendar
 
 _FOREIGN = frozenset({"BROTLI", "BYTE_STREAM_SPLIT"})
+_WHICH = ", so nobody can tell which of them is meant"
 _MICROS = {"days": 86_400_000_000, "milliseconds": 1000, "microseconds": 1}
 
 
@@ -115,14 +116,15 @@ def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str])
     )
 
 
-def twice(stored: pa.Schema) -> dict[str, str]:
-    """The columns of which nobody can tell the values apart, and why, in words: there are two of the name, or two
-    fields of one name within."""
-    problems = {name: f"two columns {name!r}" for name, count in Counter(stored.names).items() if count > 1}
+def unnameable(stored: pa.Schema) -> dict[str, str]:
+    """The columns that nobody can name, and why, as a clause: there are two of the name, or two fields of one name
+    within, or a name has a character NUL, at which libraries cut it off."""
+    problems = {name: f"two columns {name!r}{_WHICH}" for name, count in Counter(stored.names).items() if count > 1}
     for field in stored:
-        within = _twice_within(field.type)
-        if within is not None:
-            problems.setdefault(field.name, f"two fields {within!r} within the column {field.name!r}")
+        if (within := _twice_within(field.type)) is not None:
+            problems.setdefault(field.name, f"two fields {within!r} within the column {field.name!r}{_WHICH}")
+        if (name := _with_nul(field)) is not None:
+            problems.setdefault(field.name, f"a column or field {name!r}, and no name can have the character NUL")
     return problems
 
 
@@ -133,6 +135,12 @@ def _twice_within(type: pa.DataType) -> str | None:
         if doubled:
             return doubled[0]
     return next(filter(None, (_twice_within(field.type) for field in fields)), None)
+
+
+def _with_nul(field: pa.Field) -> str | None:
+    """The first name with a NUL of a field and those within it."""
+    parts = (field.type.field(number) for number in range(field.type.num_fields))
+    return field.name if "\0" in field.name else next(filter(None, map(_with_nul, parts)), None)
 
 
 def unknown(end: bytes) -> list[str]:
