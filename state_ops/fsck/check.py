@@ -131,6 +131,9 @@ def look(
         elsewhere = {name: sinks.ask(name, marker) for name, marker in sorted(markers.items())}
         for name, table in (*tables.items(), *elsewhere.items()):
             findings += sinks.chain_problems(storage, seen, table, None if ahead else early.get(name), behind=behind)
+    # Rows may be left of a sink that no checkpoint has got to know, or that is another system by now.
+    staged = objects.tables_with_staged_rows(stored)
+    tables |= {name: sinks.look(storage, app_id, name) for name in sorted(staged - tables.keys())}
     wanted = objects.expectations(seen, tables)
     compared = list(objects.compare(wanted, {**stored, **_inherited(storage, wanted)}))
     findings += compared

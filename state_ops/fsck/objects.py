@@ -20,7 +20,7 @@ more: no clock and no age is asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from state_ops.checkpoints.reader_holds import HOLDS
@@ -89,6 +89,11 @@ class Expected:
             ids = ", ".join(str(id) for id in self.checkpoints)
             return f"checkpoint{'s' if len(self.checkpoints) > 1 else ''} {ids}"
         return "the table's newest version"
+
+
+def tables_with_staged_rows(paths: Iterable[str]) -> set[str]:
+    """Return the names of the tables in whose directories Weir has staged rows."""
+    return {match["table"] for path in paths if (match := _STAGED.fullmatch(path)) is not None and match["table"]}
 
 
 def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Expected]:

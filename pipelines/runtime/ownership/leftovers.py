@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.pipeline_storage import reaching
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.sinks.recorded_sink import places_before
+from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.slices import Slice
+from state_ops.checkpoints.checkpoint import Checkpoint, is_abandoned
 from state_ops.errors import plainly
+from state_ops.fsck.sinks import TOP, look, mentioned
+from state_ops.fsck.survey import UNREADABLE
+from state_ops.ids import parse_epoch_dir
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import StateFile
+from state_ops.storage.paths import data_directory, is_staged_rows
+from state_ops.storage.storage import Storage
 
 log = Logger("weir.epoch")
 
@@ -50,3 +60,75 @@ def delete_staged(context: RunContext, name: str) -> None:
         if context.pipeline.early and context.pipeline.appends(sink):
             continue
         context.storage.delete_tree(f"{context.pipeline.staging(sink)}/{name}")
+
+
+def unpublishable(context: RunContext, head: Checkpoint | None) -> list[tuple[Storage, str]]:
+    """Return the rows in tables' directories whose epochs never completed: each file with the storage that it lies in.
+
+    The directories are looked through, whatever sinks the code has by now: a sink that was removed, renamed or moved
+    since leaves its rows too. Epochs of older generations are fenced, so nobody publishes their rows any more.
+
+    Rows of a table that is ahead of the registry stay: they are published, though no checkpoint that is left knows of
+    them. Rows that a table's log mentions stay: their epoch was delivered before its commit, which failed, while the
+    pipeline delivered at least once. Rows that were begun then stay anyway, because a process that was taken for dead
+    may deliver them yet.
+    """
+    gone: list[tuple[Storage, str]] = []
+    for name, storage in _tables(context, head) if not context.pipeline.early else ():
+        base = data_directory(name, context.pipeline.app_id, storage.is_mounted(table_path(name)))
+        dead = [directory for directory in storage.list_dirs(base) if _is_dead(context, head, directory)]
+        if not dead or delta.diverged(
+            storage, context.pipeline.app_id, name, head, lacks=context.pipeline.at_most_once
+        ):
+            continue
+        published, perhaps_published = delta.marker(storage, context.pipeline.app_id, name) or 0, list[str]()
+        for directory in dead:
+            files = storage.list(f"{base}/{directory}", unfinished=True)
+            staged = [file.path for file in files if is_staged_rows(file.path)]
+            parsed = parse_epoch_dir(directory)
+            if parsed is not None and parsed[1] > published:
+                gone += [(storage, path) for path in staged]
+            else:
+                perhaps_published += staged
+        if perhaps_published:
+            gone += [(storage, path) for path in _not_in_log(context, storage, name, perhaps_published)]
+    return gone
+
+
+def _is_dead(context: RunContext, head: Checkpoint | None, directory: str) -> bool:
+    """Whether no checkpoint names, and nobody publishes, what a directory of an epoch has."""
+    parsed = parse_epoch_dir(directory)
+    if parsed is None or parsed[1] <= context.early_id:
+        return False
+    return parsed[0] < context.generation and is_abandoned(head, *parsed)
+
+
+def _tables(context: RunContext, head: Checkpoint | None) -> Iterator[tuple[str, Storage]]:
+    """Yield the names of tables in whose directories the pipeline has staged rows, each with a storage that reaches
+    it."""
+    for name in context.storage.list_dirs(TOP):
+        yield name, context.storage
+    pipeline, settings = context.pipeline, context.settings
+    if pipeline.elsewhere:
+        own = Storage(context.storage.uri, settings.storage.s3, context.storage.request_counts)
+        for name in set(own.list_dirs(TOP)) & pipeline.elsewhere.keys():
+            yield name, own
+    if before := places_before(pipeline, head):
+        there = reaching(pipeline, settings, before, context.storage.request_counts)
+        for name in before:
+            if there.is_mounted(table_path(name)):
+                yield name, there
+
+
+def _not_in_log(context: RunContext, storage: Storage, table: str, paths: Sequence[str]) -> list[str]:
+    """Return the files that the log of a table does not mention; none where it cannot be read."""
+    current = look(storage, context.pipeline.app_id, table)
+    rest = [path for path in paths if path not in current.files]  # mostly none, which takes no look at the whole log
+    if current.problem is not None or not rest:
+        return []
+    try:
+        named = mentioned(storage, current.path, rest)
+    except UNREADABLE as error:
+        log.warning("what may be left over stays: a table's log cannot be read", table=table, error=plainly(error))
+        return []
+    return [path for path in rest if path not in named]

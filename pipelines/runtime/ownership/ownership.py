@@ -7,7 +7,7 @@ predecessor left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,23 +18,21 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
+from pipelines.runtime.ownership.leftovers import unpublishable
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint, is_abandoned
+from state_ops.checkpoints.checkpoint import POSITIONS, Checkpoint
 from state_ops.checkpoints.coordinator import next_id
 from state_ops.checkpoints.reader_holds import HeldCommits
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests, restore_progress
 from state_ops.coordination.lease import Heartbeat
-from state_ops.errors import BusyError, plainly
-from state_ops.fsck.sinks import look, mentioned
-from state_ops.fsck.survey import UNREADABLE
-from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.errors import BusyError
+from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
-from state_ops.records.snapshot_files import INPUT, TABLES
+from state_ops.records.snapshot_files import INPUT
 from state_ops.storage.branches import BRANCHES, pinned
-from state_ops.storage.paths import is_staged_rows
 from state_ops.storage.storage import Storage
 from state_ops.storage.temp_dirs import make_private
 
@@ -137,7 +135,7 @@ def remove_leftovers(context: RunContext) -> int:
     listings = [context.registry.files(row) for row in completed]
     listings += [orphan.files for orphan in orphan_listings if orphan.commit_id in held]
     gone = retention.orphans(context.storage, listings, context.generation)
-    unpublishable = _unpublishable(context, completed[-1] if completed else None)
+    rows = unpublishable(context, completed[-1] if completed else None)
     # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published
     # rows would look like those of epochs that never completed.
     branches = {pinned(pin.name, pin.reason).id for pin in context.registry.pins() if pin.kind == BRANCH}
@@ -151,48 +149,11 @@ def remove_leftovers(context: RunContext) -> int:
     context.registry.remove_unnamed(context.generation)  # with what those listings were in
     archived = {file.path for listing in listings for file in listing if file.kind == INPUT}
     landed = [file.path for file in context.storage.list(LANDED, unfinished=True) if file.path not in archived]
-    for path in (*(orphan.path for orphan in gone), *unpublishable, *landed):
+    for path in (*(orphan.path for orphan in gone), *landed):
         context.storage.delete(path)
-    return len(gone) + len(unpublishable) + len(landed)
-
-
-def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
-    """Staged rows of epochs that never completed, of older generations, which are fenced.
-
-    None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of
-    them. Nor what a table's log mentions: such an epoch was delivered before its commit, which failed, while the
-    pipeline delivered at least once. What was begun then stays anyway: a process that was taken for dead may deliver
-    it yet."""
-    paths: list[str] = []
-    for sink in context.pipeline.sinks:
-        base = context.pipeline.staging(sink)
-        if context.pipeline.early or not base.startswith(TABLES) or context.sinks.diverged(sink.name, head) is not None:
-            continue
-        published, perhaps_published = context.sinks.marker(sink.name, head, None) or 0, list[str]()
-        for name in context.storage.list_dirs(base):
-            parsed = parse_epoch_dir(name)
-            is_early = parsed is not None and parsed[1] <= context.early_id
-            if parsed is not None and not is_early and parsed[0] < context.generation and is_abandoned(head, *parsed):
-                files = context.storage.list(f"{base}/{name}", unfinished=True)
-                staged = [file.path for file in files if is_staged_rows(file.path)]
-                (paths if parsed[1] > published else perhaps_published).extend(staged)
-        if perhaps_published:
-            paths += _not_in_log(context, sink.name, perhaps_published)
-    return paths
-
-
-def _not_in_log(context: RunContext, table: str, paths: Sequence[str]) -> list[str]:
-    """Which files the log of a table does not mention; none where it cannot be read."""
-    current = look(context.storage, context.pipeline.app_id, table)
-    rest = [path for path in paths if path not in current.files]  # mostly none, which takes no look at the whole log
-    if current.problem is not None or not rest:
-        return []
-    try:
-        named = mentioned(context.storage, current.path, rest)
-    except UNREADABLE as error:
-        log.warning("what may be left over stays: a table's log cannot be read", table=table, error=plainly(error))
-        return []
-    return [path for path in rest if path not in named]
+    for storage, path in rows:
+        storage.delete(path)
+    return len(gone) + len(rows) + len(landed)
 
 
 def _drop_stale_stops(storage: Storage) -> None:

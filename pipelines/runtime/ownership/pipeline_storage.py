@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,10 +23,13 @@ from pipelines.runtime.sources.positions import has_read
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, page_about, plainly
+from state_ops.logs import Logger
 from state_ops.records.snapshot_files import INPUT, StateFile
 from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage
+
+log = Logger("weir.run")
 
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
@@ -34,6 +37,26 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
     mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
     storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, mounts=mounts)
     return storage, Registry(storage, pipeline.app_id)
+
+
+def reaching(
+    pipeline: Pipeline, settings: Settings, places: Mapping[str, str], counts: RequestCounts | None = None
+) -> Storage:
+    """Open the pipeline's storage so that it reaches tables at other places than those that the code says.
+
+    Args:
+        places: By table. One whose placeholders the configuration has no more is left out.
+        counts: Where requests are counted.
+    """
+    mounts = {}
+    for name, at in {**pipeline.elsewhere, **places}.items():
+        try:
+            mounts[table_path(name)] = settings.resolve(pipeline.name, at)
+        except ConfigurationError as error:
+            log.warning(
+                "a table of a sink that the code has no more cannot be reached", table=name, at=at, why=error.what
+            )
+    return Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, counts, mounts)
 
 
 def readers(

@@ -13,9 +13,10 @@ from typing import Any
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.ownership.pipeline_storage import open_storage, reaching, readers
 from pipelines.runtime.ownership.publish import lacking_by_sink, publish_missing
 from pipelines.runtime.sinks.opening import Sinks
+from pipelines.runtime.sinks.recorded_sink import places_before
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.unpublished import before_first
 from state_ops.coordination import lease, results
@@ -24,6 +25,7 @@ from state_ops.fsck.check import Reading, check
 from state_ops.fsck.findings import Finding, Kind, Report, Severity
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.sinks import Marker
+from state_ops.fsck.survey import UNREADABLE
 from state_ops.logs import Logger
 from state_ops.storage.storage import Storage
 
@@ -40,7 +42,8 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
     storage, registry = open_storage(pipeline, settings)
     with Sinks(pipeline, settings, storage) as sinks:
         alive, markers = lease.watch(storage), _markers(pipeline, registry, sinks)
-        report = _checked(pipeline, storage, markers, alive=alive, quick=quick, reading=reading)
+        there = _reaching_removed(pipeline, settings, registry, storage)
+        report = _checked(pipeline, there, markers, alive=alive, quick=quick, reading=reading)
     return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
 
 
@@ -78,6 +81,18 @@ def _checked(pipeline: Pipeline, storage: Storage, markers: Mapping[str, Marker]
     tables = [sink.name for sink in pipeline.sinks if pipeline.is_table(sink)]
     early, behind = pipeline.early, pipeline.at_most_once
     return check(storage, pipeline.app_id, tables, markers=markers, early=early, behind=behind, **how)
+
+
+def _reaching_removed(pipeline: Pipeline, settings: Settings, registry: Registry, storage: Storage) -> Storage:
+    """Return a storage that also reaches the tables elsewhere whose sinks the code has no more."""
+    try:
+        head = registry.head()
+    except UNREADABLE:  # the check says what is wrong with it
+        return storage
+    before = places_before(pipeline, head)
+    tables = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
+    removed = {name: at for name, at in before.items() if name not in tables}
+    return reaching(pipeline, settings, removed, storage.request_counts) if removed else storage
 
 
 def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, Marker]:
@@ -121,7 +136,8 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
         shown: The plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired.
     """
     markers = _markers(context.pipeline, context.registry, context.sinks)
-    fresh = _checked(context.pipeline, context.storage, markers, alive=False, owned=True, quick=True)
+    storage = _reaching_removed(context.pipeline, context.settings, context.registry, context.storage)
+    fresh = _checked(context.pipeline, storage, markers, alive=False, owned=True, quick=True)
     plan = agreed(plan_repair(fresh), shown)
     if plan.refused is not None:
         log.warning("nothing was repaired", reason=plan.refused)
@@ -134,7 +150,7 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
             raise
         except Exception as error:  # the next look finds them again, and says why
             log.warning("a sink does not take what is committed", error=plainly(error))
-    carry_out(context.storage, context.registry, context.generation, plan)
+    carry_out(storage, context.registry, context.generation, plan)
     return plan
 
 

@@ -114,6 +114,15 @@ def of_table(name: str, how: Mapping[str, Any]) -> Sink:
     return DeltaSink(**common)
 
 
+def places_before(pipeline: Pipeline, head: Checkpoint | None) -> dict[str, str]:
+    """Return where tables lie, by name, that the newest checkpoint knows outside of the pipeline's storage and the
+    code has there no more: their sinks were removed, renamed or moved. Placeholders are not filled."""
+    now = pipeline.elsewhere
+    links = head.sinks if head is not None and pipeline.branch is None else {}
+    then = {name: (link.how or {}).get("at") for name, link in links.items() if link.kind is None}
+    return {name: at for name, at in then.items() if at is not None and at != now.get(name)}
+
+
 def check_system(pipeline: Pipeline, name: str, checkpoint: Checkpoint, resolve: Callable[[str], str]) -> None:
     """Whether today's code brings a checkpoint's rows into a sink that is no table as their commit meant it.
 
