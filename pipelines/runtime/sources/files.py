@@ -389,9 +389,38 @@ class FilesReader(SourceReader):
 
 
 def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str) -> pa.Schema:
-    """The columns of earlier files that a file has, and those that it has beside them."""
+    """The columns of earlier files that a file has, and those that it has beside them. Raises InputError for a column
+    in other capitals, and for one within which there is a new field."""
     from pipelines.runtime.connectors.formats.spelling import check_spelling
 
     check_spelling(schema.names, there.names, f"The input file {file.name}", where)
     earlier = [field for field in schema if field.name in there.names]
+    for field in earlier:
+        if (path := _new_within(field.type, there.field(field.name).type, field.name)) is not None:
+            raise InputError(
+                f"The input file {file.name} has a field {path!r}, which the column {field.name!r} of earlier files "
+                'lacks, and evolve="add" adds whole columns.',
+                where=where,
+                next="Declare the source's columns in schema=: this one with all of its fields, with those that are "
+                "wanted, or as a map; or move the file away. Nothing of this epoch was applied.",
+            )
     return pa.schema([*earlier, *(field for field in there if field.name not in schema.names)])
+
+
+def _new_within(type: pa.DataType, there: pa.DataType, path: str) -> str | None:
+    """The path of the first field of a nested type that an earlier one of the same shape lacks; None: there is none.
+    One in other capitals is left to who reads the rows."""
+    if pa.types.is_struct(type) and pa.types.is_struct(there):
+        names, known = [field.name for field in type], {field.name.casefold() for field in type}
+        new = (f"{path}.{field.name}" for field in there if field.name.casefold() not in known)
+        within = (
+            _new_within(type.field(field.name).type, field.type, f"{path}.{field.name}")
+            for field in there
+            if field.name in names
+        )
+        return next(new, None) or next(filter(None, within), None)
+    if type.num_fields == there.num_fields == 1 and type.id == there.id:
+        return _new_within(type.field(0).type, there.field(0).type, path)
+    if pa.types.is_map(type) and pa.types.is_map(there):
+        return _new_within(type.item_type, there.item_type, path)
+    return None

@@ -188,6 +188,43 @@ def test_rows_that_do_not_fit_a_declared_type_are_bad():
         read(data, pa.schema([("w", pa.int64())]))
 
 
+@pytest.mark.parametrize(
+    ("type", "value", "wanted"),
+    [
+        ("long", 10, pa.bool_()),
+        ("double", 0.5, pa.bool_()),
+        ("boolean", True, pa.int64()),
+        ("boolean", True, pa.decimal128(5, 2)),
+        ("long", 1_700_000_000_000, pa.timestamp("us", "UTC")),
+        ("int", 20_000, pa.date32()),
+        ({"type": "long", "logicalType": "timestamp-micros"}, datetime(2024, 1, 1, 7, tzinfo=UTC), pa.date32()),
+        ({"type": "long", "logicalType": "timestamp-micros"}, datetime(2024, 1, 1, 7, tzinfo=UTC), pa.int64()),
+        ({"type": "int", "logicalType": "date"}, date(2024, 1, 1), pa.int32()),
+    ],
+    ids=str,
+)
+def test_a_field_that_would_be_read_as_another_value_is_refused_wherever_it_stands(type: Any, value: Any, wanted: Any):
+    record = {"type": "record", "name": "R", "fields": [{"name": "x", "type": type}]}
+    for of, path, values, schema in (
+        (type, "v", value, wanted),
+        (record, r"v\.x", {"x": value}, pa.struct([("x", wanted)])),
+        ({"type": "array", "items": type}, "v", [value], pa.list_(wanted)),
+        ({"type": "map", "values": type}, "v", {"k": value}, pa.map_(pa.string(), wanted)),
+    ):
+        with pytest.raises(InputError, match=f"the field '{path}' is .*, which is not read as"):
+            read(written(of, [values]), pa.schema([("v", schema)]))
+
+
+def test_a_field_within_a_record_in_other_capitals_is_refused_and_not_null():
+    record = {"type": "record", "name": "R", "fields": [{"name": "X", "type": "long"}]}
+    for of, value, wanted in (
+        (record, {"X": 1}, pa.struct([("x", pa.int64())])),
+        ({"type": "array", "items": record}, [{"X": 1}], pa.list_(pa.struct([("x", pa.int64())]))),
+    ):
+        with pytest.raises(InputError, match=r"'v\.X' differs from 'v\.x' by capitals alone"):
+            read(written(of, [value]), pa.schema([("v", wanted)]))
+
+
 LEAVES = st.sampled_from([
     ("int", st.integers(-(2**31), 2**31 - 1)), ("long", st.integers(-(2**63), 2**63 - 1)), ("string", st.text(max_size=3)),
     ("double", st.floats(allow_nan=False)), ("boolean", st.booleans()), ("bytes", st.binary(max_size=3)),

@@ -141,6 +141,22 @@ def test_csv_gains_columns_too(tmp_path):
 # -- the commit that adds columns
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "path"),
+    [
+        ('{"id": "a", "m": {"x": 1}}', '{"id": "b", "m": {"x": 2, "y": 3}}', "m.y"),
+        ('{"id": "a", "m": [{"x": 1}]}', '{"id": "b", "m": [{"y": 3}]}', "m.y"),
+        ('{"id": "a", "m": {"in": {"x": 1}}}', '{"id": "b", "m": {"in": {"x": 2, "y": 3}}}', "m.in.y"),
+    ],
+)
+def test_a_field_that_comes_within_a_column_is_refused_by_its_path_and_not_left_out(tmp_path, before, after, path):
+    site = site_of(tmp_path, files("{landing}/*.json", format="json", evolve="add"))
+    (site.landing / "1.json").write_text(before + "\n")
+    (site.landing / "2.json").write_text(after + "\n")
+    with pytest.raises(InputError, match=rf"The input file 2\.json has a field '{path}'"):
+        epochs(site)
+
+
 def cut_off(*asked: Any, **options: Any) -> None:
     raise OSError("cut off")
 

@@ -26,6 +26,7 @@ from pipelines.runtime.connectors.formats.avro_schema import (
     AvroSchema,
     NoSchemaError,
     UnreadSchemaError,
+    mistaken,
 )
 from pipelines.runtime.connectors.formats.spelling import there_of
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
@@ -81,6 +82,8 @@ class AvroReader:
                 next="Repair the file, move it away, or correct the source's schema; nothing of this epoch was "
                 "applied.",
             )
+
+        self._check_meanings()
 
     def blocks(self) -> Iterator[Block]:
         """The file's blocks of rows, unpacked, some together; first: the number of the first row."""
@@ -174,6 +177,19 @@ class AvroReader:
                     next="Declare the source's columns in schema=, that field among them in another type (a decimal of "
                     "up to 38 digits), or not at all.",
                 )
+
+    def _check_meanings(self) -> None:
+        """Raises InputError for a field that would be read as something else than what was written."""
+        for field in self.schema:
+            if field.name in self.stored.names:
+                problem = mistaken(self.stored.field(field.name).type, field.type, field.name)
+                if problem is not None:
+                    raise InputError(
+                        f"An input file cannot be read as earlier ones, or as schema= says: {problem}.",
+                        where=self._file.where,
+                        next="Repair the file, move it away, or correct the source's schema; nothing of this epoch was "
+                        "applied.",
+                    )
 
     def _unpacked(self, data: bytes, row: int) -> bytes:
         try:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.formats.spelling import respelled
+
 _SIMPLE = {
     "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
     "bytes": pa.binary(), "string": pa.string(),
@@ -240,3 +242,42 @@ def _decimal(read_as: Any, schema: Mapping[str, Any]) -> AvroColumn:
         precision = _MOST_DIGITS
     kind = pa.decimal128 if precision <= _DIGITS else pa.decimal256
     return AvroColumn(read_as, kind(precision, scale), is_decimal=True)
+
+
+def mistaken(stored: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
+    """Return why Arrow would read a field as another value or none at all, as a clause with the field's path; None
+    where a value stays itself or is found not to fit.
+
+    Args:
+        stored: The field's canonical type in a file.
+        wanted: The canonical type as which it is read.
+        path: The field's names from the outermost on.
+    """
+    if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
+        here, names = [field.name for field in stored], [field.name for field in wanted]
+        if (other := respelled(names, here)) is not None:
+            return f"the field '{path}.{other[1]}' differs from '{path}.{other[0]}' by capitals alone"
+        pairs = [(stored.field(name).type, wanted.field(name).type, f"{path}.{name}") for name in names if name in here]
+    elif pa.types.is_map(stored) and pa.types.is_map(wanted):
+        pairs = [(stored.item_type, wanted.item_type, path)]
+    elif pa.types.is_list(stored) and pa.types.is_list(wanted):
+        pairs = [(stored.value_type, wanted.value_type, path)]
+    else:
+        is_other = {_kind(stored), _kind(wanted)} in _OTHERS or (
+            pa.types.is_timestamp(stored) and pa.types.is_date(wanted)
+        )
+        return f"the field {path!r} is {stored}, which is not read as {wanted}" if is_other else None
+    return next(filter(None, (mistaken(*pair) for pair in pairs)), None)
+
+
+_OTHERS: tuple[set[str | None], ...] = ({"number", "truth"}, {"number", "time"}, {"truth", "time"})
+"""Kinds of values that Arrow makes of each other, and that mean something else then."""
+
+
+def _kind(type: pa.DataType) -> str | None:
+    if pa.types.is_boolean(type):
+        return "truth"
+    if pa.types.is_temporal(type):
+        return "time"
+    is_number = pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)
+    return "number" if is_number else None
