@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from pipelines.api import Pipeline
+from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import fsck, maintenance
+from state_ops.arrow.unfit_values import UnfitValue
 from state_ops.errors import PipelineError, WeirError
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
@@ -156,3 +160,41 @@ def test_a_promotion_takes_rows_back_and_brings_the_branchs(bank, path, monkeypa
 
 def _doubled(rows: pl.DataFrame, state, epoch):
     return small.accounts.function(rows, state, epoch).with_columns(amount=2 * pl.col("amount"))
+
+
+class Rules:
+    """No row has an amount above 2."""
+
+    def refused(self, rows: pa.Table) -> Iterator[UnfitValue]:
+        for row, amount in enumerate(rows.column("amount").to_pylist()):
+            if amount > 2:
+                yield UnfitValue(row, "amount", f"is {amount}, and the ledger takes no more than 2")
+
+
+@pytest.mark.parametrize("what", ["values", "columns"])
+def test_a_promotion_is_refused_before_its_commit_if_the_sink_does_not_take_the_branchs_rows(
+    bank, path, monkeypatch, what
+):
+    """The branch's table took them."""
+    bank.epochs(1, 2, 3)
+    pipeline, settings = bank.site.pipeline, bank.site.settings
+    forks.fork(pipeline, settings, "fix", 1)
+    Bank(replace(bank.site, pipeline=forks.branched(pipeline, settings, "fix"))).epochs()
+    before = bank.ids()
+    with monkeypatch.context() as patched:
+        if what == "values":
+            patched.setattr(ledger.Ledger, "rules", lambda *_: Rules(), raising=False)
+        else:
+
+            def refuses(_: object, schema: pa.Schema) -> None:
+                raise PipelineError(f"no column {schema.names[-1]}")
+
+            patched.setattr(ledger.Ledger, "check", refuses)
+        with pytest.raises(PipelineError, match="is 3, and the ledger" if what == "values" else "no column") as refused:
+            promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor())
+    if what == "values":
+        assert "row 1" in refused.value.where and "Nothing was changed" in refused.value.next
+    assert bank.ids() == before and ledger.rows_of(path) == expected(1, 2, 3)
+    promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor())
+    assert ledger.rows_of(path) == expected(1, 2, 3)
+    assert findings(bank) == []

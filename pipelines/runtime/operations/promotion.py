@@ -33,6 +33,7 @@ from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage, made_columns
 from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.operations import promoted_rows
 from pipelines.runtime.operations.forks import behind, branched, range_of
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.derived_checkpoint import begin, commit, copied, copy, lasting, pointed, unchanged
@@ -664,9 +665,14 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
 
 def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
     context, head = owner.context, decided.head
+    source, theirs = open_storage(here, context.settings)
+    given_rows = [
+        (sink, kept.brings) for kept in decided.elsewhere if kept.brings and (sink := context.pipeline.sink(kept.name))
+    ]
+    for sink, brings in given_rows:
+        promoted_rows.judge(context, source, here.title, sink, [*brings.comes])
     moved = [sink.name for sink in decided.elsewhere if sink.moves and (sink.keeps or sink.brings is not None)]
     id = begin(owner, head, [*(table.table for table in decided.tables), *moved], decided.tip)
-    source, theirs = open_storage(here, context.settings)
     if decided.only is None:
         base, files = _whole(owner, here, source, theirs.files(decided.tip), decided, id)
         parent, what = decided.base.id, f"of {here.title}"
@@ -678,11 +684,9 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
             sink = as_handed_out(context.pipeline, decided.tip, table.table)
             by = partitions(sink) if sink is not None else ()
             delta.ensure(context.storage, table.table, table.schema, partition_by=by)
-    for kept in decided.elsewhere:
-        files = [
-            *files,
-            *(_brought(owner, source, decided.tip, kept.brings, id, None) if kept.brings is not None else ()),
-        ]
+    for sink, brings in given_rows:
+        files = [*files, *_brought(owner, source, decided.tip, brings, id, None)]
+        promoted_rows.prepare(context, sink, brings.schema)
     markers = {name: marker_moves(context, head, name, id, decided.base) for name in moved}
     base = replace(base, sinks={**base.sinks, **markers}, format_version=WITH_PROMOTION)
     row = commit(context, base, id, files, kind=PROMOTION, what=what, reason=reason, head=head, parent=parent)
