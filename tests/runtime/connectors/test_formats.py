@@ -95,6 +95,13 @@ def test_the_size_of_blocks_changes_nothing(block: int):
     assert [number for number, *_ in bad] == [5, 7]
 
 
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_a_byte_order_mark_within_a_file_is_a_value_wherever_blocks_are_cut(block: int):
+    data = "k\n\ufeff\n\ufeffx\n\ufeff\n".encode()
+    rows, bad = read("csv", data, pa.schema([("k", pa.string())]), block)
+    assert rows == [{"k": "\ufeff"}, {"k": "\ufeffx"}, {"k": "\ufeff"}] and not bad
+
+
 def test_a_quoted_value_of_several_lines_is_bad_unless_it_is_expected():
     rows, bad = read("csv", b'a,b\n1,"x\ny"\n2,z\n', TWO)
     assert rows == [{"a": 2, "b": "z"}]

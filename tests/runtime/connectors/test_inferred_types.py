@@ -80,6 +80,23 @@ def test_whole_numbers_of_json_beyond_int64_are_decimals(line: str):
     assert "decimal128(38, 0)" in str(schema)
 
 
+@pytest.mark.parametrize("number", [2**63, 10**19, 10**25, -(2**70)])
+@pytest.mark.parametrize("block", [1, 1 << 20])
+def test_whole_numbers_beyond_int64_are_decimals_wherever_blocks_are_cut(number: int, block: int):
+    """Float64 holds these with all their digits, and other ids beside them not."""
+    data = b'{"n": %d}\n{"n": 1}\n{bad\n' % number
+    assert infer("json", {}, io.BytesIO(data), "f", block) == pa.schema([("n", pa.decimal128(38, 0))])
+
+
+@pytest.mark.parametrize("number", ["1e-9223372036854775809", "-1.5e99999999999999999999"])
+def test_a_number_of_json_with_an_exponent_that_nobody_can_hold_makes_a_bad_row(number: str):
+    data = b'{"n": 18446744073709551617}\n{"n": %s}\n' % number.encode()
+    for schema in (infer("json", {}, io.BytesIO(data), "f"), pa.schema([("n", pa.decimal128(38, 2))])):
+        rows, bad = of_inferred("json", data, schema)
+        assert [row["n"] for row in rows] == [18446744073709551617]
+        assert bad == [(2, "it has a number that is too long")]
+
+
 @pytest.mark.parametrize(
     "lines",
     [['{"v":9007199254740993}', '{"v":0.5}'], ['{"v":0.5}', '{"v":9007199254740993}'],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ class CsvReader:
         if not (self._records.is_regular(data) and is_utf8(data)):
             records = self._checked(block)
             data = b"".join(data[record.start : record.end] + b"\n" for record in records if record.reason is None)
+        if data.startswith(BOM_UTF8):  # a value's own: Arrow leaves out the first one of what it is given
+            data = BOM_UTF8 + data
         unfit: list[pcsv.InvalidRow] = []
         table = self._cut_out(data, self._names, self.schema.names, self._options.null, unfit)
         columns, reasons = [], dict[int, str]()

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import accumulate
 from typing import Any
 
@@ -34,6 +34,7 @@ _BLANK = b" \t\r\n"
 _OPEN, _CLOSE, _LF = 123, 125, 10
 _LONG = re.compile(rb"[0-9.]{16}|[0-9][eE][+-]?[0-9]")
 _LONG_NUMBER = re.compile(rb"(?<![0-9.])(?:[0-9.]{16,}(?:[eE][+-]?[0-9]+)?|[0-9.]+[eE][+-]?[0-9]+)")
+_DIGITS = 19  # of the greatest int64
 _EXACT = 1 << 53  # whole numbers up to it are all float64
 _MOST_VALUES = 4_000_000  # of one line that Python reads, in which each takes a hundred bytes
 _MOST_CELLS = 8_000_000  # rows times columns of one block: `{}` has three bytes, whatever columns it lacks
@@ -233,7 +234,7 @@ def loaded(text: bytes) -> dict[str, Any]:
         raise UnfitError(f"it is no JSON: {error.msg} at character {error.colno}") from error
     except RecursionError as error:
         raise UnfitError("it is nested too deep") from error
-    except ValueError as error:
+    except (ValueError, InvalidOperation) as error:
         raise UnfitError("it has a number that is too long") from error
     if not isinstance(raw, dict):
         raise UnfitError("it is no JSON object")
@@ -318,6 +319,15 @@ def loses_digits(data: bytes, table: pa.Table) -> bool:
     if not is_far:
         numbers = numbers.filter(pc.match_substring_regex(numbers, "[.eE]"))
     return bool(len(texts.shortened(numbers, pa.float64())))
+
+
+def has_large_whole(data: bytes, table: pa.Table) -> bool:
+    """Return whether some lines may have a whole number beyond int64, of which Arrow makes a float64. The arguments are
+    those of `loses_digits`."""
+    if not any(_is_far(chunk) for column in table.columns for chunk in column.chunks):
+        return False
+    whole = (text for text in _LONG_NUMBER.findall(data) if text.isdigit())
+    return any(len(text) > _DIGITS or int(text) >= 1 << 63 for text in whole)
 
 
 def _is_far(array: pa.Array) -> bool:

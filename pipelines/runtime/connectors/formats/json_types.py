@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.json_lines import (
     UnfitError,
+    has_large_whole,
     lines_of,
     lines_or_refused,
     loaded,
@@ -142,7 +143,7 @@ class _Tree:
         if _is_deep(data):
             raise UnfitError("too deep")
         told = parsed(data, None)
-        if loses_digits(data, told):
+        if loses_digits(data, told) or has_large_whole(data, told):
             raise UnfitError("long numbers")
         schema = pa.schema([field.with_type(_as_text(field.type)) for field in told.schema])
         table = parsed(data, schema, "ignore") if schema != told.schema else told

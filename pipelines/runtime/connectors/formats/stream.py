@@ -96,6 +96,7 @@ class Bytes:
                 rest, is_first = rest.removeprefix(codecs.BOM_UTF8), False
             end = bounds(rest, False)
             if end:
+                is_first = False
                 yield Block(rest[:end], line)
                 line, rest = line + line_ends(rest[:end]), rest[end:]
             elif len(rest) > _LONGEST_LINE:
