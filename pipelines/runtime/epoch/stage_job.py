@@ -257,10 +257,10 @@ def _without_failed(
     assert isinstance(stage.input, Source), "only such a stage may quarantine"
     name, before = stage.input.name, epoch.plan
     positions = quarantine.positions_of(context.storage, acks)
-    more = quarantine.decided(stage, before.slices[name], before.rounds, verdicts, looked_at, positions)
+    rounds = before.rounds.get(stage.uid, 0)
+    more = quarantine.decided(stage, before.slices[name], rounds, verdicts, looked_at, positions)
     log.warning("a gate sets rows aside", stage=stage.uid, epoch=int(epoch.pending.id), rows=len(more))
-    slices = {**before.slices, name: context.readers[name].without(before.slices[name], more)}
-    return replace(before, slices=slices, rounds=before.rounds + 1)
+    return before.without(stage.uid, {name: context.readers[name].without(before.slices[name], more)})
 
 
 def check_acks(epoch: InFlightEpoch, stage: Stage) -> None:

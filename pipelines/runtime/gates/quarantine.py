@@ -69,7 +69,7 @@ def decided(
     """The rows that the slice is to be replayed without; none if no quarantining gate failed.
 
     Args:
-        rounds: How often it was replayed for that already.
+        rounds: How often it was replayed for rows of this stage already.
         looked_at: The rows that the gates saw.
         positions: Of each the one in the slice, -1 where the stage says none.
 

@@ -67,14 +67,15 @@ def judged(
     refused = [error for ack in acks if isinstance(error := _error(ack), RefusedError)]
     if not refused:
         return tuple(acks), None
-    sets_aside = stage.reads_source and all(
-        input.on_bad == QUARANTINE for input in stage.inputs if isinstance(input, Source)
-    )
+    policies = {input.name: input.on_bad for input in stage.inputs if isinstance(input, Source)}
+    sets_aside = QUARANTINE in policies.values()
     try:
         found = _found(stage, refused, read, target, MOST_ROWS + 1 if sets_aside else 1)
     except InputError as error:  # of a file that cannot be read, which says more
         return _with_error(acks, error), None
-    why_not = _why_it_stays(read, found) if sets_aside else None
+    if kept := {row: why for row, why in found.items() if policies[row[0]] != QUARANTINE}:
+        found, sets_aside = kept, False
+    why_not = _why_it_stays(stage, read, found) if sets_aside else None
     if sets_aside and why_not is None:
         log.warning("rows are set aside that cannot be stored", stage=stage.uid, rows=len(found))
         return tuple(ack for ack in acks if ack.error is None), _without(stage, read, found)
@@ -107,13 +108,13 @@ def _placed(error: RefusedError, read: Read, found: Found, why_not: str | None) 
     return placed
 
 
-def _why_it_stays(read: Read, found: Found) -> str | None:
+def _why_it_stays(stage: Stage, read: Read, found: Found) -> str | None:
     """Why rows cannot be left out, as a clause; None if they can."""
     if not found:
         return "no row of a source is known to be its cause"
     if read.positioned:
         return "the positions behind the epoch's rows are committed"
-    if read.plan.rounds >= ROUNDS:
+    if read.plan.rounds.get(stage.uid, 0) >= ROUNDS:
         return f"rows were set aside {ROUNDS} times already"
     left_out = sum(len(planned.left_out) for planned in read.plan.slices.values())
     return f"there are more than {MOST_ROWS} such rows" if left_out + len(found) > MOST_ROWS else None
@@ -121,13 +122,13 @@ def _why_it_stays(read: Read, found: Found) -> str | None:
 
 def _without(stage: Stage, read: Read, found: Found) -> EpochPlan:
     """The epoch's plan without the rows that were found."""
-    slices = dict(read.plan.slices)
+    slices = {}
     for name in dict.fromkeys(name for name, _ in found):
-        planned = slices[name]
+        planned = read.plan.slices[name]
         rows = sorted((at, why) for (of, at), why in found.items() if of == name)
         more = [LeftOut(stage.uid, _GATE, *planned.place(at), why) for at, why in rows]
         slices[name] = read.readers[name].without(planned, more)
-    return replace(read.plan, slices=slices, rounds=read.plan.rounds + 1)
+    return read.plan.without(stage.uid, slices)
 
 
 def _found(stage: Stage, refused: Sequence[RefusedError], read: Read, target: Target | None, most: int) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -306,7 +306,7 @@ class EpochPlan:
         requests: The requests that the epoch answers.
         at: When the barrier was cut, for an epoch that is replayed; None: now.
         now: The processing time by which its slices were planned. That of the epoch is no earlier.
-        rounds: How often its slices were replayed with fewer rows.
+        rounds: By stage, how often the slices were replayed because it had rows set aside.
         backlog: By source, how many files, or rows of a connector, wait behind its slices; None: nobody has looked.
         lookups: By stage, the version of the table that its rows are looked up in.
     """
@@ -318,6 +318,15 @@ class EpochPlan:
     requests: tuple[Request, ...] = ()
     at: datetime | None = None
     now: datetime | None = None
-    rounds: int = 0
+    rounds: Mapping[str, int] = field(default_factory=dict)
     lookups: Mapping[str, Version] = field(default_factory=dict)
     backlog: Mapping[str, int] | None = None
+
+    def without(self, stage: str, slices: Mapping[str, Slice]) -> EpochPlan:
+        """Return the plan of the replay for which a stage has rows set aside.
+
+        Args:
+            slices: By source, those that have fewer rows now.
+        """
+        rounds = {**self.rounds, stage: self.rounds.get(stage, 0) + 1}
+        return replace(self, slices={**self.slices, **slices}, rounds=rounds)

@@ -27,8 +27,10 @@ from pipelines.api import (
     deduplicate,
     delta,
     expect,
+    files,
     on_table,
     stage,
+    union,
 )
 from pipelines.cli.status import status_of
 from pipelines.cli.watching.figures import of_sinks
@@ -448,3 +450,28 @@ def test_a_table_of_rows_set_aside_is_made_by_the_first_of_them_and_shown_from_t
     ran(site)
     assert listed() == (True,) * 3
     site.assert_no_orphans()
+
+
+def as_they_are(rows: pl.DataFrame, epoch: Epoch) -> pl.DataFrame:
+    return rows
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["a source each", "one source"])
+def test_each_stage_sets_rows_aside_though_more_do_than_one_of_them_may_be_replayed_for(tmp_path, is_shared):
+    """All in one epoch, whose tables are those of the rows that are left."""
+    stages = []
+    for n in range(quarantine.ROUNDS + 2):
+        source = SOURCE if is_shared else files(f"{{landing}}/{n}/*.parquet", name=f"from_{n}", event_time="at")
+        bad = expect("ExpectColumnValuesToNotBeInSet", column="n", value_set=[n], on_failure="quarantine")
+        stages.append(stage(f"stage_{n}", source=source, key=None, gate=bad)(as_they_are))
+    both = union("both", *stages, sink=delta.append("both"))
+    site = site_at(tmp_path, Pipeline("aside", (*stages, both), max_parallelism=8))
+    given = [{"id": "k", "n": n, "at": NOON, "amount": 1} for n in range(20)]
+    for folder in {"" if is_shared else str(n) for n in range(len(stages))}:
+        (site.landing / folder).mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(given, SCHEMA), site.landing / folder / "a.parquet")
+    assert len(list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))) == 1
+    for n in range(len(stages)):
+        assert site.table(f"stage_{n}_quarantine")[["n", "_weir_file", ROW]].values.tolist() == [[n, "a.parquet", n]]
+    left = 20 - len(stages) if is_shared else 19
+    assert len(site.table("both")) == left * len(stages)

@@ -14,7 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Epoch, Pipeline, Stage, agg, aggregate, delta, expect, files, select, stage, union
+from pipelines.api import (
+    Epoch,
+    Pipeline,
+    Stage,
+    agg,
+    aggregate,
+    delta,
+    expect,
+    files,
+    select,
+    stage,
+    union,
+)
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, open_storage, run
@@ -152,6 +164,21 @@ def test_a_union_sets_rows_of_each_of_its_sources_aside(tmp_path):
     assert sorted(row["n"] for row in table(site, "t")) == [1, 3, 5]
     assert [row["n"] for row in table(site, "s_landing_quarantine")] == [2]
     assert [row["n"] for row in table(site, "s_other_quarantine")] == [4]
+
+
+def test_of_several_sources_only_those_that_say_so_have_rows_set_aside(tmp_path):
+    other = replace(FAIL, pattern="{landing}/other/*.parquet", name="other")
+    sink = delta.upsert("t", key="v", order_by="n")
+    site = site_of(tmp_path, (union("s", ASIDE, other, sink=sink),), v=["a", None, "b"])
+    (site.landing / "other").mkdir()
+    pq.write_table(pa.table({"n": [4, 5], "v": ["c", None]}), site.landing / "other" / "b.parquet")
+    with pytest.raises(RefusedError, match=r"source other, b\.parquet, row 1") as refused:
+        ran(site)
+    assert "cannot set it aside" not in str(refused.value) and head(site) is None
+    pq.write_table(pa.table({"n": [4, 5], "v": ["c", "d"]}), site.landing / "other" / "b.parquet")
+    ran(site)
+    assert sorted(row["v"] for row in table(site, "t")) == ["a", "b", "c", "d"]
+    assert [(row["n"], row[ROW]) for row in table(site, "s_landing_quarantine")] == [(2, 1)]
 
 
 def test_a_bad_row_of_the_input_is_found_behind_an_aggregate(tmp_path):
