@@ -42,7 +42,7 @@ test: $(STAMP) ## Run the tests, of those that take long a sample (10 minutes on
 	@$(MEMORY) $(PY) -m pytest tests -m "not s3 and not long" -n 4 --pin-workers --dist loadfile --no-loadscope-reorder
 
 test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks (three quarters of an hour)
-	@$(PY) -m pytest tests -m long -n 4 --dist loadfile --no-loadscope-reorder
+	@$(MEMORY) $(PY) -m pytest tests -m long -n 4 --pin-workers --dist loadfile --no-loadscope-reorder
 
 s3: $(STAMP) ## Run a pipeline with Spark on S3 (moto's server)
 	@$(PY) -m pytest tests/storage -m s3

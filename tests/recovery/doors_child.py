@@ -1,6 +1,9 @@
-"""A run of one source, one stage and one sink in a process of its own, which dies at its n-th request of storage or of
-a sink: `python -m tests.recovery.doors_child CONFIG N [WHICH]`. CONFIG is a JSON file; N 0: it lives, below 0: it dies
-after the request; WHICH: which requests count, a name in `REQUESTS`."""
+"""Runs of one source, one stage and one sink, each in a process of its own that dies at its n-th request of storage or
+of a sink.
+
+`python -m tests.recovery.doors_child` reads an `Order` per line of stdin and carries it out in a fork of itself: the
+imports, which take longer than a run, happen once. It starts no thread, or its forks could not use the libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import polars as pl
@@ -151,18 +157,76 @@ def mortal(at: int, requests: tuple[tuple[Any, tuple[str, ...]], ...]) -> None:
             setattr(owner, name, dying(getattr(owner, name)))
 
 
-def main() -> None:
-    config, at = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
-    if at:
-        mortal(at, REQUESTS[sys.argv[3] if sys.argv[3:] else "all"])
-    loaded = settings.load(config["env"])
-    pipeline = pipeline_of(config)
-    executor = None if config["spark"] else InMemoryExecutor()
-    for _ in run(pipeline, loaded, RunOptions(until_caught_up=True), executor=executor):
-        pass
+@dataclass(frozen=True)
+class Order:
+    """A run.
+
+    Attributes:
+        config: Path of a JSON file with the source, the sink and the settings.
+        said: Path of the file that gets what the run writes to stdout and stderr.
+        env: The environment of the process.
+        dies_at: Number of the request at which it dies; 0: it lives, below 0: it dies after the request.
+        requests: Which requests count, a name in `REQUESTS`.
+    """
+
+    config: str
+    said: str
+    env: dict[str, str]
+    dies_at: int
+    requests: str = "all"
+
+    def run(self) -> None:
+        config = json.loads(Path(self.config).read_text())
+        if self.dies_at:
+            mortal(self.dies_at, REQUESTS[self.requests])
+        loaded = settings.load(config["env"])
+        executor = None if config["spark"] else InMemoryExecutor()
+        for _ in run(pipeline_of(config), loaded, RunOptions(until_caught_up=True), executor=executor):
+            pass
+
+
+def carried_out(order: Order) -> int:
+    """Carry out an order, and return the exit code of its process: below 0, the signal that ended it."""
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(asdict(order)) + "\n")
+    server.stdin.flush()
+    return int(server.stdout.readline())
+
+
+@cache
+def _server() -> Popen[str]:
+    """The process that forks. It ends when this one does, which closes its stdin."""
+    return Popen([sys.executable, "-m", __name__], cwd=settings.PROJECT, stdin=PIPE, stdout=PIPE, text=True)
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _fork(Order(**json.loads(line)))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _fork(order: Order) -> None:
+    """Carry out an order, and end as `weir` does: native libraries may abort while they are torn down."""
+    signal.alarm(300)
+    os.environ.clear()
+    os.environ.update(order.env)
+    said, nothing = os.open(order.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), os.open(os.devnull, os.O_RDONLY)
+    for fd, target in ((nothing, 0), (said, 1), (said, 2)):
+        os.dup2(fd, target)
+    code = 1
+    try:
+        order.run()
+        code = 0
+    except BaseException:  # it must not come back to the loop of the server
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # as `weir` ends: native libraries may abort while they are torn down
+    serve()
