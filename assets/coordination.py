@@ -28,7 +28,6 @@ from assets.names import (
     tag_of,
 )
 from configs.markdown import as_code
-from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage, sinks_shown
@@ -44,6 +43,7 @@ from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import processes
 from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError, plainly
 from state_ops.logs import Logger
+from state_ops.redaction import scrubbing
 from state_ops.storage.storage import Storage
 
 log, lines = Logger("weir.dagster"), Logger("weir.run")

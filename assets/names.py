@@ -19,12 +19,12 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRunStatus
 
-from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime.connectors.source import default_name
 from pipelines.runtime.definition import Lookup, Pipeline, Source, Stage
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.errors import PipelineError
+from state_ops.redaction import redacted
 
 AssetJob = Any  # what dg.define_asset_job returns has no public name
 

@@ -35,7 +35,6 @@ from assets.names import (
     restore_job_name,
     tag_of,
 )
-from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import hold_causes
@@ -45,6 +44,7 @@ from pipelines.runtime.run.sensor import Action, Decision, Memory, restore_key
 from state_ops.checkpoints.checkpoint import EPOCH
 from state_ops.coordination import lease, processes, requests, suspension
 from state_ops.coordination.requests import Request
+from state_ops.redaction import redacted
 from state_ops.storage.storage import Storage
 
 _WATCH_SECONDS = 30

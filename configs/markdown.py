@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from configs.printable import on_one_line
-from configs.redaction import redacted
+from state_ops.printable import on_one_line
+from state_ops.redaction import redacted
 
 _SPECIAL = re.compile(r"([\\`*_\[\]#~!|])")
 _LINKED = re.compile(r":(?=//)|\bwww(?=\.)|@(?=\w)", re.IGNORECASE)  # links that stand there without markup

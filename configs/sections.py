@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from configs.errors import ConfigurationError
-from configs.redaction import redacted, remember_value, remember_variable
+from state_ops.errors import ConfigurationError
+from state_ops.redaction import redacted, remember_value, remember_variable
+from state_ops.s3_options import S3Defaults
 
 # A name, and no key's id that was put there by mistake.
 _VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
@@ -83,12 +84,19 @@ class S3Settings(Section):
         None, description="`{env: NAME}`: the token of temporary credentials."
     )
     allow_http: bool = Field(False, description="Allow an endpoint without TLS.")
-    connect_timeout_seconds: float = Field(5, gt=0, le=600, description="Longest wait for a connection.")
-    request_timeout_seconds: float = Field(
-        30, gt=0, le=3600, description="Longest silence within one request (of at most 8 MiB to send)."
+    connect_timeout_seconds: float = Field(
+        S3Defaults.connect_timeout_seconds, gt=0, le=600, description="Longest wait for a connection."
     )
-    max_attempts: int = Field(5, ge=1, le=20, description="Tries of a request that is throttled or times out.")
-    transfers: int = Field(4, ge=1, le=64, description="Files that one subtask transfers at a time.")
+    request_timeout_seconds: float = Field(
+        S3Defaults.request_timeout_seconds,
+        gt=0,
+        le=3600,
+        description="Longest silence within one request (of at most 8 MiB to send).",
+    )
+    max_attempts: int = Field(
+        S3Defaults.max_attempts, ge=1, le=20, description="Tries of a request that is throttled or times out."
+    )
+    transfers: int = Field(S3Defaults.transfers, ge=1, le=64, description="Files that one subtask transfers at a time.")
 
     @model_validator(mode="before")
     @classmethod

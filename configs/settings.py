@@ -17,7 +17,6 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from configs.combinations import Contradiction, ContradictionsError, contradictions
-from configs.errors import ConfigurationError
 from configs.project import is_installed, project
 from configs.sections import (
     BackfillSettings,
@@ -43,6 +42,8 @@ from configs.sections import (
     StorageSettings,
     TelemetrySettings,
 )
+from state_ops import logs
+from state_ops.errors import ConfigurationError
 
 __all__ = [  # what the rest of the house imports from here
     "PROJECT",
@@ -79,6 +80,14 @@ except ImportError:
 PROJECT = project()
 _REFERRING = ("WEIR_STORAGE__", "WEIR_CONNECTIONS__")
 _NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG", "WEIR_DAGSTER_INSTANCE", "WEIR_REQUIRE_SERVERS"}
+
+
+def log_format() -> str:
+    """Return `logging.format` of the settings that the environment chooses. Raises ConfigurationError."""
+    return load().logging.format
+
+
+logs.follow(log_format)
 
 
 class _UniqueKeys:

@@ -24,9 +24,9 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
-from configs.errors import ConfigurationError
-from configs.printable import printable, unforged
-from configs.redaction import redacted
+from state_ops.errors import ConfigurationError
+from state_ops.printable import printable, unforged
+from state_ops.redaction import redacted
 
 FORMAT = "WEIR_LOGGING__FORMAT"
 """The variable that overrides `logging.format`, and tells it to processes that read no settings, as Spark's workers."""
@@ -36,6 +36,7 @@ _SETTINGS_OF_STRUCTLOG = frozenset({"event", "exc_info", "stack_info", "stack"})
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _adopted: list[str] = []
+_followed: list[Callable[[], str]] = []  # at most one
 _before: dict[str, Callable[..., object]] = {}
 
 
@@ -81,22 +82,30 @@ def _only_shown(value: Any) -> Any:
 
 
 def is_json() -> bool:
-    """Whether log lines are JSON in this process, by the variable, by what the process has adopted, else by its
-    settings."""
+    """Whether log lines are JSON in this process, by the variable, by what the process has adopted, else by the
+    settings that it follows."""
     chosen = os.environ.get(FORMAT)
     if chosen is None:
         chosen = _adopted[0] if _adopted else _configured(os.environ.get("WEIR_CONFIG"), os.environ.get("WEIR_ENV"))
     return chosen == JSON
 
 
+def follow(configured: Callable[[], str]) -> None:
+    """Ask a function for `logging.format` where neither the variable nor `adopt` says it.
+
+    Args:
+        configured: Returns "json" or "console". A ConfigurationError of its counts as "console".
+    """
+    _followed[:] = [configured]
+    _configured.cache_clear()
+
+
 @lru_cache
 def _configured(*_: str | None) -> str:
-    """What the settings say, of those that these two variables choose."""
-    from configs.settings import load
-
+    """Return `logging.format` of the settings that these two variables choose."""
     try:
-        return load().logging.format
-    except ConfigurationError:  # whoever needs them says what is wrong with them
+        return _followed[0]() if _followed else "console"
+    except ConfigurationError:  # whatever needs the settings says what is wrong with them
         return "console"
 
 

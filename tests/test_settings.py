@@ -12,12 +12,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from configs import combinations, redaction, reference, settings
-from configs.errors import ConfigurationError
-from configs.redaction import redacted
+from configs import combinations, reference, settings
 from configs.sections import ConnectionSettings
 from configs.settings import PROJECT
+from state_ops import redaction
 from state_ops.backends import loader
+from state_ops.errors import ConfigurationError
+from state_ops.redaction import redacted
 
 
 @pytest.fixture

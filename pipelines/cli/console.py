@@ -18,10 +18,10 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 
-from configs.printable import on_one_line, printable
 from pipelines.cli.shell import completion
 from state_ops import logs
 from state_ops.errors import ConfigurationError
+from state_ops.printable import on_one_line, printable
 from state_ops.value_text import as_json
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from configs.redaction import redacted
 from pipelines.cli.console import err
 from pipelines.cli.shell.completion import whole_words
 from state_ops import logs
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
+from state_ops.redaction import redacted
 from state_ops.storage import disks
 
 _MODULES = {

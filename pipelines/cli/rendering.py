@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
-from configs.printable import on_one_line
 from pipelines.cli.console import err, out, print_table
 from pipelines.runtime.inspection.diff import Difference
 from pipelines.runtime.inspection.export import limited
 from pipelines.runtime.inspection.state_reader import Change
 from state_ops.arrow import frames
 from state_ops.counts import counted
+from state_ops.printable import on_one_line
 from state_ops.value_text import _inner, text_of
 
 _WIDTH, _NARROW = 60, 20

@@ -22,13 +22,13 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from configs.redaction import scrubbing
 from state_ops.delta import fenced_table, log_cleanup, log_entries
 from state_ops.delta.log_entries import DataFile, active_files
 from state_ops.delta.table_files import TableFiles
 from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
 from state_ops.logs import Logger
+from state_ops.redaction import scrubbing
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from configs.redaction import redacted
 from state_ops.coordination.processes import born, pid_namespace, process_lives
 from state_ops.errors import DamageError, GateError, first_line, plainly
 from state_ops.ids import CheckpointId, Generation
 from state_ops.logs import Logger
+from state_ops.redaction import redacted
 from state_ops.storage.storage import Storage
 from state_ops.storage.store import UNFINISHED
 

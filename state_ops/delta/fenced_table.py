@@ -22,13 +22,13 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from configs.redaction import error_status, scrubbed, scrubbing
 from state_ops.delta import log_cleanup, log_entries
 from state_ops.delta.log_entries import DataFile, TableVersion, active_files
 from state_ops.delta.table_files import TableFiles
 from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
 from state_ops.ids import Generation
 from state_ops.logs import Logger
+from state_ops.redaction import error_status, scrubbed, scrubbing
 from state_ops.storage.storage import Storage
 
 log = Logger("weir.delta_log")

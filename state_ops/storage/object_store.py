@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import obstore
 from obstore.exceptions import (
@@ -21,13 +21,11 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from configs.redaction import error_code, error_status
 from state_ops.errors import ConfigurationError, first_line
+from state_ops.redaction import error_code, error_status
+from state_ops.s3_options import S3Options
 from state_ops.storage.s3 import client_options, is_s3, obstore_arguments, retry_config
 from state_ops.storage.store import ARRIVING, PART, StoredFile, UnavailableError
-
-if TYPE_CHECKING:
-    from configs.settings import S3Settings
 
 _PARTS_AT_ONCE = 4
 _MAY_PASS = {"408", "409", "429", "500", "502", "503", "504"}
@@ -48,7 +46,7 @@ class ObjectStore:
 
     remote = True
 
-    def __init__(self, uri: str, s3: S3Settings) -> None:
+    def __init__(self, uri: str, s3: S3Options) -> None:
         self._uri = uri
         # `_once` for operations of one request, which `Storage` tries again; `_many` for those of many requests, where
         # one throttled part or page must not cost all the others.
@@ -142,7 +140,7 @@ class ObjectStore:
             raise translated(error, f"{self._uri}/{path}") from None
 
 
-def _open(uri: str, s3: S3Settings, retries: int) -> Any:
+def _open(uri: str, s3: S3Options, retries: int) -> Any:
     if is_s3(uri):
         bucket, _, prefix = uri.partition("://")[2].partition("/")
         return obstore.store.S3Store(bucket, prefix=prefix or None, **obstore_arguments(s3, retries))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 
 from state_ops.errors import ConfigurationError, first_line
-
-if TYPE_CHECKING:
-    from configs.settings import S3Settings
+from state_ops.s3_options import S3Defaults, S3Options
 from state_ops.storage.filesystem_store import FileSystemStore
 from state_ops.storage.store import Store
 
 _ESCAPE = re.compile(r"%[0-9a-fA-F]{2}")
 
 
-def open_store(uri: str, s3: S3Settings | None = None) -> Store:
+def open_store(uri: str, s3: S3Options | None = None) -> Store:
     """The store for a URI or a path. Raises ConfigurationError."""
     scheme = uri.partition("://")[0] if "://" in uri else "file"
     if "@" in uri.partition("://")[2].partition("/")[0]:
@@ -51,7 +48,5 @@ def open_store(uri: str, s3: S3Settings | None = None) -> Store:
         ) from None
 
 
-def default_s3() -> S3Settings:
-    from configs.settings import S3Settings  # not at import: workers on local disks do without the settings' libraries
-
-    return S3Settings()
+def default_s3() -> S3Options:
+    return S3Defaults()

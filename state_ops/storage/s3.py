@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.fs as pafs
 
 from state_ops.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from configs.settings import S3Settings
+from state_ops.s3_options import S3Options
 
 SCHEMES = ("s3://", "s3a://")
 _STANDARD = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -51,7 +49,7 @@ def refuse_secrets(uri: str, where: str) -> str:
     return uri
 
 
-def credentials(s3: S3Settings) -> Credentials | None:
+def credentials(s3: S3Options) -> Credentials | None:
     """What the references name in this process's environment; None without references: the libraries look themselves.
 
     Raises ConfigurationError that names a variable which is not set.
@@ -73,7 +71,7 @@ def credentials(s3: S3Settings) -> Credentials | None:
     )
 
 
-def obstore_arguments(s3: S3Settings, retries: int) -> dict[str, Any]:
+def obstore_arguments(s3: S3Options, retries: int) -> dict[str, Any]:
     """Keyword arguments of obstore's S3Store.
 
     Args:
@@ -97,7 +95,7 @@ def obstore_arguments(s3: S3Settings, retries: int) -> dict[str, Any]:
     return arguments
 
 
-def client_options(s3: S3Settings) -> dict[str, Any]:
+def client_options(s3: S3Options) -> dict[str, Any]:
     return {
         "allow_http": s3.allow_http,
         "connect_timeout": timedelta(seconds=s3.connect_timeout_seconds),
@@ -106,7 +104,7 @@ def client_options(s3: S3Settings) -> dict[str, Any]:
     }
 
 
-def retry_config(s3: S3Settings, retries: int) -> dict[str, Any]:
+def retry_config(s3: S3Options, retries: int) -> dict[str, Any]:
     return {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=s3.request_timeout_seconds * s3.max_attempts),
@@ -114,7 +112,7 @@ def retry_config(s3: S3Settings, retries: int) -> dict[str, Any]:
     }
 
 
-def delta_options(s3: S3Settings) -> dict[str, str]:
+def delta_options(s3: S3Options) -> dict[str, str]:
     """Storage options of delta-rs. They hold secrets: pass them on, keep and log them nowhere."""
     options = {
         "aws_conditional_put": "etag",
@@ -140,7 +138,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{max(1, round(seconds * 1000))}ms"
 
 
-def arrow_filesystem(s3: S3Settings) -> pafs.S3FileSystem:
+def arrow_filesystem(s3: S3Options) -> pafs.S3FileSystem:
     """pyarrow's S3, with which sources are listed and their footers read."""
     keys = credentials(s3)
     secrets = {"access_key": keys.key, "secret_key": keys.secret, "session_token": keys.token} if keys else {}
@@ -156,7 +154,7 @@ def arrow_filesystem(s3: S3Settings) -> pafs.S3FileSystem:
     )
 
 
-def hadoop_properties(s3: S3Settings) -> dict[str, str]:
+def hadoop_properties(s3: S3Options) -> dict[str, str]:
     """Spark properties for s3:// and s3a://. They hold no secret: PySpark puts them on a command line that all can
     see."""
     properties = {
@@ -175,7 +173,7 @@ def hadoop_properties(s3: S3Settings) -> dict[str, str]:
     return {f"spark.hadoop.{key}": value for key, value in properties.items()}
 
 
-def jvm_environment(s3: S3Settings) -> dict[str, str]:
+def jvm_environment(s3: S3Options) -> dict[str, str]:
     """Variables for the environment of a JVM that reads S3: the only place where it gets secrets from."""
     keys = credentials(s3)
     if keys is None:

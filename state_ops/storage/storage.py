@@ -19,23 +19,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 
 from state_ops.errors import ConfigurationError, DamageError, MissingError, TransientError
-from state_ops.parquet_footer import check
+from state_ops.parquet.footer import check
+from state_ops.s3_options import S3Options
 from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
 from state_ops.storage.filesystem_store import FileSystemStore
 from state_ops.storage.instrumented_store import InstrumentedStore, RequestCounts
 from state_ops.storage.opening import default_s3, open_store
 from state_ops.storage.store import CHUNK, LOCAL_CHUNK, UNFINISHED, StoredFile, UnavailableError
 from state_ops.storage.temp_dirs import scratch
-
-if TYPE_CHECKING:
-    from configs.settings import S3Settings
 
 __all__ = ["CancelledError", "Storage", "StoredFile", "UnavailableError", "check_path"]
 
@@ -150,7 +148,7 @@ class Storage:
     def __init__(
         self,
         uri: str,
-        s3: S3Settings | None = None,
+        s3: S3Options | None = None,
         request_counts: RequestCounts | None = None,
         mounts: Mapping[str, str] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.runtime.connectors.delta_table.data_file import rows_of
 from pipelines.runtime.connectors.formats.stored_rows import stored_rows
-from state_ops.parquet_footer import check, end_of
+from state_ops.parquet.footer import check, end_of
 from state_ops.storage.storage import Storage
 
 COLUMNS = pa.schema([("n", pa.int64())])

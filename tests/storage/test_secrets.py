@@ -20,7 +20,6 @@ import structlog
 from deltalake import DeltaTable
 
 from configs import settings
-from configs.errors import ConfigurationError
 from configs.settings import PROJECT, S3Settings
 from pipelines.cli import main
 from pipelines.runtime.definition import FileSource
@@ -33,7 +32,7 @@ from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
-from state_ops.errors import TransientError, WeirError, plainly
+from state_ops.errors import ConfigurationError, TransientError, WeirError, plainly
 from state_ops.fsck.check import check
 from state_ops.ids import CheckpointId
 from state_ops.storage import s3

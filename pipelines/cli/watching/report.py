@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader
 
-from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.cli.watching import figures, plots, timeline
 from pipelines.cli.watching.figures import EpochFigures
@@ -35,6 +34,7 @@ from state_ops.coordination import lease
 from state_ops.coordination.gate_hold import GateHold
 from state_ops.counts import counted
 from state_ops.errors import ConfigurationError, PipelineError
+from state_ops.redaction import redacted
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _UNEXPECTED = re.compile(rf"({NOT_HELD}): .*")

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.inspection.database import WHOLE, streamed
 from pipelines.runtime.inspection.view import View
 from state_ops.arrow import frames
 from state_ops.delta.fenced_table import Table, is_table, was_busy
 from state_ops.errors import ConfigurationError, WeirError, plainly
+from state_ops.redaction import scrubbing
 from state_ops.storage.storage import Storage
 from state_ops.value_text import as_json
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from configs.redaction import scrub
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, database, load, quoted, seal, tables_of
@@ -36,6 +35,7 @@ from state_ops.checkpoints.registry import CHECKPOINTS, JSON_COLUMNS, PINS, PUBL
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
 from state_ops.records.recorded import Recorded
+from state_ops.redaction import scrub
 from state_ops.storage.storage import Storage
 from state_ops.value_text import as_json
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
-from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.connectors.source import LOOKING, Opening, Position
 from pipelines.runtime.definition import FileSource, Pipeline, Source
@@ -25,6 +24,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, page_about, plainly
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import INPUT, StateFile
+from state_ops.redaction import scrubbing
 from state_ops.storage import disks
 from state_ops.storage.instrumented_store import RequestCounts
 from state_ops.storage.storage import Storage

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from configs.redaction import redacted
 from configs.settings import Settings, TelemetrySettings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.timings import EpochTimes, StepTime, SubtaskTime
 from state_ops.errors import ConfigurationError, plainly
 from state_ops.extras import needed_for
 from state_ops.logs import Logger
+from state_ops.redaction import redacted
 
 log = Logger("weir.telemetry")
 

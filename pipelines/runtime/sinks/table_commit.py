@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from configs.redaction import scrubbing
 from pipelines.runtime.sinks.statistics import statistics
 from state_ops.arrow.parquet import partition_of
 from state_ops.checkpoints.checkpoint import TAKES_BACK, Checkpoint
@@ -34,6 +33,7 @@ from state_ops.delta.set_back import set_back
 from state_ops.errors import DamageError, plainly
 from state_ops.ids import epoch_dir
 from state_ops.records.snapshot_files import StateFile
+from state_ops.redaction import scrubbing
 from state_ops.storage.paths import data_directory
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

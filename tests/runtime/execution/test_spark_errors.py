@@ -207,7 +207,7 @@ def test_rows_between_stages_that_spark_cannot_read_are_no_bad_input(tmp_path, f
         ),
         (
             (
-                "Traceback (most recent call last):\nconfigs.errors.ConfigurationError: The environment variable KEY is"
+                "Traceback (most recent call last):\nstate_ops.errors.ConfigurationError: The environment variable KEY is"
                 " not set in this process.\n  where: storage.s3.access_key_id\n  next:  Set it where this runs.\n\tat"
                 " org.apache.spark.api.python.BasePythonRunner"
             ),

@@ -27,11 +27,11 @@ import deltalake
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from configs.redaction import error_status, scrubbing
 from state_ops.delta import log_cleanup
 from state_ops.delta.fenced_table import Table, open_table
 from state_ops.delta.log_entries import entry_path
 from state_ops.errors import ConfigurationError, InputError, LostError, TransientError, plainly
+from state_ops.redaction import error_status, scrubbing
 from state_ops.storage.s3 import refuse_secrets
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime.connectors.formats.old_calendar import Shift, leaf_count, shifted, shifts_of
 from state_ops.arrow.frames import canonical_type
-from state_ops.parquet_footer import check, end_of
+from state_ops.parquet.footer import check, end_of
 
 _ROWS = 1 << 16
 _OURS = b"weir."  # with which all begins that Weir notes in a file's metadata

@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from configs.redaction import redacted
 from state_ops import extras
 from state_ops.errors import ConfigurationError, InputError, PipelineError, TransientError, WeirError
+from state_ops.redaction import redacted
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from state_ops.thrift import INT32, Shape, struct
+from state_ops.parquet.thrift import INT32, Shape, struct
 
 _UNCOMPRESSED, _COMPRESSED = 2, 3
 _OF_KINDS = (5, 7, 8)  # data page, dictionary page, data page of version 2

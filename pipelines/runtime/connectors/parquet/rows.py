@@ -20,7 +20,7 @@ from pipelines.runtime.connectors.parquet import bounds
 from state_ops.arrow import frames
 from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.arrow.unfit_values import UnfitValue, storable, unfit
-from state_ops.parquet_footer import check, end_of
+from state_ops.parquet.footer import check, end_of
 from state_ops.value_text import literal
 
 Convert = Callable[[pa.Table], pa.Table]

@@ -10,7 +10,6 @@ import re
 from posixpath import normpath
 from urllib.parse import unquote
 
-from configs.redaction import redacted
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution.executor import Channel, Landed, Several, unreadable, uri
 from pipelines.runtime.execution.spark import spark_plan
@@ -26,6 +25,7 @@ from state_ops.errors import (
     VanishedError,
     WeirError,
 )
+from state_ops.redaction import redacted
 
 CLUSTERS = "docs/how-to/clusters.md"
 _UNREADABLE = ("FAILED_READ_FILE", "PATH_NOT_FOUND", "ParquetDecodingException", "not a Parquet file")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from configs.redaction import redacted
 from configs.settings import PROJECT, S3Settings, Settings
 from pipelines.runtime.execution.spark import class_archive, code_archive, environment
 from pipelines.runtime.execution.spark.imports import load_connect, load_pyspark, name_main_module
@@ -24,6 +23,7 @@ from pipelines.runtime.execution.spark.java import java_home
 from pipelines.runtime.execution.spark.spark_jars import delta_jars, s3_jars
 from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
 from state_ops.logs import FORMAT, JSON, Logger
+from state_ops.redaction import redacted
 from state_ops.storage.s3 import hadoop_properties, is_s3, jvm_environment
 from state_ops.storage.temp_dirs import make_private, scratch
 

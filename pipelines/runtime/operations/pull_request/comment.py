@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, Final
 
 from configs.markdown import as_code
-from configs.redaction import redacted
 from pipelines.runtime.operations.branch_diff import StateDiff, by_field
 from pipelines.runtime.operations.pull_request.review import (
     CODE,
@@ -30,6 +29,7 @@ from pipelines.runtime.operations.pull_request.review import (
 from pipelines.runtime.operations.pull_request.taking import in_words
 from pipelines.runtime.operations.row_diff import KINDS, TableDiff
 from state_ops.counts import agrees, counted
+from state_ops.redaction import redacted
 from state_ops.value_text import text_of
 
 LIMIT: Final = 65_536

@@ -23,7 +23,6 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime.definition import HOLD, FileSource, Pipeline
 from pipelines.runtime.execution.executor import Executor, staged_table
@@ -52,6 +51,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
 from state_ops.moments import from_micros
+from state_ops.redaction import redacted
 from state_ops.storage.read_only import ReadOnlyStorage
 from state_ops.storage.temp_dirs import scratch as scratch_dir
 

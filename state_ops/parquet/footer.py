@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_ops.thrift import BYTES, INT32, INT64, Shape, struct
+from state_ops.parquet.thrift import BYTES, INT32, INT64, Shape, struct
 
 _MAGIC, _TRAILER = b"PAR1", 8  # the footer's length in 4 bytes, and the magic
 _AT_FIRST = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit

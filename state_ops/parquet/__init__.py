@@ -1,0 +1,1 @@
+"""Parquet below its libraries: what a file's footer says, before a library decodes it."""
