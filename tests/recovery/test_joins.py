@@ -181,7 +181,7 @@ def assert_joined(shop: Shop, given: dict[str, pl.DataFrame], drained: bool = Fa
 # -- forks, promotions, backfills
 
 
-@pytest.mark.parametrize("how", sampled(HOWS, keep=0))
+@pytest.mark.parametrize("how", sampled(("inner", "left", "as_of"), keep=0))
 def test_a_branch_of_a_join_is_what_production_is_and_its_promotion_what_a_replay_gives(tmp_path, how):
     shop = Shop.at(tmp_path, pipeline_of(how))
     history = shop.run(1, 2, 3, 4)
@@ -208,7 +208,7 @@ def test_a_branch_of_a_join_is_what_production_is_and_its_promotion_what_a_repla
 
 
 @pytest.mark.parametrize("replaces", sampled(["since", "range"], keep=0))
-@pytest.mark.parametrize("how", sampled(("inner", "left", "as_of")))
+@pytest.mark.parametrize("how", sampled(("inner", "as_of")))
 def test_a_backfill_of_a_join_is_what_a_replay_of_corrected_input_gives(tmp_path, how, replaces):
     unique = replace(pipeline_of(how).stage("unique"))
     paid = replace(pipeline_of(how).stage("paid"))
@@ -260,7 +260,7 @@ def test_a_rewind_of_a_join_takes_its_table_back_and_goes_on(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["full", "as_of"])
-@pytest.mark.parametrize("parallelisms", sampled([[2, 5, 1, 3], [1, 6, 2, 6], [3, 3, 2, 1]], keep=0))
+@pytest.mark.parametrize("parallelisms", sampled([[2, 5, 1, 3], [1, 6, 2, 6]], keep=0))
 def test_rows_that_wait_for_partners_are_where_their_subtask_looks_for_them(tmp_path, parallelisms, how):
     shop = Shop.at(tmp_path, pipeline_of(how))
     for number, parallelism in enumerate(parallelisms, 1):
