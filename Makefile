@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MEMORY = $(shell [ -w /dev/shm ] && df -Pk /dev/shm | awk 'NR == 2 && $$4 > 8000000 { print "TMPDIR=/dev/shm" }' | \
   if awk '/^MemAvailable:/ { exit $$2 < 12000000 }' /proc/meminfo; then cat; fi)
 
-.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bounds bench bench-cache bench-epoch bench-exchange bench-phases bench-state bench-windows bench-async bench-snapshots bench-dagster
+.PHONY: help venv docs demo demo-clean demo-fraud demo-kafka test test-long s3 lint ui matrix schedules nexmark soak soak-doors memory mutants mutants-changed lock bounds bench bench-epoch bench-exchange bench-state bench-windows bench-async
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,17 +93,11 @@ mutants-changed: $(STAMP) ## The same for what the last commit, or what is not c
 bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 	@$(PY) -m benchmarks.storage.incremental
 
-bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; about five minutes
-	@$(PY) -m benchmarks.cache
-
 bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and without; three minutes
 	@$(PY) -m benchmarks.epoch_profile
 
 bench-exchange: $(STAMP) ## Measure rows on their way to subtasks, in blocks and as Spark's rows; about a quarter of an hour
 	@$(PY) -m benchmarks.exchange
-
-bench-phases: $(STAMP) ## Measure each phase of the exchange beside a plain shuffle in Spark; about four minutes
-	@$(PY) -m benchmarks.exchange_phases
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
 	@$(PY) -m benchmarks.state.run --full
@@ -113,12 +107,6 @@ bench-windows: $(STAMP) ## Measure windows, sessions and deduplication beside Sp
 
 bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside Spark's; a quarter of an hour, can be interrupted
 	@$(PY) -m benchmarks.asynchronous.run
-
-bench-snapshots: $(STAMP) ## Measure snapshots of state in memory, at the barrier and after it; about ten minutes
-	@$(PY) -m benchmarks.storage.asynchronous_snapshots
-
-bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about five minutes
-	@$(PY) -m benchmarks.dagster_overhead
 
 lock: $(STAMP) ## Resolve pyproject.toml into the lock files again; versions in them stay where they can
 	@$(LOCK) --all-extras pyproject.toml -o requirements.lock

@@ -7,23 +7,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dagster_overhead, epoch_profile, exchange_phases, gates, harness
+from benchmarks import epoch_profile, harness
 from benchmarks.asynchronous import report
 from benchmarks.nexmark import beside
-from benchmarks.storage import asynchronous_snapshots, compression, incremental
+from benchmarks.storage import incremental
 
 PAGES = {
     "asynchronous": report.page,
-    "compression": compression.report,
-    "dagster": dagster_overhead.page,
     "epoch-profile": epoch_profile.report,
-    "exchange-phases": exchange_phases.report,
-    "gates": gates.report,
     "incremental": incremental.report,
     "incremental-100mb": incremental.report,
     "nexmark": beside.page,
     "restore": lambda figures: harness.render("restore", **figures),
-    "snapshots": asynchronous_snapshots.report,
     "stall": report.page,
 }
 
