@@ -57,11 +57,13 @@ _HEADER = 3  # bytes: key group and state id
 _END, _ESCAPE = b"\0", b"\xff"  # of texts: two of the first end one, and a 0x00 in it is followed by the second
 
 
-def check_key_type(name: str, type: pa.DataType) -> None:
-    """Raises PipelineError, naming the column, if it cannot be a key."""
+def check_key_type(name: str, type: pa.DataType, where: str | None = None) -> None:
+    """Raises PipelineError, naming the column, if it cannot be a key. where: whose key it is."""
     if type not in _KEY_TYPES and not (pa.types.is_decimal128(type) and type.scale >= 0):
         raise PipelineError(
-            f"The column {name!r} is {type}, which cannot be a key.", next=f"Cast it to one of: {KEY_TYPES}."
+            f"The column {name!r} is {type}, which cannot be a key.",
+            where=where,
+            next=f"Cast it to one of: {KEY_TYPES}.",
         )
 
 

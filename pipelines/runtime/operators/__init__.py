@@ -146,7 +146,7 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
         return stateless_shapes(stage, rows)
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
-        check_key_type(field.name, field.type)
+        check_key_type(field.name, field.type, f"stage {stage.uid}")
     check_known_to_polars(stage, rows)
     operator = stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n or stage.lookup
     if operator is None:

@@ -76,6 +76,8 @@ class FileCheck:
         ]:
             raise self._unfit(f"The input file {self.file.name} has {problems[asked[0]]}.")
         schema = self.columns if expected is None else self._common(expected)
+        if not schema.names:
+            raise self._unfit(f"The input file {self.file.name} has no columns.")
         self._check_types(schema.names)
         self._check_event_time()
         return schema

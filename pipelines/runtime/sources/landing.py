@@ -7,6 +7,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,10 +172,21 @@ class LandingDirectory:
         markers = _markers(infos) if self._fs.type_name in _OBJECT_STORES else frozenset()
         named = [info for info in infos if _is_named(info)]
         found = [self._file(info) for info in named if info.type == pafs.FileType.File and info.path not in markers]
+        is_loop = cache(self._is_loop)
         for file in [*found, *(self._nameless() if len(named) < len(infos) else ())]:
             parts = file.name.split("/")
-            if not any(map(_is_hidden, parts)) and _matches(parts, self._names):
+            is_wanted = not any(map(_is_hidden, parts)) and _matches(parts, self._names)
+            if is_wanted and (len(parts) == 1 or not is_loop(file.name.rpartition("/")[0])):
                 yield file
+
+    def _is_loop(self, below: str) -> bool:
+        """Whether a path below the directory goes through a link that leads back to where it lies, or above it: each
+        file would be there some forty times."""
+        if not isinstance(self._fs, pafs.LocalFileSystem):
+            return False
+        parts = below.split("/")
+        directories = (Path(self._path, *parts[: end + 1]) for end in range(len(parts)))
+        return any(path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()) for path in directories)
 
     def stat(self, names: list[str]) -> Iterator[SourceFile]:
         """The files of these names that are there."""

@@ -92,3 +92,23 @@ def test_a_column_of_the_name_by_which_rows_are_told_apart_is_refused(tmp_path: 
     put(site.landing / "a", format, "_weir_row")
     with pytest.raises(InputError, match="'_weir_row'"):
         played(site)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_link_that_leads_back_to_where_it_lies_gives_no_row_twice(tmp_path: Path, format: str):
+    site = site_of(tmp_path, format, "fail", "**")
+    below = site.landing / "day"
+    below.mkdir()
+    put(below / "a", format)
+    (site.landing / "self").symlink_to(site.landing)
+    (below / "up").symlink_to(site.landing)
+    (below / "here").symlink_to(below)
+    played(site)
+    assert len(site.table("kept")) == 1
+
+
+def test_a_first_file_without_a_column_is_refused_by_name(tmp_path: Path):
+    site = site_of(tmp_path, "parquet", "fail")
+    pq.write_table(pa.table({"n": [1]}).select([]), site.landing / "a")
+    with pytest.raises(InputError, match="The input file a has no columns"):
+        played(site)

@@ -123,7 +123,7 @@ def lookup_shapes(stage: Stage, lookup: Lookup, rows: pa.Schema, keys: pa.Schema
                 next=f"Its columns are: {', '.join(rows.names)}.",
             )
         kind, other = rows.field(name).type, table.field(theirs).type
-        check_key_type(name, kind)
+        check_key_type(name, kind, where)
         if kind != other and wider_type(kind, other) != kind:
             raise PipelineError(
                 f"The key {name!r} of {stage.uid} is {kind}, and {theirs!r} of the table is {other}.",
