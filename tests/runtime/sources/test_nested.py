@@ -104,6 +104,7 @@ def test_a_directory_without_a_column_that_others_have_is_refused(tmp_path: Path
 def test_values_of_directories():
     assert hive.partitions_of("a=1/b/c=x%3Dy/=2/a=3/f=4") == (("a", "3"), ("c", "x=y"))
     assert hive.partitions_of("a=__HIVE_DEFAULT_PARTITION__/f") == (("a", None),)
+    assert hive.partitions_of("a=%FF/b=%FE%41/f") == (("a", "%FF"), ("b", "%FE%41"))
     types = {text: hive.type_of(text) for text in ("1", "-07", "1.5", "2024-02-29", "2024-02-30", "", "1" * 19)}
     assert types == {
         "1": pa.int64(), "-07": pa.int64(), "1.5": pa.string(), "2024-02-29": pa.date32(), "2024-02-30": pa.string(),

@@ -14,6 +14,7 @@ import pytest
 from pipelines.api import Pipeline, delta, files, select
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.sources.landing import LandingDirectory
 from state_ops.errors import InputError
 from tests.recovery.harness import Site
 
@@ -112,3 +113,16 @@ def test_a_first_file_without_a_column_is_refused_by_name(tmp_path: Path):
     pq.write_table(pa.table({"n": [1]}).select([]), site.landing / "a")
     with pytest.raises(InputError, match="The input file a has no columns"):
         played(site)
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+def test_a_pipe_that_takes_a_files_place_holds_nobody(tmp_path: Path, format: str):
+    put(tmp_path / "a", format)
+    landing = LandingDirectory(f"{tmp_path}/*", "source landing", None)
+    (file,) = landing.files()
+    (tmp_path / "a").unlink()
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(InputError, match="A file changed"):
+        landing.opened(file)
+    with pytest.raises(InputError, match="A file changed"):
+        landing.parquet.footer(file)

@@ -23,8 +23,16 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 def partitions_of(name: str) -> tuple[Partition, ...]:
     """The columns of a file by its path below its source's directory, each once: of two the one that is deeper."""
     pairs = (part.partition("=") for part in name.split("/")[:-1] if "=" in part[1:])
-    values = {unquote(column): None if text == _NULL else unquote(text) for column, _, text in pairs}
+    values = {_unescaped(column): None if text == _NULL else _unescaped(text) for column, _, text in pairs}
     return tuple(values.items())
+
+
+def _unescaped(text: str) -> str:
+    """A text without its escapes; as it stands where they are no UTF-8, so that no two texts become one."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text
 
 
 def type_of(text: str | None) -> pa.DataType:

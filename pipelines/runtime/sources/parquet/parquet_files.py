@@ -151,6 +151,8 @@ class ParquetFiles:
         if not isinstance(self._fs, pafs.LocalFileSystem):
             return
         directory = Path(self._path).resolve()
+        if (directory / name).is_fifo():  # to open it would wait for whoever writes into it
+            raise self.changed(file)
         if not (directory / name).resolve().is_relative_to(directory):
             raise InputError(
                 f"The input file {file.name} is a link out of its directory, which is not followed.",
