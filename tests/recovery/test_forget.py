@@ -52,9 +52,10 @@ from state_ops.backends.base import BEYOND
 from state_ops.checkpoints.checkpoint import EDIT, REWRITTEN, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
-from state_ops.coordination import gate_hold, lease, requests
+from state_ops.coordination import gate_hold, lease, publishing_refused, requests
 from state_ops.delta.fenced_table import FencedTable
 from state_ops.errors import BusyError, DamageError, GateError, PrunedError, TransientError, WeirError
+from state_ops.ids import CheckpointId
 from state_ops.keyed.forget import ForgottenKey
 from state_ops.storage.storage import Storage
 from tests.recovery import small
@@ -188,10 +189,12 @@ def test_samples_of_all_gates_go_and_the_note_of_a_hold_too(tmp_path):
     bank.epochs(1, 2)
     with pytest.raises(GateError):
         bank.epochs(3)
-    assert gate_hold.is_there(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    assert gate_hold.is_there(storage)
+    publishing_refused.note(storage, {"booked": (CheckpointId(2), ValueError("k1 is there already"))})
     assert any(verdict["keys"] for row in bank.registry.checkpoints() for verdict in row.operators["second"].gates)
     done = state_delete.delete(bank.site.pipeline, bank.site.settings, "accounts", ["k1"])
-    assert not gate_hold.is_there(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    assert not gate_hold.is_there(storage) and not publishing_refused.read(storage)
     for row in bank.registry.checkpoints():
         assert all(not verdict["sample"] and not verdict["keys"] for verdict in row.operators["second"].gates)
     remains = {(place.kind, place.name) for place in done.remains}

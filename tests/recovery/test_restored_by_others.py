@@ -154,6 +154,10 @@ def test_a_restore_that_takes_back_only_what_others_did_is_gone_on_from(tmp_path
     table(bank).restore(6)
     bank.epochs(5)
     assert rows(bank) == expected(kind, 1, 2, 3, 4, 5)
+    table(bank).optimize.compact()
+    assert rows(bank) == expected(kind, 1, 2, 3, 4, 5)
+    bank.epochs(6)
+    assert rows(bank) == expected(kind, 1, 2, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("kind", ["append", "upsert"])

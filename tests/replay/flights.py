@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 import pandas as pd
 import pyarrow as pa
@@ -111,12 +112,30 @@ def removed(table: Path) -> set[str]:
     return {json.loads(line)["remove"]["path"] for line in lines if '"remove"' in line}
 
 
+def _with_partition(table: Path, path: Path, rows: pa.Table) -> pa.Table:
+    """A file's rows with the partition columns that it lacks, as those have that others have written; the log has their
+    values."""
+    handle = DeltaTable(str(table))
+    lacking = [name for name in handle.metadata().partition_columns if name not in rows.column_names]
+    if not lacking:
+        return rows
+    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=False)).read_all().to_pylist()
+    values = next((each["partition"] for each in actions if path == table / unquote(each["path"])), None)
+    if values is None:
+        raise FileNotFoundError(path)  # taken out of it meanwhile
+    schema = pa.schema(handle.schema().to_arrow())
+    for name in lacking:
+        type = schema.field(name).type
+        rows = rows.append_column(name, pa.array([values[name]] * rows.num_rows, type))
+    return rows
+
+
 def read_delta(table: Path) -> pd.DataFrame:
     """All rows of a Delta table on a local disk, in no order."""
     # File by file: DeltaTable.to_pandas leaves threads behind that can abort the interpreter at its exit.
     files = data_files(table)
     try:
-        parts = [pq.ParquetFile(path).read() for path in sorted(files)]
+        parts = [_with_partition(table, path, pq.ParquetFile(path).read()) for path in sorted(files)]
     except FileNotFoundError:
         if data_files(table) == files:
             raise

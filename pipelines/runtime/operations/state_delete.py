@@ -41,7 +41,7 @@ from state_ops.backends.loader import named
 from state_ops.checkpoints.checkpoint import EDIT, EDITED, REWRITTEN, Checkpoint, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
-from state_ops.coordination import gate_hold
+from state_ops.coordination import gate_hold, publishing_refused
 from state_ops.errors import PrunedError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import ForgottenKey, copy_without
@@ -208,7 +208,9 @@ def delete(
             raise
         row, replaced = _committed(owner, uid, states, copies, id, head, reason)
         prune(context)
-        gate_hold.clear(context.storage)  # what held the pipeline may name the key; a cause that stays holds it again
+        # What held the pipeline, or a sink's rows, may name the key; a cause that stays is noted again.
+        gate_hold.clear(context.storage)
+        publishing_refused.clear(context.storage)
         _clean_disk(owner, uid, replaced)
         read = {orphan.commit_id for orphan in context.registry.orphan_listings(as_owner=True)}
         kept = [state.row for state in states if state.row.commit_id in read]
