@@ -318,7 +318,7 @@ def polars_type(type: pa.DataType) -> pl.DataType:
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not
-    reach, and, where pandas is not loaded, for nanoseconds."""
+    reach, and, where pandas is not loaded, for nanoseconds. Of a text that is not UTF-8 the other bytes are escaped."""
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -341,6 +341,8 @@ def _python_value(value: pa.Scalar) -> Any:
             return [(_python_value(entry["key"]), _python_value(entry["value"])) for entry in value.values]
         if isinstance(value, pa.ListScalar):
             return [_python_value(part) for part in value.values]
+        if pa.types.is_string(value.type) or pa.types.is_large_string(value.type):
+            return value.as_buffer().to_pybytes().decode(errors="backslashreplace")
         # By NumPy: the text of Arrow has years of 16 bits.
         if pa.types.is_timestamp(value.type):
             text = str(np.datetime64(value.value, value.type.unit)).replace("T", " ")

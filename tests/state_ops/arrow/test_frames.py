@@ -68,3 +68,13 @@ def test_columns_that_polars_hands_out_without_bytes_can_be_copied(value):
         {"v": []},
         {"v": []},
     ]
+
+
+def test_rows_for_people_have_far_dates_and_texts_that_are_not_utf8():
+    """State of an earlier release may have them, inside of structs and lists too."""
+    texts = pa.array([b"caf\xe9", b"fine"], pa.binary()).view(pa.string())
+    days = pa.array([2_932_897, 0], pa.int32()).view(pa.date32())
+    nested = pa.StructArray.from_arrays([texts, days], ["text", "day"])
+    rows = frames.python_rows(pa.table({"text": texts, "parts": nested}))
+    assert rows[0] == {"text": "caf\\xe9", "parts": {"text": "caf\\xe9", "day": "10000-01-01"}}
+    assert rows[1]["parts"]["text"] == "fine" and str(rows[1]["parts"]["day"]) == "1970-01-01"
