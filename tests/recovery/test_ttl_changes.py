@@ -27,7 +27,10 @@ from pipelines.api import (
     deduplicate,
     delta,
     files,
+    join,
+    side,
     stage,
+    top_n,
 )
 from pipelines.runtime.epoch import scheduler, steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -351,3 +354,46 @@ def test_a_key_of_a_deduplication_ends_when_it_was_to_end(tmp_path, monkeypatch,
     assert first.site.table("seen").groupby("id").size()[KEYS].tolist() == [expected] * len(KEYS)
     for other in others:
         assert other.views() == first.views(), "what has ended is shown no more, swept or not"
+
+
+# -- what says by itself when it ends: keys of a deduplication, ranks, rows of a join
+
+
+def ending(ttl: str | None) -> Pipeline:
+    own = {"key": "id", "ttl": ttl}
+    return Pipeline(
+        "lives",
+        (
+            deduplicate("unique", LANDING, **own, sink=delta.append("unique")),
+            top_n("first", LANDING, **own, by="number", n=1, rank=None, sink=delta.append("first")),
+            join("pairs", LANDING, side(LANDING), on="id", ttl=ttl, sink=delta.append("pairs")),
+        ),
+        max_parallelism=4,
+    )
+
+
+KEPT: dict[str, tuple[list[Step], bool]] = {
+    "longer": ([(0, "1h", KEYS), (0.5, "24h", ["x"]), (2, "24h", KEYS)], False),
+    "removed": ([(0, "1h", KEYS), (0.5, None, ["x"]), (2, None, KEYS)], False),
+    "longer, in its last moment": ([(0, "1h", KEYS), (0.5, "24h", ["x"]), (1, "24h", KEYS)], False),
+    "longer, and in time": ([(0, "1h", KEYS), (0.5, "24h", ["x"]), (0.9, "24h", KEYS)], True),
+    "shorter": ([(0, "24h", KEYS), (0.5, "1h", ["x"]), (2, "1h", KEYS)], True),
+    "added": ([(0, None, KEYS), (0.5, "1h", ["x"]), (2, "1h", KEYS)], True),
+}
+
+
+@pytest.mark.parametrize("change", sampled(KEPT, keep=lambda change: change == "longer"))
+def test_what_has_an_end_keeps_it_whatever_the_ttl_and_the_parallelism_are_since(tmp_path, monkeypatch, change):
+    steps, is_kept = KEPT[change]
+
+    def play(played: Played) -> None:
+        for subtasks, (hour, ttl, keys) in zip("132", steps, strict=True):
+            played.site = replace(played.site, options={**played.site.options, "WEIR_SPARK__PARALLELISM": subtasks})
+            played.epoch(ending(ttl), hour, keys)
+
+    for played in outcomes(tmp_path, monkeypatch, play):
+        unique, first, pairs = (played.site.table(name).query("id != 'x'") for name in ("unique", "first", "pairs"))
+        assert sorted(unique["number"]) == [1] * len(KEYS) + ([] if is_kept else [3] * len(KEYS))
+        assert sorted(first["number"]) == sorted(unique["number"])
+        both = pairs.query("number != number_right")
+        assert len(both) == (2 * len(KEYS) if is_kept else 0) and len(pairs) == len(both) + 2 * len(KEYS)

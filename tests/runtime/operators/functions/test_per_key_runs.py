@@ -16,6 +16,7 @@ from configs.settings import Settings
 from pipelines.api import Epoch, KeyState, Pipeline, Stage, State, ValueState, delta, files, stage
 from pipelines.loading import load_pipeline
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import ConfigurationError
 from state_ops.keyed.per_key.state_cache import CacheFigures
@@ -152,3 +153,27 @@ def test_on_spark(tmp_path: Path) -> None:
     figures = sum((CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports), CacheFigures())
     assert figures.l1_hits + figures.l2_hits + figures.misses == 24
     assert figures.evicted + figures.flushed == 24
+
+
+@pytest.mark.parametrize("cache", [{"l1": 100}, {"l1": 2, "l2": 100}], ids=["one layer", "two layers"])
+def test_a_cache_gives_nothing_stale_of_key_groups_that_move_away_and_come_back(tmp_path: Path, cache: dict) -> None:
+    """Nor after a rewind in between: each state is what plain sums over the files give."""
+    pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": cache})
+    retained = configured.checkpoints.model_copy(update={"num_retained": 50})
+    configured = configured.model_copy(update={"checkpoints": retained})
+    files_read, hits = 3, 0
+    for subtasks, back in [(2, None), (3, None), (2, None), (3, 4), (2, None), (1, 5), (2, None)]:
+        of_subtasks = configured.spark.model_copy(update={"parallelism": subtasks})
+        now = configured.model_copy(update={"spark": of_subtasks})
+        if back is not None:
+            maintenance.rewind(pipeline, now, back)
+        part = [{"k": f"u{user}", "v": files_read, "at": NOON} for user in range(files_read % 3, 8)]
+        pq.write_table(pa.Table.from_pylist(part), tmp_path / "landing" / f"{files_read:02}.parquet")
+        files_read += 1
+        for report in run(pipeline, now, RunOptions(until_caught_up=True), InMemoryExecutor()):
+            hits += CacheFigures(**report.checkpoint.operators["totals"].cache).hit_rate > 0
+        given = pl.read_parquet(tmp_path / "landing" / "*.parquet").group_by("k").agg(pl.len(), pl.col("v").sum())
+        storage, registry = open_storage(pipeline, now)
+        kept = state_at(storage, registry, registry.head(), pipeline.stages[0])
+        assert sorted((key[0], row["rows"], row["amount"]) for key, row in kept.items()) == sorted(given.rows())
+    assert hits, "what an epoch leaves serves the next one"
