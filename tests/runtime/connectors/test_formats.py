@@ -95,6 +95,14 @@ def test_the_size_of_blocks_changes_nothing(block: int):
     assert [number for number, *_ in bad] == [5, 7]
 
 
+@pytest.mark.parametrize("more", [b"", b"no json\n"])
+def test_a_carriage_return_ends_a_line_of_json_whatever_is_beside_it(more: bytes):
+    data = b'{"a": 1,\r"b": "x"}\n{"a": 2, "b": "y"}\n' * 2 + more
+    rows, bad = read("json", data, TWO)
+    assert [row["a"] for row in rows] == [2, 2]
+    assert [number for number, *_ in bad] == [1, 2, 4, 5, *([7] if more else [])]
+
+
 @pytest.mark.parametrize("block", [1, 1 << 20])
 def test_a_byte_order_mark_within_a_file_is_a_value_wherever_blocks_are_cut(block: int):
     data = "k\n\ufeff\n\ufeffx\n\ufeff\n".encode()

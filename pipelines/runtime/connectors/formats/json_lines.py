@@ -345,6 +345,8 @@ def parsed(data: bytes, schema: pa.Schema | None, extra: str = "infer") -> pa.Ta
     """Lines by Arrow. Raises UnfitError where it refuses them, and where it would take them for something else."""
     if not data or not is_utf8(data):
         raise UnfitError("no UTF-8")
+    if data.count(b"\r") != data.count(b"\r\n"):  # a line ends there; for Arrow it is a blank
+        raise UnfitError("carriage returns")
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == _LF)
     if array[-1] != _LF:
