@@ -317,7 +317,7 @@ def _rewound(
     if done.id == plan.to.id:
         yield rewinding.nothing_to_take_back(plan, pipeline.name)
     else:
-        yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
+        yield f"{pipeline.name} is at checkpoint {done.id}, back {done.reason}; the next run goes on from there"
 
 
 def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:

@@ -414,3 +414,12 @@ def _land(directory: Path, name: str, table: pa.Table) -> None:
     directory.mkdir(exist_ok=True)
     pq.write_table(table, directory / f".{name}")
     (directory / f".{name}").rename(directory / name)
+
+
+def test_a_pipeline_is_no_stage_and_a_mapping_is_no_rows():
+    with pytest.raises(TypeError, match=r"takes a stage, not a pipeline\. testing\.run_pipeline"):
+        testing.run(pipeline)
+    with pytest.raises(TypeError, match=r"takes a pipeline, not a stage\. testing\.run runs"):
+        testing.run_pipeline(aircraft_rotation)
+    with pytest.raises(InputError, match="mapping with the keys 'flights'"):
+        testing.run(aircraft_rotation).epoch({"flights": [leg("N1", "08:00")]})

@@ -162,7 +162,7 @@ def rewind(
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. "
+        f"{escape(pipeline)} is at checkpoint {done.id}, back {escape(done.reason)}. "
         f"`weir run {escape(pipeline)}` goes on from there.",
     )
 

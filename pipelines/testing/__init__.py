@@ -71,6 +71,8 @@ def run(
             a column.
         table: Of a lookup, all rows of its table. An epoch may replace them (`StageRun.epoch`).
     """
+    if not isinstance(stage, Stage):
+        raise TypeError(f"testing.run takes a stage, not {_kind(stage)}. testing.run_pipeline runs a pipeline.")
     epochs = Epochs(stage, parallelism, max_parallelism, batch_rows, schema, state or {})
     epochs.put({} if table is None else {stage.uid: table})
     return StageRun(epochs, stage, state or {})
@@ -96,9 +98,16 @@ def run_pipeline(
         schema: The columns of the source, or of each by its name.
         tables: By lookup's uid, all rows of its table. An epoch may replace them (`PipelineRun.epoch`).
     """
+    if not isinstance(pipeline, Pipeline):
+        raise TypeError(f"testing.run_pipeline takes a pipeline, not {_kind(pipeline)}. testing.run runs a stage.")
     started = PipelineRun(pipeline, parallelism, batch_rows, schema, tables)
     for rows in slices:
         started.epoch(rows)
     if drain:
         started.epoch(drain=True)
     return started
+
+
+def _kind(given: object) -> str:
+    """Return what was given, with its article, for an error."""
+    return "a pipeline" if isinstance(given, Pipeline) else "a stage" if isinstance(given, Stage) else repr(given)

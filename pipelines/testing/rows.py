@@ -82,6 +82,11 @@ def table_of(rows: Rows, schema: pa.Schema | None) -> pa.Table | None:
         given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
         if rows and schema is not None:  # a column that no row has is null in all
             given = {**dict.fromkeys(schema.names, [None] * len(rows)), **given}
+    elif isinstance(rows, Mapping):
+        raise InputError(
+            f"The rows are a mapping with the keys {', '.join(map(repr, rows))}.",
+            next="Give a list of rows, each a dict, or a frame. A pipeline with several sources takes rows by source name.",
+        )
     else:
         try:
             table = frames.arrow(rows)

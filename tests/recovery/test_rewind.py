@@ -284,7 +284,7 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert "Undone: everything after 3; of it 4, 5, 6, 7, 8 are still retained and can be taken back to." in output
     done = weir(bank.site, "rewind", "small", "--to", "3", "--yes")
     assert done.code == 0
-    assert "is at checkpoint 9, to checkpoint 3" in done.out
+    assert "is at checkpoint 9, back to checkpoint 3" in done.out
     assert done.out.count("Undone: ") == 1 and sum(line.startswith("table ") for line in done.out.splitlines()) == 1
     bank.assert_exact(1, 2, 3)
     assert weir(bank.site, "fsck", "small").code == 0
@@ -338,7 +338,9 @@ def test_the_command_takes_a_savepoints_name_too(bank, weir):
         assert facts["to"] == 8
     unknown = weir(bank.site, "rewind", "small", "--to", "bad")
     assert unknown.code == 1 and "no savepoint 'bad'" in unknown.err and "good (8)" in unknown.err
-    assert "is at checkpoint 10, to checkpoint 8" in weir(bank.site, "rewind", "small", "--to", "good", "--yes").out
+    assert (
+        "is at checkpoint 10, back to checkpoint 8" in weir(bank.site, "rewind", "small", "--to", "good", "--yes").out
+    )
 
 
 @pytest.mark.long

@@ -236,7 +236,7 @@ def test_the_command_says_where_it_goes(tmp_path, weir):
     shown = weir(bank.site, "rewind", "small", "--to", "0", "--dry-run").out
     assert "From checkpoint 2 back to before the first one. Undone: everything; of it 1, 2 are still" in shown
     done = weir(bank.site, "rewind", "small", "--to", "0", "--yes")
-    assert done.code == 0 and "is at checkpoint 3, to before the first checkpoint" in done.out
+    assert done.code == 0 and "is at checkpoint 3, back to before the first checkpoint" in done.out
     assert weir(bank.site, "status", "small").code == 0 and weir(bank.site, "fsck", "small").code == 0
     bank.epochs()
     bank.assert_exact(1, 2)

@@ -98,8 +98,7 @@ def decided(
                 stage.uid,
                 verdicts,
                 f"{verdict}; {count} of the {counted(planned.rows, 'row')} of the slice would be set "
-                f"aside, at most {gate.share:g}"
-                " of them may be",
+                f"aside, at most {gate.share:g} of them may be (quarantine_at_most= of the gate)",
             )
     if len(planned.left_out) + len(left_out) > MOST_ROWS:
         raise refusal(
