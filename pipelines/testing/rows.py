@@ -85,7 +85,7 @@ def table_of(rows: Rows, schema: pa.Schema | None) -> pa.Table | None:
     elif isinstance(rows, Mapping):
         raise InputError(
             f"The rows are a mapping with the keys {', '.join(map(repr, rows))}.",
-            next="Give a list of rows, each a dict, or a frame. A pipeline with several sources takes rows by source name.",
+            next="Give a list of rows, each a dict, or a frame. Only `run_pipeline` takes rows by source name.",
         )
     else:
         try:

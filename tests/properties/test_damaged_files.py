@@ -154,6 +154,8 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "rows.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": "int"}], bytes(100), 1 << 30)),
     "length.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": "string"}], b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1" + bytes(9), 1)),
     "items.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "array", "items": "int"}}], b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1" + bytes(9), 1)),
+    "symbols.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "enum", "name": "E", "symbols": ["A" * (1 << 20)]}}], bytes(60_000), 60_000)),
+    "nested.avro": ("avro", lambda: _forged_avro([{"name": n, "type": {"type": "array", "items": {"type": "enum", "name": f"E{n}", "symbols": ["A" * (1 << 14)]}}} for n in "uv"], (_written(9_000) + bytes(9_001)) * 2, 1)),
     "nothing.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "fixed", "name": "F", "size": 0}}], b"", 1 << 30)),
     "header.avro": ("avro", lambda: b"Obj\1" + _written(2) + _written(1 << 63)),
     "schema.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": _level(0, 24)}], b"", 0)),

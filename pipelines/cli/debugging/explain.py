@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from configs.printable import on_one_line
 from pipelines.cli.console import Json, Name, out, print_json, waiting
 from pipelines.cli.debugging.showing import Spark, show_difference, show_rows, slice_in_words, value_in_words
 from pipelines.cli.shell import completion
@@ -45,7 +46,9 @@ def explain(
 
 
 def _show(seen: Explained, limit: int) -> None:
-    values = ", ".join(f"{escape(name)}={value_in_words(value)}" for name, value in seen.row.values.items())
+    values = ", ".join(
+        f"{escape(on_one_line(name))}={value_in_words(value)}" for name, value in seen.row.values.items()
+    )
     out.print(f"[bold]{escape(seen.table)}[/]: {values}")
     _show_statements([(statement.certainty, statement.what) for statement in seen.statements], limit)
     newest = seen.trace.contributions[-1:] if seen.trace is not None else ()
@@ -72,7 +75,7 @@ def _show_statements(statements: Sequence[tuple[Certainty, str]], limit: int) ->
     for certainty, what in statements:
         unknown += certainty is Certainty.UNKNOWN
         if certainty is not Certainty.UNKNOWN or unknown <= limit:
-            out.print(f"[{_COLORS[certainty]}]{certainty.value:<8}[/]  {escape(what)}")
+            out.print(f"[{_COLORS[certainty]}]{certainty.value:<8}[/]  {escape(on_one_line(what))}")
     if unknown > limit:
         out.print(
             f"... and {counted(unknown - limit, 'thing')} more that {agrees(unknown - limit, 'is', 'are')} unknown; {_MORE}"

@@ -9,6 +9,7 @@ import polars as pl
 import typer
 from rich.markup import escape
 
+from configs.printable import on_one_line
 from pipelines.cli.console import out, print_table
 from pipelines.cli.rendering import short
 from pipelines.runtime.debugging.comparison import Difference
@@ -50,7 +51,7 @@ def value_in_words(value: Any) -> str:
 
 def slice_in_words(recorded: Mapping[str, Any]) -> str:
     """A slice of a source, as a checkpoint records it."""
-    files = [file["name"] for file in recorded["files"]]
+    files = [on_one_line(file["name"]) for file in recorded["files"]]
     named = ", ".join(files[:_FILES]) + (f" and {len(files) - _FILES:,} more" if len(files) > _FILES else "")
     return f"{counted(recorded['rows'], 'row')}" + (f" of {named}" if named else "")
 

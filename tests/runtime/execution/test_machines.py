@@ -56,7 +56,7 @@ class Machine:
 
 
 _MACHINES = {
-    "letters and blanks in paths": Machine(folder="Büro 100% #1 – 数", landing="données été+1.jsonl"),
+    "letters and blanks in paths": Machine(folder="Büro 100% #1 数", landing="données été+1.jsonl"),
     "no home": Machine(home=None),
     "a home that cannot be written, no root": Machine(
         before=("unshare", "-U", "--map-user=65534", "--map-group=65534"), home=0o555

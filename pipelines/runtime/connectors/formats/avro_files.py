@@ -12,13 +12,14 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.formats.avro_schema import (
     WRITABLE,
@@ -39,6 +40,7 @@ from state_ops.errors import InputError, first_line
 _MAGIC, _SYNC = b"Obj\x01", 16
 _MOST_BYTES = 64 << 20  # of one block, packed and unpacked, and of a value in the header
 _DICTIONARY = 256 << 20  # bytes that xz may take to unpack a block
+_MOST_SYMBOLS = 256 << 20  # bytes that the symbols of enums may have in a block, in which each is a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ class AvroReader:
         try:
             frame = pl.read_avro(io.BytesIO(self._header + block.data), columns=read)
             table = frames.exported(frame)
+            symbols = _Symbols()
             restored = {
-                name: _restored(_whole(table.column(name)), column)
+                name: _restored(_whole(table.column(name)), column, symbols)
                 if column.read_as is not None
                 else pa.nulls(len(table))
                 for name, column in wanted.items()
@@ -309,11 +312,26 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
 
 
-def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
+class _Symbols:
+    """The symbols that numbers of enums stand for, in one block: no more bytes of them than memory is meant for."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_SYMBOLS
+
+    def of(self, numbers: pa.Array, symbols: Sequence[str]) -> pa.Array:
+        """Return each number's symbol. Raises ArrowCapacityError where they have too many bytes."""
+        texts = pa.array(symbols, pa.string())
+        self._left -= pc.sum(pc.binary_length(texts).cast(pa.int64()).take(numbers)).as_py() or 0
+        if self._left < 0:
+            raise pa.ArrowCapacityError(f"the symbols of its enums have more than {_MOST_SYMBOLS >> 20} MiB")
+        return texts.take(numbers)
+
+
+def _restored(array: pa.Array, column: AvroColumn, symbols: _Symbols) -> pa.Array:
     """What Polars has read as what it is in the file's own schema."""
     mask = array.is_null() if array.null_count else None
     if column.symbols is not None:
-        return pa.array(column.symbols, pa.string()).take(array)
+        return symbols.of(array, column.symbols)
     if column.is_decimal:
         return _decimals(array.cast(pa.binary()), column.type)
     if pa.types.is_null(column.type):
@@ -321,7 +339,7 @@ def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
     if pa.types.is_struct(column.type):
         stored = dict(zip(array.type.names, array.flatten(), strict=True))
         values = [
-            _restored(stored[field.name], part) if part.read_as is not None else pa.nulls(len(array))
+            _restored(stored[field.name], part, symbols) if part.read_as is not None else pa.nulls(len(array))
             for field, part in zip(column.type, column.parts, strict=True)
         ]
         return pa.StructArray.from_arrays(values, fields=list(column.type), mask=mask)
@@ -331,9 +349,9 @@ def _restored(array: pa.Array, column: AvroColumn) -> pa.Array:
         if pa.types.is_map(column.type):
             keys, items = values.flatten()
             return pa.MapArray.from_arrays(
-                offsets, keys.cast(pa.string()), _restored(items, column.parts[0]), mask=mask
+                offsets, keys.cast(pa.string()), _restored(items, column.parts[0], symbols), mask=mask
             )
-        return pa.ListArray.from_arrays(offsets, _restored(values, column.parts[0]), mask=mask)
+        return pa.ListArray.from_arrays(offsets, _restored(values, column.parts[0], symbols), mask=mask)
     return array.cast(column.type) if array.type != column.type else array
 
 
