@@ -161,6 +161,7 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "schema.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": _level(0, 24)}], b"", 0)),
     "twice.json": ("json", lambda: ("{" + ",".join(f'"k{n}":1' for n in range(60_000)) + ',"k59999":2}\n').encode()),
     "deep.json": ("json", lambda: b'{"a":' * 500_000 + b"1" + b"}" * 500_000),
+    "wide.json": ("json", lambda: b'{"v":1,' + b",".join(b'"k%d":1' % n for n in range(1_500_000)) + b"}\n"),
     "fields.json": ("json", lambda: b"".join(b'{"k%d":1}\n' % n for n in range(200_000))),
     "line.csv": ("csv", lambda: b"a,b\n1," + b"x" * (70 << 20)),
     "columns.csv": ("csv", lambda: b",".join(b"%d" % n for n in range(200_000)) + b"\n"),

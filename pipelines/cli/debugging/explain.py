@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from configs.printable import on_one_line
 from rich.markup import escape
 
-from configs.printable import on_one_line
 from pipelines.cli.console import Json, Name, out, print_json, waiting
 from pipelines.cli.debugging.showing import Spark, show_difference, show_rows, slice_in_words, value_in_words
 from pipelines.cli.shell import completion

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import polars as pl
 import typer
+from configs.printable import on_one_line
 from rich.markup import escape
 
-from configs.printable import on_one_line
 from pipelines.cli.console import out, print_table
 from pipelines.cli.rendering import short
 from pipelines.runtime.debugging.comparison import Difference

@@ -30,7 +30,7 @@ spark: {master: 'local[1]', driver_memory: 1g}
 _ENVIRONMENT = PROJECT / ".venv" if (PROJECT / ".venv").is_dir() else Path(sys.prefix)
 # The programs of the environment stay executable where they lie below /tmp themselves.
 _NO_PROGRAMS = (
-    'mount --bind "$VENV" /mnt && mount --bind /tmp /tmp && mount -o remount,bind,noexec,nosuid,nodev /tmp && '
+    'mount --rbind "$VENV" /mnt && mount --rbind /tmp /tmp && mount -o remount,bind,noexec,nosuid,nodev /tmp && '
     'case "$VENV" in /tmp/*) mount --bind /mnt "$VENV";; esac; cp /bin/true /tmp/$$ && ! /tmp/$$ 2>/dev/null && '
     'rm /tmp/$$ && exec "$@"'
 )
