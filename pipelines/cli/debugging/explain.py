@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from configs.printable import on_one_line
 from rich.markup import escape
 
 from pipelines.cli.console import Json, Name, out, print_json, waiting
@@ -17,6 +16,7 @@ from pipelines.runtime.debugging.explain import Certainty, Explained
 from pipelines.runtime.debugging.explain import explain as explained
 from pipelines.runtime.debugging.tracing import Contribution, Trace
 from state_ops.counts import agrees, counted
+from state_ops.printable import on_one_line
 
 _MORE = "--limit N shows as many as you say, --json all."
 _COLORS = {Certainty.KNOWN: "green", Certainty.INFERRED: "yellow", Certainty.UNKNOWN: "bold red"}

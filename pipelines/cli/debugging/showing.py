@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import polars as pl
 import typer
-from configs.printable import on_one_line
 from rich.markup import escape
 
 from pipelines.cli.console import out, print_table
 from pipelines.cli.rendering import short
 from pipelines.runtime.debugging.comparison import Difference
 from state_ops.counts import counted
+from state_ops.printable import on_one_line
 
 _FILES = 5
 Spark = Annotated[
