@@ -33,7 +33,7 @@ def test_the_example_is_about_thirty_lines():
 
 
 def test_the_example_without_a_function_counts_by_the_hour():
-    code = re.findall(r"```python\n(.*?)```", (DOCS / "reference" / "operators.md").read_text(), flags=re.DOTALL)[1]
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "reference" / "operators.md").read_text(), flags=re.DOTALL)[0]
     example: dict = {}
     exec(compile(code, "README.md", "exec"), example)
     assert [stage.uid for stage in example["pipeline"].stages] == ["hourly"]

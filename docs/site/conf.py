@@ -54,6 +54,7 @@ _NAVIGATION = {
         "Something is wrong": "docs/playbooks/README",
         "How it is made": "docs/architecture docs/adr/README benchmarks/README CONTRIBUTING SECURITY CHANGELOG",
     },
+    "docs/reference/operators": {"": "operators/*"},
     "docs/playbooks/README": {"": "[!R]*"},
     "docs/adr/README": {"": "0*"},
     "benchmarks/README": {"": "results/*"},
