@@ -3,11 +3,12 @@ store."""
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,27 +167,28 @@ class LandingDirectory:
         return bool(self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound)
 
     def files(self) -> Iterator[SourceFile]:
-        """The files that are there, in any order. One listing; no file is opened."""
+        """Return the files that are there, in any order. No file is opened."""
+        found = self._on_disk() if isinstance(self._fs, pafs.LocalFileSystem) else self._listed()
+        for file in found:
+            parts = file.name.split("/")
+            if not any(map(_is_hidden, parts)) and _matches(parts, self._names):
+                yield file
+
+    def _listed(self) -> Iterator[SourceFile]:
         selector = pafs.FileSelector(self._path, allow_not_found=True, recursive=len(self._names) > 1)
         infos = self._fs.get_file_info(selector)
         markers = _markers(infos) if self._fs.type_name in _OBJECT_STORES else frozenset()
-        named = [info for info in infos if _is_named(info)]
-        found = [self._file(info) for info in named if info.type == pafs.FileType.File and info.path not in markers]
-        is_loop = cache(self._is_loop)
-        for file in [*found, *(self._nameless() if len(named) < len(infos) else ())]:
-            parts = file.name.split("/")
-            is_wanted = not any(map(_is_hidden, parts)) and _matches(parts, self._names)
-            if is_wanted and (len(parts) == 1 or not is_loop(file.name.rpartition("/")[0])):
-                yield file
+        for info in infos:
+            if info.type == pafs.FileType.File and info.path not in markers:
+                yield self._file(info)
 
-    def _is_loop(self, below: str) -> bool:
-        """Whether a path below the directory goes through a link that leads back to where it lies, or above it: each
-        file would be there some forty times."""
-        if not isinstance(self._fs, pafs.LocalFileSystem):
-            return False
-        parts = below.split("/")
-        directories = (Path(self._path, *parts[: end + 1]) for end in range(len(parts)))
-        return any(path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()) for path in directories)
+    def _on_disk(self) -> Iterator[SourceFile]:
+        """Return the files on a local disk. A name that is not UTF-8 has its bytes escaped."""
+        levels = None if "**" in self._names else len(self._names)
+        for way, status in _walked(self._path, os.path.realpath(self._path), levels):
+            name = os.fsencode(way).decode("utf-8", "backslashreplace")
+            partitions = partitions_of(name) if len(self._names) > 1 else ()
+            yield SourceFile(name, status.st_size, status.st_mtime_ns, partitions=partitions)
 
     def stat(self, names: list[str]) -> Iterator[SourceFile]:
         """The files of these names that are there."""
@@ -197,18 +199,9 @@ class LandingDirectory:
             yield from (file for file in self._nameless() if file.name in names)
 
     def _nameless(self) -> Iterator[SourceFile]:
-        """The files whose names are not UTF-8, which only a local disk has: by names with these bytes escaped."""
-        if not isinstance(self._fs, pafs.LocalFileSystem):
-            return
-        for directory, below, names in os.walk(self._path):
-            if len(self._names) == 1:
-                below.clear()
-            for path in (Path(directory, name) for name in names):
-                name = os.fsencode(path.relative_to(self._path))
-                shown = name.decode("utf-8", "backslashreplace")
-                if shown.encode() != name and path.is_file():
-                    status = path.stat()
-                    yield SourceFile(shown, status.st_size, status.st_mtime_ns)
+        """Return the files whose names are not UTF-8. Only a local disk has them."""
+        if isinstance(self._fs, pafs.LocalFileSystem):
+            yield from (file for file in self._on_disk() if not Path(self._path, file.name).exists())
 
     def _file(self, info: pafs.FileInfo) -> SourceFile:
         if len(self._names) == 1:
@@ -250,8 +243,41 @@ class LandingDirectory:
             )
 
 
-def _is_named(info: pafs.FileInfo) -> bool:
+def _walked(
+    directory: str, real: str, levels: int | None, way: str = "", passed: tuple[str, ...] = ()
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each file below a directory with its way from there. Hidden directories are left alone. A link is not
+    followed where it leads back to a directory that the way has passed, or above one: the way would have no end.
+
+    Args:
+        real: The directory's path without links.
+        levels: How many there are below the directory, with that of its files; None: any number.
+        way: That to the directory.
+        passed: The real paths of the directories before this one.
+    """
     try:
-        return info.path is not None
-    except UnicodeDecodeError:
-        return False
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:  # it went meanwhile
+        return
+    passed = (*passed, real)
+    for entry in entries:
+        status = _status(entry)
+        if status is None or _is_hidden(entry.name):
+            continue
+        if stat.S_ISREG(status.st_mode):
+            yield f"{way}{entry.name}", status
+        elif stat.S_ISDIR(status.st_mode) and levels != 1:
+            target = os.path.realpath(entry.path) if entry.is_symlink() else f"{real.rstrip('/')}/{entry.name}"
+            if not any(f"{before}/".startswith(f"{target.rstrip('/')}/") for before in passed):
+                below = None if levels is None else levels - 1
+                yield from _walked(entry.path, target, below, f"{way}{entry.name}/", passed)
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what an entry of a directory is, links followed; None where a link leads nowhere, or the entry went."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
