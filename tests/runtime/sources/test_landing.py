@@ -42,6 +42,7 @@ def test_an_object_without_a_byte_that_stands_for_a_directory_is_no_file(tmp_pat
         "day=1/1.json", "day=2", "2.json", "plain",
     }  # fmt: skip
     monkeypatch.setattr(landing, "_OBJECT_STORES", frozenset({"local"}))
+    monkeypatch.setattr(LandingDirectory, "_on_disk", LandingDirectory._listed)
     found = {file.name for file in LandingDirectory(pattern, "s", None).files()}
     assert found == {"day=1/1.json", "2.json", "plain"}
 
