@@ -134,3 +134,22 @@ def test_rows_that_a_table_got_before_the_commit_stay_when_its_sink_goes(bank, m
     deployed.epochs(3)
     assert amounts(table) == {1: 10, 2: 10}
     assert not [one for one in fsck.examine(deployed.site.pipeline, deployed.site.settings).findings if one.bytes]
+
+
+@pytest.mark.parametrize("lies", ["tables", "there"])
+def test_a_table_that_nobody_can_read_keeps_no_pipeline_from_starting(bank, monkeypatch, tmp_path, lies):
+    place = bank.site.storage / "tables" / "booked" if lies == "tables" else tmp_path / "there" / "booked"
+    before = using(bank, delta.append("booked" if lies == "tables" else str(place)))
+    before.epochs(1)
+    cut(before, monkeypatch, 2)
+    if lies == "tables":
+        (place / "_delta_log" / f"{0:020}.json").write_text("{torn")
+    else:
+        place.rename(tmp_path / "kept")
+        place.write_text("no directory")
+    left = staged(tmp_path)
+    deployed = using(bank, None)
+    deployed.epochs(3)
+    assert staged(tmp_path) == left
+    findings = fsck.examine(deployed.site.pipeline, deployed.site.settings).findings
+    assert {"tables": "unreadable table", "there": "missing table"}[lies] in {one.kind.value for one in findings}

@@ -72,27 +72,50 @@ def unpublishable(context: RunContext, head: Checkpoint | None) -> list[tuple[St
     them. Rows that a table's log mentions stay: their epoch was delivered before its commit, which failed, while the
     pipeline delivered at least once. Rows that were begun then stay anyway, because a process that was taken for dead
     may deliver them yet.
+
+    A table that cannot be read is logged and keeps its rows where no sink of the code writes into it: what was removed
+    must not keep the pipeline from starting.
     """
     gone: list[tuple[Storage, str]] = []
+    current = {sink.name for sink in context.pipeline.sinks if context.pipeline.appends(sink)}
     for name, storage in _tables(context, head) if not context.pipeline.early else ():
-        base = data_directory(name, context.pipeline.app_id, storage.is_mounted(table_path(name)))
-        dead = [directory for directory in storage.list_dirs(base) if _is_dead(context, head, directory)]
-        if not dead or delta.diverged(
-            storage, context.pipeline.app_id, name, head, lacks=context.pipeline.at_most_once
-        ):
-            continue
-        published, perhaps_published = delta.marker(storage, context.pipeline.app_id, name) or 0, list[str]()
-        for directory in dead:
-            files = storage.list(f"{base}/{directory}", unfinished=True)
-            staged = [file.path for file in files if is_staged_rows(file.path)]
-            parsed = parse_epoch_dir(directory)
-            if parsed is not None and parsed[1] > published:
-                gone += [(storage, path) for path in staged]
-            else:
-                perhaps_published += staged
-        if perhaps_published:
-            gone += [(storage, path) for path in _not_in_log(context, storage, name, perhaps_published)]
+        try:
+            gone += [(storage, path) for path in _dead_rows(context, storage, name, head)]
+        except UNREADABLE as error:
+            if storage is context.storage and name in current:
+                raise
+            log.warning("what may be left over stays: a table cannot be read", table=name, error=plainly(error))
     return gone
+
+
+def delete_rows(context: RunContext, rows: Sequence[tuple[Storage, str]]) -> int:
+    """Delete what `unpublishable` returned, and return how many files that was. A file elsewhere that cannot be deleted
+    is logged and stays for the next sweep."""
+    deleted = 0
+    for storage, path in rows:
+        try:
+            deleted += storage.delete(path)
+        except UNREADABLE as error:
+            if storage is context.storage:
+                raise
+            log.warning("what is left over cannot be deleted", file=storage.full(path), error=plainly(error))
+    return deleted
+
+
+def _dead_rows(context: RunContext, storage: Storage, name: str, head: Checkpoint | None) -> list[str]:
+    """Return the rows in one table's directory whose epochs never completed. Raises UNREADABLE."""
+    base = data_directory(name, context.pipeline.app_id, storage.is_mounted(table_path(name)))
+    dead = [directory for directory in storage.list_dirs(base) if _is_dead(context, head, directory)]
+    if not dead or delta.diverged(storage, context.pipeline.app_id, name, head, lacks=context.pipeline.at_most_once):
+        return []
+    gone, perhaps_published = list[str](), list[str]()
+    published = delta.marker(storage, context.pipeline.app_id, name) or 0
+    for directory in dead:
+        files = storage.list(f"{base}/{directory}", unfinished=True)
+        staged = [file.path for file in files if is_staged_rows(file.path)]
+        parsed = parse_epoch_dir(directory)
+        (gone if parsed is not None and parsed[1] > published else perhaps_published).extend(staged)
+    return gone + _not_in_log(context, storage, name, perhaps_published) if perhaps_published else gone
 
 
 def _is_dead(context: RunContext, head: Checkpoint | None, directory: str) -> bool:

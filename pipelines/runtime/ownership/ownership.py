@@ -18,7 +18,7 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
-from pipelines.runtime.ownership.leftovers import unpublishable
+from pipelines.runtime.ownership.leftovers import delete_rows, unpublishable
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.sources.landed import LANDED
 from state_ops.checkpoints import retention
@@ -151,9 +151,7 @@ def remove_leftovers(context: RunContext) -> int:
     landed = [file.path for file in context.storage.list(LANDED, unfinished=True) if file.path not in archived]
     for path in (*(orphan.path for orphan in gone), *landed):
         context.storage.delete(path)
-    for storage, path in rows:
-        storage.delete(path)
-    return len(gone) + len(rows) + len(landed)
+    return len(gone) + delete_rows(context, rows) + len(landed)
 
 
 def _drop_stale_stops(storage: Storage) -> None:

@@ -22,6 +22,7 @@ from pipelines.runtime.sources.positions import has_read
 from pipelines.runtime.sources.reader import SourceReader
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, ConfigurationError, DiskFullError, TransientError, page_about, plainly
+from state_ops.fsck.survey import UNREADABLE
 from state_ops.logs import Logger
 from state_ops.records.snapshot_files import INPUT, StateFile
 from state_ops.redaction import scrubbing
@@ -45,18 +46,24 @@ def reaching(
     """Open the pipeline's storage so that it reaches tables at other places than those that the code says.
 
     Args:
-        places: By table. One whose placeholders the configuration has no more is left out.
+        places: By table. One that cannot be listed, or whose placeholders the configuration has no more, is left out
+            and logged: what the code has no more must not keep a pipeline from starting, or from being checked.
         counts: Where requests are counted.
     """
-    mounts = {}
-    for name, at in {**pipeline.elsewhere, **places}.items():
+    uri, s3 = settings.storage_uri(pipeline.directory), settings.storage.s3
+    mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
+    for name, at in places.items():
+        path = table_path(name)
         try:
-            mounts[table_path(name)] = settings.resolve(pipeline.name, at)
-        except ConfigurationError as error:
+            mount = {path: settings.resolve(pipeline.name, at)}
+            Storage(uri, s3, counts, mount).list_dirs(path)
+        except UNREADABLE as error:
             log.warning(
-                "a table of a sink that the code has no more cannot be reached", table=name, at=at, why=error.what
+                "a table of a sink that the code has no more cannot be reached", table=name, at=at, why=plainly(error)
             )
-    return Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, counts, mounts)
+            continue
+        mounts |= mount
+    return Storage(uri, s3, counts, mounts)
 
 
 def readers(

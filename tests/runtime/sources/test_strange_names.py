@@ -108,6 +108,16 @@ def test_a_link_that_leads_back_to_where_it_lies_gives_no_row_twice(tmp_path: Pa
     assert len(site.table("kept")) == 1
 
 
+def test_links_that_lead_to_each_other_end(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    put(tmp_path / "a" / "rows", "csv")
+    (tmp_path / "a" / "over").symlink_to("../b")
+    (tmp_path / "b" / "back").symlink_to("../a")
+    landing = LandingDirectory(f"{tmp_path}/**", "source landing", None)
+    assert {file.name for file in landing.files()} == {"a/rows", "b/back/rows"}
+
+
 def test_a_first_file_without_a_column_is_refused_by_name(tmp_path: Path):
     site = site_of(tmp_path, "parquet", "fail")
     pq.write_table(pa.table({"n": [1]}).select([]), site.landing / "a")
