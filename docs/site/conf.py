@@ -49,6 +49,7 @@ _TREE = "\n```{{toctree}}\n:hidden:\n:glob:\n{}\n{}\n```\n"
 _NAVIGATION = {
     "README": {
         "Start": "docs/README docs/tutorial docs/concepts docs/cost docs/limits docs/threat-model docs/coming-from/*",
+        "Recipes": "docs/recipes/README docs/recipes/[a-z]*",
         "How-to": "docs/how-to/*",
         "Reference": "docs/reference/* docs/site/api/*",
         "Something is wrong": "docs/playbooks/README",
