@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -21,13 +22,23 @@ from deltalake import DeltaTable, write_deltalake
 from configs.settings import PROJECT
 from pipelines import testing
 from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import state_import
+from pipelines.runtime.ownership import ownership
 from pipelines.runtime.run.run import RunOptions, run
+from tests.recovery.conftest import Ended
+from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
+from tests.recovery.test_forget import raw
 
 FOLDER = PROJECT / "docs" / "recipes"
 PAGES = sorted(FOLDER.glob("[a-z]*.md"))
-TABLE = re.compile(r"^(Rows in|Rows of the table|Rows out), `(\w+)`[^\n]*:\n\n((?:\|.*\n)+)", re.MULTILINE)
+OPERATIONS = [
+    FOLDER / f"{name}.md" for name in ("backfill-a-month", "gdpr-deletion", "migrate-from-spark-structured-streaming")
+]
+KINDS = "Rows in|Rows corrected|Rows of the table|Rows of the old state|Rows out"
+TABLE = re.compile(rf"^({KINDS}), `(\w+)`[^\n]*:\n\n((?:\|.*\n)+)", re.MULTILINE)
 CODE = re.compile(r"^```python\n# (\w+)/(\w+)\.py\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EPOCH = "epoch"  # a column of pages: which epoch brings a row, or hands it out
 ARRIVES = "arrives"  # instead of it: the processing time of the epoch
 
@@ -38,6 +49,14 @@ ASKED = {
             SELECT arrives + INTERVAL 15 MINUTE AS arrives, device, arrives AS heard_at, arrives + INTERVAL 15 MINUTE AS silent_at
             FROM (SELECT *, lead(arrives) OVER (PARTITION BY device ORDER BY arrives) AS next FROM readings)
             WHERE device IS NOT NULL AND (next IS NULL OR next > arrives + INTERVAL 15 MINUTE)
+        """,
+    },
+    "backfill-a-month": {
+        "monthly": """
+            SELECT shop, date_trunc('month', "at") AS window_start, window_start + INTERVAL 1 MONTH AS window_end,
+                sum(amount) AS amount
+            FROM (FROM sales WHERE epoch NOT IN (SELECT epoch FROM sales_corrected) UNION ALL FROM sales_corrected)
+            GROUP BY shop, window_start HAVING window_end <= (SELECT max("at") FROM sales)
         """,
     },
     "deduplicate-for-a-week": {
@@ -62,6 +81,12 @@ ASKED = {
             GROUP BY of.step
         """,
     },
+    "gdpr-deletion": {
+        "spending": """
+            SELECT customer, sum(amount) AS total, max(epoch) + 1 AS epoch FROM purchases
+            WHERE customer <> 'ada@example.org' GROUP BY customer
+        """,
+    },
     "join-with-a-time-limit": {
         "paid": """
             SELECT greatest(o.epoch, p.epoch) AS epoch, id, amount, "at", paid_at FROM orders AS o JOIN payments AS p
@@ -74,6 +99,13 @@ ASKED = {
     },
     "latest-row-per-key": {
         "orders": "SELECT * FROM orders QUALIFY row_number() OVER (PARTITION BY id ORDER BY updated DESC) = 1",
+    },
+    "migrate-from-spark-structured-streaming": {
+        "totals": """
+            SELECT user, sum(clicks) AS clicks, sum(seconds) AS seconds, 2 AS epoch
+            FROM (FROM clicks_by_user UNION ALL SELECT user, 1, seconds FROM clicks)
+            WHERE user IN (SELECT user FROM clicks) GROUP BY user
+        """,
     },
     "sessions-with-late-data": {
         "visits": """
@@ -130,10 +162,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A page. modules: its Python, by file; imported under the names that it has on the page."""
+    """A page. modules: its Python, by file; imported under the names that it has on the page. commands: those of weir."""
 
     tables: list[Shown]
     modules: dict[str, types.ModuleType]
+    commands: list[list[str]]
 
     def of(self, kind: str) -> dict[str, Shown]:
         return {table.name: table for table in self.tables if table.kind == kind}
@@ -169,10 +202,13 @@ def shown(text: str) -> list[Shown]:
 def recipe(page: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     text, modules = page.read_text(), {}
     for folder, name, code in CODE.findall(text):
+        if folder not in ("pipelines", "tests"):
+            continue
         modules[f"{folder}.{name}"] = module = types.ModuleType(f"{folder}.{name}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(compile(code, page.name, "exec"), module.__dict__)
-    return Recipe(shown(text), modules)
+    commands = [shlex.split(line)[1:] for block in COMMANDS.findall(text) for line in block.splitlines()]
+    return Recipe(shown(text), modules, commands)
 
 
 def as_set(frame: pl.DataFrame, columns: list[str]) -> Counter[tuple]:
@@ -201,17 +237,26 @@ def epochs_of(page: Recipe) -> list[int]:
     return sorted({row[EPOCH] for table in given for row in table.rows})
 
 
+def land_epoch(page: Recipe, site: Site, epoch: int, kind: str = "Rows in") -> None:
+    for name, table in page.of("Rows of the table").items():
+        if len(rows := table.frame(epoch)):
+            write_deltalake(str(site.root / "warehouse" / name), rows.to_arrow(), mode="overwrite")
+    for name, table in page.of(kind).items():
+        if len(rows := table.frame(epoch)):
+            land(site.landing / name, str(epoch), rows)
+
+
+def go(site: Site) -> None:
+    """Run one epoch."""
+    reports = list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    assert len(reports) == 1
+
+
 def rows_by_epoch(page: Recipe, site: Site) -> Iterator[tuple[int, dict[str, pl.DataFrame]]]:
     """Run the page's rows in, an epoch each; yields what all tables have then."""
     for epoch in epochs_of(page):
-        for name, table in page.of("Rows of the table").items():
-            if len(rows := table.frame(epoch)):
-                write_deltalake(str(site.root / "warehouse" / name), rows.to_arrow(), mode="overwrite")
-        for name, table in page.of("Rows in").items():
-            if len(rows := table.frame(epoch)):
-                land(site.landing / name, str(epoch), rows)
-        reports = list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
-        assert len(reports) == 1
+        land_epoch(page, site, epoch)
+        go(site)
         yield epoch, {name: stored(site, name) for name in page.of("Rows out")}
 
 
@@ -257,7 +302,7 @@ def assert_made_by_the_clock(page: Recipe) -> None:
         assert came[name] == as_set(out.frame(), out.columns), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OPERATIONS], ids=lambda page: page.stem)
 def test_a_pipeline_makes_the_rows_of_its_page(page, tmp_path, monkeypatch):
     read = recipe(page, monkeypatch)
     if any(ARRIVES in table.columns for table in read.tables):
@@ -274,14 +319,82 @@ def test_the_test_of_a_page_passes(page, monkeypatch):
     tests[0]()
 
 
-@pytest.mark.parametrize("page", ASKED, ids=str)
+@pytest.fixture
+def here(monkeypatch) -> None:
+    """Commands run without Spark."""
+    for module in (ownership, state_import):
+        monkeypatch.setattr(module, "SparkExecutor", lambda *_, **__: InMemoryExecutor())
+
+
+def assert_out(page: Recipe, site: Site) -> None:
+    for name, out in page.of("Rows out").items():
+        frame = stored(site, name)
+        assert {*frame.columns} == {*out.columns}, name
+        assert as_set(frame, out.columns) == as_set(out.frame(), out.columns), name
+
+
+def assert_done(weir: Callable[..., Ended], page: Recipe, site: Site) -> None:
+    for command in page.commands:
+        done = weir(site, *command)
+        assert done.code == 0, (command, done.err)
+
+
+def test_a_corrected_month_takes_the_place_of_the_old_one(tmp_path, monkeypatch, here, weir):
+    page = recipe(FOLDER / "backfill-a-month.md", monkeypatch)
+    site = site_of(page, tmp_path)
+    block = re.search(r"`backfill: \{start: ([\d-]+), keep: (\d+)\}`", (FOLDER / "backfill-a-month.md").read_text())
+    assert block is not None
+    variable = f"WEIR_PIPELINES__{site.pipeline.name.upper()}__BACKFILL"
+    site.options[variable] = json.dumps({"start": block[1], "keep": int(block[2])})
+    for _ in rows_by_epoch(page, site):
+        pass
+    assert 7 in stored(site, "monthly")["amount"].to_list()
+    land_epoch(page, site, 2, "Rows corrected")
+    assert_done(weir, page, site)
+    assert_out(page, site)
+
+
+def test_a_customer_is_forgotten(tmp_path, monkeypatch, here, weir):
+    page = recipe(FOLDER / "gdpr-deletion.md", monkeypatch)
+    site = site_of(page, tmp_path)
+    land_epoch(page, site, 1)
+    go(site)
+    assert has_key(site)
+    assert_done(weir, page, site)
+    (code,) = (code for folder, _, code in CODE.findall((FOLDER / "gdpr-deletion.md").read_text()) if folder == "gdpr")
+    exec(code.replace(".weir/storage/spending", str(site.storage)), {})
+    assert has_key(site) == []
+    assert weir(site, "resume", "spending").code == 0
+    land_epoch(page, site, 2)
+    go(site)
+    assert_out(page, site)
+    assert weir(site, "fsck", "spending").code == 0
+
+
+def has_key(site: Site) -> list[str]:
+    """The files of state, registry and tables that have the key of the page, but for the log of a table."""
+    return [name for name in raw(site.storage, "ada@example.org") if not re.match(r"tables/\w+/_delta_log/", name)]
+
+
+def test_the_state_of_spark_is_gone_on_with(tmp_path, monkeypatch, here, weir):
+    page = recipe(FOLDER / "migrate-from-spark-structured-streaming.md", monkeypatch)
+    site = site_of(page, tmp_path)
+    (old,) = page.of("Rows of the old state").values()
+    old.frame().write_parquet(tmp_path / "old_state.parquet")
+    land_epoch(page, site, 1)
+    monkeypatch.chdir(tmp_path)
+    assert_done(weir, page, site)
+    assert_out(page, site)
+
+
+@pytest.mark.parametrize("page", [page.stem for page in PAGES])
 def test_duckdb_makes_the_rows_of_a_page_too(page, monkeypatch):
     read = recipe(FOLDER / f"{page}.md", monkeypatch)
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         for table in read.tables:
             if table.kind != "Rows out":
-                connection.register(table.name, table.frame())
+                connection.register(table.name + "_corrected" * (table.kind == "Rows corrected"), table.frame())
         for name, out in read.of("Rows out").items():
             assert as_set(connection.sql(ASKED[page][name]).pl(), out.columns) == as_set(out.frame(), out.columns), name
 
