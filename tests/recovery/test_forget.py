@@ -681,3 +681,22 @@ def test_an_entry_of_a_kind_that_is_not_known_stops_it():
     assert not key.owns(b"\xff\xff\x01" + key.encoded)
     with pytest.raises(DamageError, match="of the kind 99"):
         key.owns(key.range[0][:2] + b"\x63" + key.encoded)
+
+
+def test_rows_that_are_staged_beside_a_table_are_named(tmp_path):
+    stages = (
+        aggregate("totals", LANDING, key="id", total=agg.sum("amount"), sink=delta.upsert("totals", key="id")),
+        aggregate("sums", LANDING, key="id", total=agg.sum("amount"), sink=delta.append("sums")),
+    )
+    both = Pipeline("both", stages, max_parallelism=8)
+    site = Site(tmp_path / "site", {}, both, __name__)
+    site.landing.mkdir(parents=True)
+    at = pa.array([datetime(2024, 5, 1, 1, tzinfo=UTC)], pa.timestamp("us", tz="UTC"))
+    pq.write_table(pa.table({"id": [SECRET], "number": [7], "at": at, "amount": [1]}), site.landing / "1.parquet")
+    list(run(both, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+
+    done = state_delete.delete(both, site.settings, "totals", [SECRET], executor=InMemoryExecutor())
+
+    assert [place.name for place in done.remains if place.kind == "staged rows"] == ["totals"]
+    staged = list((site.storage / "outputs" / "totals").rglob("*.parquet"))
+    assert staged and any(SECRET in pq.read_table(path)["id"].to_pylist() for path in staged)

@@ -48,7 +48,7 @@ from state_ops.keyed.forget import ForgottenKey, copy_without
 from state_ops.keyed.owners import KIND_BYTES
 from state_ops.logs import Logger
 from state_ops.records.operator_stats import OperatorStats
-from state_ops.records.snapshot_files import INPUT, STATE, Snapshot, StateFile, snapshots_of
+from state_ops.records.snapshot_files import INPUT, OUTPUT, STATE, Snapshot, StateFile, snapshots_of
 from state_ops.schema.key_groups import subtask_of
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
@@ -490,6 +490,12 @@ def _listed(ids: Sequence[CheckpointId]) -> str:
     return f"checkpoint{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
 
+def _staged_beside(file: StateFile) -> str | None:
+    """Return the sink for which a file has rows, if it is no part of the sink's own table."""
+    top, _, below = file.path.partition("/")
+    return below.partition("/")[0] if file.kind == OUTPUT and top == "outputs" else None
+
+
 def _places(
     pipeline: Pipeline,
     registry: Registry,
@@ -525,6 +531,10 @@ def _places(
             yield Remaining("waiting rows", other, why)
     for sink in pipeline.sinks:
         yield Remaining("sink", sink.name, "rows that are published belong to whoever reads them")
+    staged = (_staged_beside(file) for row in completed for file in registry.files(row))
+    for name in sorted({name for name in staged if name is not None}):
+        why = "rows that were staged for it, below outputs/, until no retained checkpoint names them"
+        yield Remaining("staged rows", name, why)
     archived = {file.operator for row in completed for file in registry.files(row) if file.kind == INPUT}
     for name in sorted(archived):
         yield Remaining("archive", name, "input that a rewind may read again, until no retained checkpoint needs it")
