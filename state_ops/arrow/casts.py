@@ -23,7 +23,7 @@ from state_ops.errors import StageError
 _NOISE = 2.0**-40  # of a float: what adding some thousands of them leaves in its last digits
 
 FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-"""What Polars raises. The latter is no Exception: a time that it cannot print in one of its own errors is enough."""
+"""The errors of Polars. The latter is no Exception: a time that it cannot print in one of its own errors is enough."""
 
 
 def cast(column: pl.Series, type: Any, what: str, where: str) -> pl.Series:
@@ -40,7 +40,7 @@ def cast(column: pl.Series, type: Any, what: str, where: str) -> pl.Series:
 
 
 def _changed(before: pl.Series, after: pl.Series) -> str | None:
-    """What the cast did to the first value that it changed; None if it changed none."""
+    """Describe the first value that the cast changed; None if it changed none."""
     old, new = before.dtype, after.dtype
     if old == new or before.null_count() == len(before):
         return None
@@ -74,12 +74,12 @@ def _kind(type: pl.DataType) -> Any:
 
 
 def _elements(column: pl.Series) -> pl.Series:
-    """What the lists of a column hold, or the entries of its maps."""
+    """Return the elements of a column's lists, or the entries of its maps."""
     return (column.map.entries() if isinstance(column.dtype, pl.Map) else column).explode()
 
 
 def _differs(before: pl.Series, after: pl.Series) -> pl.Series | None:
-    """Which values a cast within one kind has changed; None where it can have changed none."""
+    """Return a mask of the values that a cast within one kind has changed; None if it can have changed none."""
     old, new = before.dtype, after.dtype
     if new.is_float():
         return after.is_infinite() & before.cast(pl.Float64).is_finite() if new != pl.Float64 else None

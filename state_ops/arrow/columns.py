@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 
 def is_variable(type: pa.DataType) -> bool:
-    """Whether values of this type are byte strings of a length of their own: string and binary, also large."""
+    """Return whether values of this type are byte strings of a length of their own: string and binary, also large."""
     return bool(
         pa.types.is_string(type)
         or pa.types.is_binary(type)
@@ -24,12 +24,12 @@ def is_variable(type: pa.DataType) -> bool:
 
 
 def is_list(type: pa.DataType) -> bool:
-    """Whether values of this type are sequences of a length of their own: list, large list and map."""
+    """Return whether values of this type are sequences of a length of their own: list, large list and map."""
     return bool(pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_map(type))
 
 
 def is_large(type: pa.DataType) -> bool:
-    """Whether Arrow holds the offsets of this type as int64, not int32."""
+    """Return whether Arrow holds the offsets of this type as int64, not int32."""
     return bool(pa.types.is_large_string(type) or pa.types.is_large_binary(type) or pa.types.is_large_list(type))
 
 
@@ -82,7 +82,9 @@ def fixed_values(array: pa.Array) -> np.ndarray:
 
 
 def variable_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a string or binary array: its bytes, and each value's int64 start in them and length; length 0 where null."""
+    """Return the bytes of a string or binary array, and each value's int64 start in them and length; length 0 where
+    null.
+    """
     _, offsets, data = array.buffers()
     if offsets is None or not len(array):
         return np.zeros(0, np.uint8), np.zeros(len(array), np.int64), np.zeros(len(array), np.int64)
@@ -176,10 +178,10 @@ def gathered(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.
 
 
 def beside(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[bytes]:
-    """Of each row one bytes object: its bytes of the first part, then those of the second, and so on.
+    """Return one bytes object for each row: its bytes of the first part, then its bytes of the second, and so on.
 
     Args:
-        parts: As `variable_values` has them: bytes, and the start and length of each row's.
+        parts: As `variable_values` returns them: bytes, and the start and length of each row's bytes.
     """
     columns = []
     for data, starts, lengths in parts:

@@ -87,8 +87,10 @@ def _canonical_leaf(type: pa.DataType) -> pa.DataType:
 
 
 def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """What two canonical types have in common where a column, or a part of it, that is all null has none in one of
-    them; None if they differ."""
+    """Return the type that both canonical types fit; None if they differ.
+
+    A null type, at any depth, fits every type: the column, or the part of it, is all null there.
+    """
     if type == other or pa.types.is_null(other):
         return type
     if pa.types.is_null(type):
@@ -207,7 +209,7 @@ def with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Arr
 
 
 def _is_cut(type: pa.DataType) -> bool:
-    """Whether Arrow's own cast does not know the way to the canonical type, or refuses what it loses."""
+    """Return whether Arrow's own cast does not know the way to the canonical type, or refuses to lose digits."""
     if pa.types.is_timestamp(type) or pa.types.is_duration(type):
         return bool(type.unit == "ns")
     if isinstance(type, pa.BaseExtensionType) or pa.types.is_list_view(type) or pa.types.is_large_list_view(type):
@@ -274,7 +276,7 @@ def exported(frame: pl.DataFrame) -> pa.Table:
 
 
 def _begins_beyond(array: pa.Array) -> bool:
-    """Whether an array, or a part of it, has no elements and yet an offset."""
+    """Return whether an array, or a part of it, has no elements and yet an offset."""
     if not len(array) and array.offset:
         return True
     if pa.types.is_struct(array.type):
@@ -283,8 +285,10 @@ def _begins_beyond(array: pa.Array) -> bool:
 
 
 def is_pandas(frame: Any) -> bool:
-    """Whether a value is a pandas DataFrame. pandas takes a third of a second to import, so this does not import it:
-    in a process that has not done so, nobody has such a frame."""
+    """Return whether a value is a pandas DataFrame, without an import of pandas, which takes a third of a second.
+
+    In a process that has not imported pandas, nobody has such a frame.
+    """
     kind = _pandas_frame()
     return kind is not None and isinstance(frame, kind)
 
@@ -404,13 +408,15 @@ _BY_TEXT = {
 
 
 def is_given_polars(function: Callable[..., Any]) -> bool:
-    """Whether a function's first parameter is a Polars frame."""
+    """Return whether a function's first parameter is a Polars frame."""
     return converter(function) is from_arrow
 
 
 def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.Table], Any]:
-    """What turns an Arrow table into the frame that a parameter of the function, by default its first, is annotated
-    with."""
+    """Return the function that turns an Arrow table into the frame that a parameter of `function` is annotated with.
+
+    By default that is the first parameter.
+    """
     parameters = list(inspect.signature(function).parameters.values())[parameter:]
     written = parameters[0].annotation if parameters else inspect.Parameter.empty
     try:

@@ -45,16 +45,16 @@ from state_ops.arrow.columns import (
 )
 
 Segment = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of every row a range of bytes: uint8 data, each row's int64 start in them and its length."""
+"""A range of bytes for every row: uint8 data, each row's int64 start in them and its length."""
 
 Refusal = Callable[[str, np.ndarray], None]
-"""What raises for the nulls, bool per value, of the field at a path."""
+"""A function that raises for the nulls, bool per value, of the field at a path."""
 
 MAX_COUNT = 2**32 - 1  # the reach of the counts and lengths of the format
 
 
 def elements_type(type: pa.DataType) -> pa.Field:
-    """What a list's or map's elements are; of a map a struct of key and value, which cannot be null."""
+    """Return the field of a list's or map's elements; a map's is a struct of key and value, which cannot be null."""
     if pa.types.is_map(type):
         return pa.field("item", pa.struct([type.key_field, type.item_field]), False)
     return type.value_field
@@ -134,7 +134,7 @@ def _bitmap(nulls: np.ndarray | None, counts: np.ndarray) -> Segment:
 
 
 def _bit_positions(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Of every element the bit that is its own, where each row's bits begin at the byte starts[row]."""
+    """Return the position of each element's own bit, where each row's bits begin at the byte starts[row]."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts * 8 - before, counts) + np.arange(int(counts.sum()))
 
@@ -170,7 +170,7 @@ def _packed(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[
 
 @dataclass(slots=True)
 class Cursor:
-    """How far each of the joined values has been read.
+    """A position in each of the joined values: how far it has been read.
 
     Attributes:
         unsound_unless: Called with a bool per row, and what is wrong with the rows where it is false; raises if any is.
@@ -229,7 +229,9 @@ def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside
 
 
 def fixed_width(type: pa.DataType) -> np.dtype | None:
-    """What stands for a value itself, beside the bytes and elements that are elsewhere: nothing, or a fixed width."""
+    """Return the fixed width of a value itself, beside bytes and elements that are elsewhere; None if it has no bytes
+    here.
+    """
     if pa.types.is_struct(type) or pa.types.is_fixed_size_list(type) or pa.types.is_null(type):
         return None
     return np.dtype("<u4") if is_variable(type) or is_list(type) else numpy_type(type)

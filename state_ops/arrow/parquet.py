@@ -1,4 +1,4 @@
-"""How staged rows are written to Parquet."""
+"""Writes staged rows to Parquet."""
 
 from __future__ import annotations
 

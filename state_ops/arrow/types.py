@@ -328,8 +328,10 @@ def canonical_value(type: pa.DataType, value: Any, nullable: bool = False) -> An
 
 
 def _is_exact(type: pa.DataType, value: Any) -> bool:
-    """Whether Arrow is sure to hand a value back as it is, for the types that most fields have. Arrow itself is not
-    asked: at the first value that it converts it imports pandas, for a third of a second."""
+    """Return whether Arrow is sure to hand a value back as it is, for the types that most fields have.
+
+    Arrow itself is not asked: at the first value that it converts it imports pandas, for a third of a second.
+    """
     if value.__class__ is int and pa.types.is_signed_integer(type):
         return bool(-(1 << type.bit_width - 1) <= value < 1 << type.bit_width - 1)
     if value.__class__ is str and pa.types.is_string(type):

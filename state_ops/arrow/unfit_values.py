@@ -111,7 +111,7 @@ def _is_fit(leaf: pa.Array) -> bool:
 
 
 def _is_ascii(leaf: pa.Array) -> bool:
-    """Whether a column of texts has nothing but ASCII, which costs a fifth of a look at each text."""
+    """Return whether a column of texts has nothing but ASCII, at a fifth of the cost of a look at each text."""
     if not pa.types.is_string(leaf.type) or not len(leaf):
         return False
     _, offsets, data = leaf.buffers()

@@ -1,4 +1,4 @@
-"""Where a subtask's entries are kept: RocksDB, memory, or several of them as one.
+"""The stores of a subtask's entries: RocksDB, memory, or several stores as one.
 
 Imports no other room.
 """

@@ -1,7 +1,7 @@
-"""What a state backend is: two protocols, which `rocksdb`, `filesystem`, `memory` and backends of others implement.
+"""The contract of a state backend: two protocols, which `rocksdb`, `filesystem`, `memory` and third parties implement.
 
-The contract, tested for every backend by tests/state_ops/backends/test_backends.py; docs/reference/backends.md shows a
-small one.
+tests/state_ops/backends/test_backends.py tests the contract for every backend; docs/reference/backends.md shows a small
+one.
 
 One subtask's epoch, which is one attempt:
 
@@ -34,7 +34,8 @@ What is not called, and what is not promised:
 
 Errors: DamageError when what Weir wrote is not what is read, TransientError when the machine or the disk is short of
 something and a replay may succeed, ConfigurationError for a setting. Whatever else is raised declines the epoch as an
-error of the stage."""
+error of the stage.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +109,10 @@ class Backend(Protocol):
         ...
 
     def approximate_entries(self) -> int:
-        """How many entries there are, roughly and without looking at them. It decides what is cheaper, never what is
-        right."""
+        """Return roughly how many entries there are, without looking at them.
+
+        The number decides what is cheaper, never what is right.
+        """
         ...
 
     def snapshot(self, target: Path) -> list[Path]:
@@ -141,30 +144,31 @@ class Frozen(Protocol):
     def memory_bytes(self) -> int: ...
 
     def write(self, target: Path) -> list[Path]:
-        """As `Backend.snapshot`; in a thread of its own, beside backends that `reopen` has opened."""
+        """Write the snapshot as `Backend.snapshot` does, in a thread of its own, beside backends that `reopen` has
+        opened.
+        """
         ...
 
     def reopen(self, options: BackendOptions) -> Backend:
-        """Open the state as it was, without its files. What is then written shows nowhere but in the backend that is
-        returned."""
+        """Open the state as it was, without its files. Later writes show only in the backend that is returned."""
         ...
 
 
 @runtime_checkable
 class Freezing(Protocol):
-    """What a backend may offer besides: snapshots that are written after the barrier
-    (`state.asynchronous_snapshots`)."""
+    """An option of a backend: snapshots that are written after the barrier (`state.asynchronous_snapshots`)."""
 
     def freeze(self) -> Frozen:
-        """The state of this moment, in no more time than it takes to hold on to it. Only `close` is called
-        afterwards."""
+        """Return the state of this moment, in no more time than it takes to hold on to it.
+
+        Only `close` is called afterwards.
+        """
         ...
 
 
 @runtime_checkable
 class Clipping(Protocol):
-    """What a backend may offer besides: without it, entries are deleted one by one when a subtask's key groups
-    change."""
+    """An option of a backend: without it, entries are deleted one by one when a subtask's key groups change."""
 
     def keep_only(self, start: bytes, end: bytes) -> None:
         """Forget all entries but those with start <= key < end. The state counts as written."""
@@ -173,32 +177,32 @@ class Clipping(Protocol):
 
 @runtime_checkable
 class Backwards(Protocol):
-    """What a backend may offer besides: without it, the last entries of a range are found by reading all of it."""
+    """An option of a backend: without it, the last entries of a range are found by reading all of it."""
 
     def scan_back(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """As `Backend.scan`, the highest key first."""
+        """Scan as `Backend.scan` does, the highest key first."""
         ...
 
 
 @runtime_checkable
 class Tracing(Protocol):
-    """What a backend may offer besides: without it, any file of its snapshots may have traces of any key."""
+    """An option of a backend: without it, any file of its snapshots may have traces of any key."""
 
     def has_traces(self, start: bytes, end: bytes) -> bool:
-        """Whether files of the state may still have bytes of keys with start <= key < end, deleted or not."""
+        """Return whether files of the state may still have bytes of keys with start <= key < end, deleted or not."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What the settings give every backend; each takes what concerns it.
+    """The settings for every backend; each backend takes the ones that concern it.
 
     Attributes:
         memory_mb: MiB for all state of this process together.
         max_state_size_mb: MiB of keys and values that one subtask may have in the memory backend.
-        own: `state.options`, for backends of others.
-        where: Whose state it is, for messages.
-        compression: Of RocksDB's files.
+        own: `state.options`, for backends of third parties.
+        where: The owner of the state, for messages.
+        compression: The compression of RocksDB's files.
     """
 
     memory_mb: int = 128
@@ -209,7 +213,7 @@ class BackendOptions:
 
 
 class BackendFactory(Protocol):
-    """What a backend's name stands for, on the coordinator and in every worker.
+    """A kind of backend, on the coordinator and in every worker: the object behind a backend's name.
 
     Attributes:
         format: The name of its files' format. State can be opened by every backend of the format that wrote it.
@@ -219,7 +223,9 @@ class BackendFactory(Protocol):
     def format(self) -> str: ...
 
     def is_immutable(self, name: str) -> bool:
-        """Whether a snapshot's file of this name is never changed in place, and can tell damage from data by itself."""
+        """Return whether a snapshot's file of this name is never changed in place, and can tell damage from data by
+        itself.
+        """
         ...
 
     def open(self, directory: Path, options: BackendOptions) -> Backend:

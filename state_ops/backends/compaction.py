@@ -1,4 +1,5 @@
-"""Which part of a subtask's state is compacted when: shards are ranges of keys, each with sorted runs of its own.
+"""Decides which part of a subtask's state is compacted when: shards are ranges of keys, each with sorted runs of its
+own.
 
 Pure functions over sizes; `rocksdb` carries out what they decide. docs/adr/0006-compaction.md has the reasons and
 figures.
@@ -61,7 +62,9 @@ def starts_of(names: Iterable[str], where: str) -> list[bytes]:
 
 
 def trigger(index: int) -> int:
-    """How many sorted runs shard `index` may have before RocksDB merges small ones: another number in each of eight.
+    """Return the number of sorted runs that shard `index` may have before RocksDB merges small ones.
+
+    Eight neighbouring shards have eight different numbers.
 
     With one number for all, all would merge in the same epoch, and upload what they merged in the same epoch.
     """
@@ -119,11 +122,13 @@ def pieces(shards: Sequence[Shard], index: int, threshold: int) -> int:
 
 
 def borders(entries: Iterable[tuple[bytes, bytes]], step: int, number: int) -> list[bytes]:
-    """Where to cut sorted entries (key, value) into `number` pieces of like bytes: the first keys of all but the first
-    piece.
+    """Return up to `number` - 1 keys that cut sorted entries (key, value) into pieces of like bytes.
+
+    The borders are the first keys of all pieces but the first.
 
     A key is looked at every `step` bytes. Fewer borders come back where keys do not differ early enough to be cut
-    there."""
+    there.
+    """
     sample: list[bytes] = []
     first: bytes | None = None
     seen = 0

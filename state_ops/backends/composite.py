@@ -36,7 +36,9 @@ def named(start: bytes, name: str) -> str:
 
 
 def parted(name: str) -> tuple[bytes | None, str]:
-    """Where the database of a snapshot's file begins, and the name that its backend gave it. None: there is only one.
+    """Return the key at which the database of a snapshot's file begins, and the name that its backend gave the file.
+
+    The key is None if there is only one database.
 
     Raises:
         DamageError: For a name that Weir never gives.
@@ -51,12 +53,12 @@ def parted(name: str) -> tuple[bytes | None, str]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a snapshot's file belongs to one database of several."""
+    """Return whether a snapshot's file belongs to one database of several."""
     return MARK in name
 
 
 def is_immutable(kind: BackendFactory) -> Callable[[str], bool]:
-    """Which files of a snapshot the backend never changes in place."""
+    """Return a function that says of a snapshot's file whether the backend never changes it in place."""
 
     def answer(name: str) -> bool:
         return kind.is_immutable(parted(name)[1])
@@ -184,7 +186,10 @@ class Joined:
 
 
 def has_traces(backend: Backend, start: bytes, end: bytes) -> bool:
-    """Whether files of the state may have bytes of keys with start <= key < end. A backend that cannot tell may."""
+    """Return whether files of the state may have bytes of keys with start <= key < end.
+
+    True if the backend cannot tell.
+    """
     return not isinstance(backend, Tracing) or backend.has_traces(start, end)
 
 

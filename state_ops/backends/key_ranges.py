@@ -16,7 +16,7 @@ Entry = TypeVar("Entry", tuple[bytes], tuple[bytes, bytes], tuple[bytes, int])
 
 
 def slices(ordered: Sequence[bytes], starts: Sequence[bytes]) -> Iterator[slice]:
-    """Where the keys of each range are among keys in their order.
+    """Yield the slice of `ordered` that has the keys of each range.
 
     Args:
         starts: The ranges' first keys, in order.

@@ -58,7 +58,7 @@ def named(name: str) -> BackendFactory:
 
 
 def _installed(name: str) -> str | None:
-    """Where the entry point of this name leads. Raises ConfigurationError if distributions disagree on it."""
+    """Return the target of the entry point of this name. Raises ConfigurationError if distributions disagree on it."""
     targets = sorted({point.value for point in entry_points(group=GROUP, name=name)})
     if len(targets) > 1:
         raise ConfigurationError(
@@ -70,7 +70,7 @@ def _installed(name: str) -> str | None:
 
 
 def misfit(recorded: str, configured: str) -> str | None:
-    """Why state that the backend `recorded` wrote cannot be opened by the configured one; None if it can.
+    """Return the reason why the configured backend cannot open state that `recorded` wrote; None if it can.
 
     Raises:
         ConfigurationError: If there is no backend of the configured name.

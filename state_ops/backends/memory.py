@@ -62,7 +62,7 @@ class MemoryBackend:
         self.written = True
 
     def _allowed(self, fresh: Mapping[bytes, bytes], gone: Collection[bytes]) -> int:
-        """How many bytes the state has after a write."""
+        """Return how many bytes the state has after a write; raise StateSizeError if they are more than the limit."""
         replaced = [*(fresh.keys() & self._entries.keys()), *gone]
         bytes = self._bytes + _size(fresh) - sum(len(key) + len(self._entries[key]) for key in replaced)
         assert self._limit is not None

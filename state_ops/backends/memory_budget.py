@@ -64,7 +64,10 @@ _lock = threading.Lock()
 
 
 def budget(memory_mb: int) -> Budget:
-    """This process's budget; if another size was asked for before, it is resized, with everything that is open."""
+    """Return this process's budget.
+
+    If the budget has another size, it is resized, with everything that is open.
+    """
     global _current
     memory_mb = max(memory_mb, LEAST_MB)
     with _lock:
@@ -82,8 +85,10 @@ def budget(memory_mb: int) -> Budget:
 
 
 def lease_files(budget: Budget) -> int:
-    """How many files one more database may keep open: half of what is left, so that the next one finds something
-    too."""
+    """Return how many files one more database may keep open, and take them from the budget.
+
+    It gets half of what is left, so that the next database finds some too.
+    """
     with _lock:
         share = max(_LEAST_FILES, budget.files // 2)
         budget.files -= share

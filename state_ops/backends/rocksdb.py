@@ -231,7 +231,10 @@ class RocksDBBackend:
         self.written = self._in_memtables = self._clipped = True
 
     def has_traces(self, start: bytes, end: bytes) -> bool:
-        """By the first and last key of each file: what was deleted or clipped stays in a file until it is merged."""
+        """Look at the first and last key of each file.
+
+        Deleted and clipped entries stay in a file until it is merged.
+        """
         return any(file["start_key"] < end and start <= file["end_key"] for file in self._db.live_files())
 
     def _drop(self, index: int) -> None:
@@ -392,7 +395,10 @@ def _scan(path: Path, shard: Rdict, start: bytes, end: bytes | None) -> Iterator
 
 
 def _scan_back(path: Path, shard: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """As `_scan`, from the end, without a bound: `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper one."""
+    """Yield entries as `_scan` does, from the end, without a bound.
+
+    `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper bound.
+    """
     last = end
     entries_of_shard: Iterator[tuple[bytes, bytes]] = shard.items(True, end)  # type: ignore[assignment]  # raw mode
     for entry in entries_of_shard:
@@ -417,7 +423,7 @@ def _check_read(path: Path, entries: RdictIter) -> None:
 
 
 def _is_large(run: SortedRun, deletes: Sequence[bytes], starts: Sequence[bytes]) -> bool:
-    """Whether files written here cost less than memtables and flushes. starts: The first key of each shard."""
+    """Return whether writing files here costs less than memtables and flushes. starts: The first key of each shard."""
     if len(run) + len(deletes) >= _FILE_ENTRIES * len(starts):
         return True
     touched = sum(part.start < part.stop for part in slices(run.ascending, starts))
@@ -463,13 +469,13 @@ def _failed(path: Path, action: str, error: Exception) -> WeirError:
 
 
 def _lacks_room(error: Exception) -> bool:
-    """Whether this machine is short of something; the state itself may be sound."""
+    """Return whether this machine is short of space, file handles or memory; the state itself may be sound."""
     scarce = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
     return any(os.strerror(code) in str(error) for code in scarce)
 
 
 def is_table(name: str) -> bool:
-    """Whether a file is an SST: never changed once it is written, with a checksum on each block."""
+    """Return whether a file is an SST: never changed once it is written, with a checksum on each block."""
     return name.endswith(".sst")
 
 

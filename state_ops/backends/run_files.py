@@ -34,7 +34,7 @@ class RunFiles:
         self.last = b""
 
     def ends_below(self, run: SortedRun, deletes: Sequence[bytes]) -> bool:
-        """Whether all of these keys lie above those that are in the files."""
+        """Return whether all of these keys lie above the keys in the files."""
         return self.last < min([*run.ascending[:1], *deletes[:1]], default=BEYOND)
 
     def add(self, run: SortedRun, deletes: Sequence[bytes], starts: Sequence[bytes]) -> None:

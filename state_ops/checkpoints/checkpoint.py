@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: values that go from the keyed tasks through the coordinator into the registry."""
+"""The parts of a checkpoint: values that go from the keyed tasks through the coordinator into the registry."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Checkpoint:
 
     @property
     def rows_read(self) -> int:
-        """How many rows this epoch read, of all sources."""
+        """The number of rows that this epoch read from all sources."""
         return sum(int(part["rows"]) for part in self.slice.values())
 
     @property
     def rows_quarantined(self) -> int:
-        """How many rows of its sources this epoch went without: bad ones, and those that gates have set aside."""
+        """The number of source rows that this epoch set aside: bad rows, and rows that gates excluded."""
         return sum(
             part.get("bad_rows", 0) + sum(map(len, part.get("excluded", {}).values())) for part in self.slice.values()
         )
@@ -108,19 +108,19 @@ class Checkpoint:
         return link.id if link is not None else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For people and programs: JSON-ready, times in ISO 8601 UTC."""
+        """Return the checkpoint as a JSON-ready dict for people and programs, times in ISO 8601 UTC."""
         raw = dataclasses.asdict(replace(self, operators={}, sinks={}))
         raw |= {name: {key: of.to_json() for key, of in getattr(self, name).items()} for name in ("operators", "sinks")}
         return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
 
 
 def stats_of(checkpoint: Checkpoint | None, uid: str) -> OperatorStats:
-    """What a checkpoint records of an operator; `NOTHING` where it has no such operator, or there is no checkpoint."""
+    """Return the statistics that a checkpoint records of an operator; `NOTHING` if either of them is missing."""
     return checkpoint.operators.get(uid, NOTHING) if checkpoint else NOTHING
 
 
 def began(parent: Checkpoint | None) -> dict[str, int]:
-    """What the totals of a checkpoint that follows `parent` record of how its chain began.
+    """Return the entries about the chain's beginning that the totals of a checkpoint after `parent` carry on.
 
     Every row of a chain repeats it, because the first checkpoint of a chain is pruned one day, and files beside the
     registry may be left from a command that was cut off.
@@ -137,8 +137,9 @@ def began(parent: Checkpoint | None) -> dict[str, int]:
 
 
 def taken_back(parent: Checkpoint | None) -> dict[str, int]:
-    """What the totals of a checkpoint that follows `parent` record of the newest rewind or promotion before it, whose
-    own row is pruned one day.
+    """Return the entries about the newest rewind or promotion that the totals of a checkpoint after `parent` carry on.
+
+    The row of that rewind or promotion is pruned one day.
 
     Returns:
         `taken_back` is its id, `taken_before` that of the one before it, 0: there was none. Of the promotion of a range
@@ -158,8 +159,9 @@ def taken_back(parent: Checkpoint | None) -> dict[str, int]:
 
 
 def rows_lost(checkpoint: Checkpoint | None) -> int:
-    """How many rows were read, up to a checkpoint that another one continues or is to continue, and applied by no
-    epoch. That happens only where rows are delivered at most once.
+    """Return the number of rows that were read up to this checkpoint and that no epoch applied.
+
+    Such rows exist only where delivery is at most once.
     """
     return sum(checkpoint.totals.get(name, 0) for name in (ROWS_LOST, ROWS_AHEAD)) if checkpoint is not None else 0
 
@@ -206,8 +208,9 @@ def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold
 
 
 def is_untold(position: dict[str, Any] | None) -> bool:
-    """Whether rows up to a source's position may be newer than it says. Earlier releases recorded only the statistics
-    of files.
+    """Return whether a source's position may lie behind the newest event time of the rows that were read.
+
+    Earlier releases recorded only the statistics of files.
     """
     if position is None:
         return False
@@ -234,8 +237,9 @@ def before(checkpoints: Sequence[Checkpoint], moment: int, by: Days) -> list[Che
 
 
 def to_begin_from(earlier: Sequence[Checkpoint], by: Days) -> Sequence[Checkpoint]:
-    """Where a backfill begins: the newest of the checkpoints `before` a moment, oldest first. If it may have read later
-    rows, the one before it and the newest.
+    """Return the newest of the `earlier` checkpoints, after the one before it if the newest may have read later rows.
+
+    A backfill begins from the first checkpoint returned. `earlier` is what `before` returns, oldest first.
 
     Rows whose event time is not known were read beside others that end just before the moment, so a backfill begins
     from the first of the two. Both are to be retained: else the next look would take that one for the newest, and go
@@ -263,7 +267,7 @@ def spans_with(parent: Checkpoint | None, generation: Generation, id: Checkpoint
 
 
 def is_abandoned(head: Checkpoint | None, generation: Generation, epoch: CheckpointId) -> bool:
-    """Whether an epoch of a fenced generation has no checkpoint and never will; False if that is not known.
+    """Return whether an epoch of a fenced generation has no checkpoint and never will; False if that is not known.
 
     That is so above the head, and below it where the head's lineage shows a gap or another generation: then the epoch
     was declined, or a zombie staged it.

@@ -40,7 +40,7 @@ _LONGEST_RETRY = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often barriers are cut, and how much may go wrong. Times are in seconds.
+    """The limits on barriers, failures and retained checkpoints. Times are in seconds.
 
     Attributes:
         interval: The time between barriers while data waits; None cuts them only on request.
@@ -59,7 +59,8 @@ class Policy:
 
 
 class Coordinator:
-    """What is pending, confirmed and failed; long because barriers, acks and commits are proven as one model.
+    """A model of pending, confirmed and failed checkpoints; long because barriers, acks and commits are proven as one
+    model.
 
     Attributes:
         retained: The registry's checkpoints, oldest first; the last one is continued.
@@ -102,8 +103,9 @@ class Coordinator:
         return self.failures > self.policy.tolerable_failures
 
     def due(self, now: float, *, backlog: bool, requested: bool, catching_up: bool) -> bool:
-        """Whether to cut a barrier. A request keeps the min pause too; a run that catches up waits only after a
-        failure.
+        """Return whether to cut a barrier.
+
+        A request keeps the min pause too. A run that catches up waits only after a failure.
         """
         at = self._clock(now)
         if not (backlog or requested) or self._held(at, catching_up) is not None:
@@ -140,7 +142,7 @@ class Coordinator:
         return begun
 
     def _held(self, at: float, at_once: bool) -> str | None:
-        """Why no epoch may begin, in words.
+        """Return the reason why no epoch may begin, in words; None if one may.
 
         Args:
             at_once: Ignore the min pause.
@@ -163,7 +165,7 @@ class Coordinator:
     # -- acks
 
     def receive(self, ack: Ack) -> Received:
-        """What an ack means.
+        """Record an ack and return its outcome, with the files to discard.
 
         Files to discard lie under its attempt's own prefix, and nothing that counts names them.
         """
@@ -204,7 +206,7 @@ class Coordinator:
         return self._unnamed(files)
 
     def _unnamed(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
-        """Those files that no accepted ack and no confirmed checkpoint names."""
+        """Return the files that no accepted ack and no confirmed checkpoint names."""
         if not files:
             return ()
         accepted = {file.path for pending in self._pending for file in pending.files()}
@@ -342,9 +344,7 @@ class Coordinator:
     # -- retention
 
     def needed(self) -> dict[CheckpointId, list[str]]:
-        """Why pruning must leave checkpoints although newer ones have completed: epochs in flight may name their
-        objects.
-        """
+        """Return the checkpoints that pruning must leave, with the reasons: epochs in flight may name their objects."""
         reasons: dict[CheckpointId, list[str]] = {}
         for pending in self._pending:
             for id in self._needed_by(pending):

@@ -16,7 +16,7 @@ from state_ops.records.snapshot_files import CHANNEL, OUTPUT, STATE, StateFile
 
 
 class Trigger(StrEnum):
-    """Why an epoch's barrier was cut.
+    """The reason why an epoch's barrier was cut.
 
     CATCH_UP: a run from the shell did so by itself, because input had waited. MANUAL: a person asked for it.
     """
@@ -31,7 +31,7 @@ class Trigger(StrEnum):
 
 
 class AckOutcome(StrEnum):
-    """What the coordinator made of an ack. Every ack gets one; only ACCEPTED counts.
+    """The coordinator's verdict on an ack. Every ack gets one; only ACCEPTED counts.
 
     - DUPLICATE: the subtask has acked already, by this or by another attempt.
     - LATE: the epoch has completed or was aborted.
@@ -50,7 +50,7 @@ class AckOutcome(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """Why an epoch did not complete."""
+    """The reason why an epoch did not complete."""
 
     PLANNING = "its slice could not be planned"
     JOB = "a stage's job failed"
@@ -124,14 +124,14 @@ class PendingCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why no barrier is cut now."""
+    """The reason why no barrier is cut now."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of an ack.
+    """The outcome of an ack.
 
     Attributes:
         error: Why the subtask declined, as in `Ack.error`.
@@ -165,7 +165,7 @@ def _staged_in(file: StateFile) -> tuple[str, ...]:
 
 
 def owns(ack: Ack, file: StateFile) -> bool:
-    """Whether an object lies under the prefix of the attempt that acks, where nobody else ever writes."""
+    """Return whether an object lies under the prefix of the acking attempt, where nobody else ever writes."""
     place = f"{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}"
     below = {
         STATE: (f"state/{ack.operator}",),

@@ -1,4 +1,4 @@
-"""What keeps a checkpoint besides its age: savepoints, branches, and restores that are running.
+"""Savepoints, branches and running restores: each keeps a checkpoint that is old enough to be pruned.
 
     registry/pins/               Delta: savepoints and branches, by name; committed by the generation's owner alone
     coordinator/holds/<uuid>.json  one running restore each: which checkpoint it reads, and a counter that a heartbeat
@@ -139,8 +139,9 @@ class ReaderHold:
 
 
 class HeldCommits:
-    """Which commits of checkpoints running restores hold: `commit_id in held`. If a hold cannot be read, it may be on
-    any, so all are held.
+    """The checkpoint commits that running restores hold: `commit_id in held`.
+
+    A hold that cannot be read may be on any commit, so all commits are held then.
     """
 
     def __init__(self, holds: Mapping[str, HoldRecord]) -> None:
@@ -151,7 +152,7 @@ class HeldCommits:
 
 
 class Watcher:
-    """What one observer knows of the holds that it has seen: since when each counter stands still."""
+    """One observer's memory of the holds that it has seen: since when each counter stands still."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}

@@ -475,8 +475,9 @@ class Registry:
         return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Whether this very try of the checkpoint is in the registry, which decides after a commit that reported an
-        error.
+        """Return whether this very attempt of the checkpoint is in the registry.
+
+        That decides after a commit that reported an error.
         """
         return any(row.commit_id == checkpoint.commit_id for row in self.checkpoints())
 
@@ -568,7 +569,7 @@ class Registry:
 
     @property
     def cleanup_due(self) -> bool:
-        """Whether a table's log is to be shortened, because this object has made enough commits."""
+        """Whether the log of a table is to be shortened, because this object has made enough commits."""
         return any(table.cleanup_due for table in self._tables)
 
     def keep_up(self, generation: Generation) -> None:

@@ -130,7 +130,7 @@ def record(storage: Storage, restored: Restored) -> None:
 
 
 def _compact(storage: Storage) -> None:
-    """If there are many files, put the newest rows into one file and delete the files that had them.
+    """Put the newest rows into one file if there are many files, and delete the files that had them.
 
     The commit is the one right after the version that was read, or none, so a row that somebody appends meanwhile is
     not lost. A reader of the version before misses the rows whose files are gone, and nothing depends on those.

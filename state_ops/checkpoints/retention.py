@@ -32,7 +32,7 @@ from state_ops.storage.storage import Storage, StoredFile
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one checkpoint, and why.
+    """The fate of one checkpoint, with the reasons.
 
     Attributes:
         reasons: Why it stays, in words, each reason sufficient by itself; without reasons it goes.
@@ -49,7 +49,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFate:
-    """What happens to one object.
+    """The fate of one object.
 
     Attributes:
         named_by: The checkpoints that stay and name it; if there are none, it is deleted.
@@ -66,7 +66,7 @@ class ObjectFate:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What pruning would do.
+    """The rows and objects that pruning would remove.
 
     Attributes:
         drop: The ids of the checkpoints whose rows are removed.
@@ -87,7 +87,7 @@ def reasons(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> dict[CheckpointId, tuple[str, ...]]:
-    """By checkpoint, the reasons why it stays; an empty tuple if it goes.
+    """Return the reasons why each checkpoint stays; an empty tuple if it goes.
 
     Args:
         keep: How many checkpoints to retain besides those with a name. With 0 the head goes too, and a rewind with what

@@ -15,7 +15,7 @@ from state_ops.storage.branches import is_inherited
 
 
 def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
-    """How many checkpoints reference each object, by storage path."""
+    """Return the number of checkpoints that reference each object, by storage path."""
     return Counter(path for files in listings for path in {file.path for file in files})
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint records of a sink: where its chain of published checkpoints stands."""
+"""A checkpoint's record of a sink: where the sink's chain of published checkpoints stands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from state_ops.records.recorded import Recorded
 
 @dataclass(frozen=True, slots=True)
 class SinkLink(Recorded):
-    """What a checkpoint's row records of one sink, under its name.
+    """A checkpoint's record of one sink, stored under the sink's name.
 
     Attributes:
         id: The newest checkpoint, up to the one that has the record, with output for the sink.

@@ -1,4 +1,4 @@
-"""Which process runs a pipeline: its lease, requests to it, a suspension, a gate hold.
+"""The process that runs a pipeline: its lease, requests to it, a suspension, a gate hold.
 
 Imports `storage`.
 """

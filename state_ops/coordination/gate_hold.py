@@ -34,20 +34,20 @@ log = Logger("weir.run")
 
 @dataclass(frozen=True, slots=True)
 class GateHold:
-    """Why the pipeline is held.
+    """The reason why the pipeline is held.
 
     Attributes:
         when: ISO 8601, UTC.
         run_id: Of the run that ended.
         epoch: The id of the epoch that was declined; where none had begun, of the newest checkpoint, 0 if there is
             none.
-        stage: Whose gate it is; empty where it is none.
+        stage: The stage of the gate; empty if no gate holds.
         message: What people are told, on several lines.
-        verdicts: Those that failed, as in a checkpoint's row.
+        verdicts: The failed verdicts, as in a checkpoint's row.
         files: By source, the names of the files that the epoch had read, or of the one that it could not read.
         error: The name of the error's type. Notes of earlier releases have none: they are all of gates.
         where: The file or object, or what else the error names.
-        generation: Which coordinator noted it; None in notes of earlier releases.
+        generation: The generation of the coordinator that wrote the note; None in notes of earlier releases.
         read: By source and name, size in bytes and time of change in ns of those files as the epoch saw them.
         objects: By path in storage, the stamp (`Storage.stamp`) of what is damaged; None where nothing was there.
     """
@@ -67,7 +67,7 @@ class GateHold:
 
     @property
     def by_gate(self) -> bool:
-        """Whether it is a gate that holds."""
+        """Whether a gate holds the pipeline."""
         return self.error == GATE
 
     @property
@@ -95,7 +95,7 @@ class GateHold:
 
 
 def read(storage: Storage, head: CheckpointId | None) -> GateHold | None:
-    """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell.
+    """Return the note of what holds the pipeline; None if nothing does, or the note cannot be read.
 
     Args:
         head: The id of the newest checkpoint. Where it is above the epoch's, a run has gone on, and was ended before it
@@ -130,7 +130,7 @@ def clear(storage: Storage) -> bool:
 
 
 def is_there(storage: Storage) -> bool:
-    """Whether there may be something to clear."""
+    """Return whether there may be a note to clear."""
     try:
         return storage.size(PATH) is not None
     except OSError:

@@ -35,7 +35,7 @@ from state_ops.storage.store import UNFINISHED
 LEASE = "coordinator/lease.json"
 DEAD_AFTER_HEARTBEATS = 3
 FAILURES = 8
-"""How many failures a lease remembers: the newest."""
+"""The number of failures that a lease remembers: the newest."""
 FAILED, INTERRUPTED, DIED = "failed", "interrupted", "died"
 _LAST_SECONDS = 5.0
 _MESSAGE = 500  # characters of one: it is written at each heartbeat
@@ -46,7 +46,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a coordinator says of itself at each heartbeat.
+    """A coordinator's record of itself, written at each heartbeat.
 
     Attributes:
         last_id: The highest checkpoint id this coordinator has begun; a successor starts above it.
@@ -76,7 +76,7 @@ class Lease:
 
     @property
     def process(self) -> tuple[str, int, str]:
-        """Which process holds it; the generation may change while it does."""
+        """The process that holds the lease; the generation may change while it does."""
         return self.host, self.pid, self.born
 
 
@@ -186,7 +186,7 @@ def failure(how: str, holder: Lease, error: BaseException | None = None) -> dict
 
 
 def _is_failure(item: Any) -> bool:
-    """Whether it is what `failure` gives: what another release has written, or a hand, is left out."""
+    """Return whether an item has the form that `failure` gives; other releases and people may have written others."""
     if not isinstance(item, dict) or not item.keys() >= _TEXTS.keys() | {"when", "generation"}:
         return False
     try:
@@ -205,7 +205,7 @@ def alive(lease: Lease | None) -> bool | None:
 
 
 def watch(storage: Storage) -> bool:
-    """Whether a coordinator lives, watching its counter for 3 heartbeats where nothing faster can tell."""
+    """Return whether a coordinator lives; watch its counter for 3 heartbeats if nothing faster can tell."""
     first = read(storage)
     lives = alive(first)
     if lives is not None or first is None:

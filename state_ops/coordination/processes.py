@@ -1,4 +1,4 @@
-"""Whether the process that holds a lease is alive, as far as this host can tell."""
+"""Tells whether the process that holds a lease is alive, as far as this host can see."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
-    """Whether a process lives; None if that cannot be seen from here.
+    """Return whether a process lives; None if that cannot be seen from here.
 
     Args:
-        began, pids: What `born` and `pid_namespace` said of it.
+        began, pids: The results of `born` and `pid_namespace` for the process.
     """
     if host != socket.gethostname() or not pids or pids != pid_namespace():
         return None
@@ -28,7 +28,10 @@ def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
 
 
 def born(pid: int) -> str:
-    """What tells a process from a later one with the same pid; on Linux it does not move when the clock is set."""
+    """Return a text that tells a process from a later one with the same pid.
+
+    On Linux it does not change when the clock is set.
+    """
     stat = Path(f"/proc/{pid}/stat")
     if stat.exists():
         ticks = stat.read_text().rsplit(")", 1)[1].split()[19]
@@ -39,10 +42,10 @@ def born(pid: int) -> str:
 
 
 def is_of_earlier_boot(host: str, began: str) -> bool:
-    """Whether a process of this host began before it was booted, if hosts of one name are one.
+    """Return whether a process of this host began before the host was booted, if hosts of one name are one.
 
     Args:
-        began: What `born` said of it.
+        began: The result of `born` for the process.
     """
     return host == socket.gethostname() and "/" in began and began.partition("/")[0] != _boot()
 

@@ -1,4 +1,4 @@
-"""Which committed checkpoints sinks have not taken, and why: a note in `coordinator/unpublished.json`.
+"""The committed checkpoints that sinks have not taken, with the reasons: a note in `coordinator/unpublished.json`.
 
 The registry says what is committed and not published; this note adds the reason for people, as the last try to publish
 left it. It gives no right, decides nothing, and no failure to read or write it ends a run. It has no values of rows:
@@ -24,7 +24,7 @@ log = Logger("weir.sink")
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a sink has not taken a checkpoint.
+    """The reason why a sink has not taken a checkpoint.
 
     Attributes:
         checkpoint: The oldest one that it lacked then.
@@ -63,7 +63,9 @@ def clear(storage: Storage) -> None:
 
 
 def read(storage: Storage) -> dict[str, Refused]:
-    """By sink, why the last try to publish failed. Whoever reads it asks the registry whether that still stands."""
+    """Return by sink the reason why the last try to publish failed. The caller asks the registry whether it still
+    stands.
+    """
     try:
         raw = storage.read_bytes(PATH)
         return {sink: Refused(**facts) for sink, facts in json.loads(raw).items()} if raw is not None else {}

@@ -22,7 +22,7 @@ UNREADABLE = "unreadable"  # the kind of a request that cannot be read
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What someone asks of the running coordinator.
+    """A request to the running coordinator.
 
     Attributes:
         trigger: Who asks (sensor, manual).

@@ -30,7 +30,7 @@ _STALLED_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """What is being fetched.
+    """One fetch of state, in progress.
 
     Attributes:
         stage, subtask: Whose state; None: that of several.
@@ -120,8 +120,10 @@ class RestoreProgress:
 
 
 def read(storage: Storage) -> list[Restoring]:
-    """What is being fetched, as far as it has been said, in no order. What killed processes have said last is among
-    it."""
+    """Return the fetches that have been reported, in no order.
+
+    The last reports of killed processes are among them.
+    """
     fetches = []
     for file in storage.list(DIRECTORY):
         raw = storage.read_bytes(file.path)
@@ -137,6 +139,6 @@ def clear(storage: Storage) -> None:
 
 
 def described(restoring: Sequence[Restoring]) -> str:
-    """In words: how many bytes are here."""
+    """Describe in words how many bytes are here."""
     here, total = (sum(getattr(fetch, name) for fetch in restoring) for name in ("bytes", "bytes_total"))
     return f"{here / 1e6:,.1f} of {total / 1e6:,.1f} MB ({100 * here // max(1, total)} %)"

@@ -86,14 +86,16 @@ def _committing() -> Iterator[None]:
 
 
 def was_busy(error: DeltaError) -> bool:
-    """Whether a write of delta-rs failed since the store was busy with an object (S3's 409): that very put has written
-    nothing, and trying again helps."""
+    """Return whether a write of delta-rs failed because the store was busy with an object (S3's 409).
+
+    That very put has written nothing, and trying again helps.
+    """
     return _BUSY in str(error) or error_status(str(error)) == "409"
 
 
 @scrubbing()
 def is_table(uri: str, options: dict[str, str] | None) -> bool:
-    """Whether there is a Delta table at a URI.
+    """Return whether there is a Delta table at a URI.
 
     Args:
         options: Of its storage.
@@ -102,7 +104,7 @@ def is_table(uri: str, options: dict[str, str] | None) -> bool:
 
 
 def exists(storage: Storage, path: str) -> bool:
-    """Whether there is a Delta table at `path`."""
+    """Return whether there is a Delta table at `path`."""
     return is_table(storage.full(path), storage.delta_options)
 
 
@@ -307,7 +309,7 @@ class FencedTable(TableFiles):
         return self._version if self._version is not None else self.newest()
 
     def look(self, see: Callable[[TableVersion], T]) -> T | None:
-        """What `see` makes of the newest version; None if there is no table.
+        """Return the result of `see` for the newest version; None if there is no table.
 
         Pruning deletes files and log cleanup entries at once, so a reader that loses that race looks again. Raises
         DamageError when something is missing although nobody has committed meanwhile.
@@ -323,7 +325,8 @@ class FencedTable(TableFiles):
                     raise _unreadable(self.storage.full(self.path), error) from error
 
     def read(self, read: Callable[[list[DataFile]], T], *, as_owner: bool = False) -> T:
-        """What `read` makes of the newest version's files, or of none if there is no table. Raises as `look` does.
+        """Return the result of `read` for the newest version's files; for no files if there is no table. Raises as
+        `look` does.
 
         Args:
             as_owner: Read the version that `last_known` gives, without a request.
@@ -344,7 +347,7 @@ class FencedTable(TableFiles):
 
     @_alone
     def _has_moved(self, version: int) -> bool:
-        """Whether the table has a newer version than this one; it is opened anew."""
+        """Open the table anew and return whether it has a newer version than this one."""
         self._version = None
         newest = self.newest()
         return newest is not None and newest.number > version

@@ -34,12 +34,12 @@ PROPERTIES = {
 
 
 def is_due(version: int) -> bool:
-    """Whether the table needs a cleanup once it has this version."""
+    """Return whether the table needs a cleanup once it has this version."""
     return version % INTERVAL == 0
 
 
 def is_overdue(names: Iterable[str]) -> bool:
-    """Whether a log of these names was left without a cleanup, by crashes or by an older release."""
+    """Return whether a log of these names was left without a cleanup, by crashes or by an older release."""
     listed = list(names)
     newest = max(_checkpoints(listed), default=-1)
     behind = len(superseded(listed))
@@ -47,7 +47,10 @@ def is_overdue(names: Iterable[str]) -> bool:
 
 
 def superseded(names: Iterable[str]) -> list[str]:
-    """Which entries of a log no reader needs any more, oldest first: those behind the last but one Delta checkpoint."""
+    """Return the entries of a log that no reader needs any more, oldest first.
+
+    They are older than the last Delta checkpoint but one.
+    """
     listed = list(names)
     checkpoints = sorted(_checkpoints(listed))
     if len(checkpoints) < 2:
@@ -56,7 +59,7 @@ def superseded(names: Iterable[str]) -> list[str]:
 
 
 def may_be_cleaned(names: Iterable[str], version: int) -> bool:
-    """Whether a log of these names may have lost the entry of this version already, oldest entries first."""
+    """Return whether a log of these names may have lost the entry of this version already, oldest entries first."""
     return sum(checkpoint > version for checkpoint in _checkpoints(names)) >= 2
 
 

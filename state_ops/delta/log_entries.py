@@ -66,7 +66,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """What is known of one version of a table; it never changes, whatever becomes of the table.
+    """One version of a table, as it was read; the record never changes, whatever becomes of the table.
 
     Attributes:
         entry: The version's own in the log, byte for byte.
@@ -105,8 +105,7 @@ def entry_path(table: str, version: int) -> str:
 def read_version(
     storage: Storage, path: str, handle: DeltaTable, app_id: str, files: Sequence[DataFile]
 ) -> TableVersion | None:
-    """What a handle that was just opened shows; None if its version's entry is gone already, so that it cannot be told
-    again."""
+    """Return the version that a handle that was just opened shows; None if the version's entry is gone already."""
     owner = handle.transaction_version(app_id)
     entry = storage.read_bytes(entry_path(path, handle.version()))
     if entry is None:
@@ -116,7 +115,7 @@ def read_version(
 
 
 def still_there(version: TableVersion) -> bool:
-    """Whether the version's entry has not been cleaned away, and with it none after it."""
+    """Return whether the version's entry is still in the log; entries are cleaned away oldest first."""
     return version.storage.read_bytes(entry_path(version.path, version.number)) == version.entry
 
 
@@ -169,7 +168,7 @@ def append(
 
 
 def with_columns(handle: DeltaTable, columns: Sequence[pa.Field]) -> dict[str, Any]:
-    """What a table is with more columns, null in its rows, as its log says it; all else is as the handle shows it."""
+    """Return a table's metadata action, as its log has it, with more columns; existing rows have null in them."""
     is_now = handle.metadata()
     schema = json.loads(handle.schema().to_json())
     schema["fields"] += json.loads(Schema.from_arrow(pa.schema(columns)).to_json())["fields"]

@@ -1,4 +1,4 @@
-"""Whether what a pipeline has stored is whole, and what lies there that nothing needs.
+"""Tells whether everything that a pipeline has stored is whole, and which files nothing needs.
 
 findings -> what can be wrong, and what a person does about it
 survey   -> one reading of the registry, and how its tables fit each other

@@ -115,8 +115,10 @@ def look(
     ahead: bool,
     behind: bool,
 ) -> Look:
-    """In this order: the sinks' versions, the registry, the sinks, the listing. Each may only be newer than the one
-    before."""
+    """Look once at the sinks' versions, the registry, the sinks and the listing, in this order.
+
+    Each may only be newer than the one before.
+    """
     early = sinks.versions(storage, app_id)
     early |= {name: sinks.ask(name, marker).version for name, marker in markers.items()}
     seen = survey(storage, app_id, alive, owned)
@@ -170,7 +172,10 @@ def content_problem(storage: Storage, expected: Expected) -> Finding | None:
 
 
 def _key(finding: Finding) -> tuple[Kind, str | None, tuple[CheckpointId, ...]]:
-    """What makes it the same finding in two looks. Which checkpoints name an object may change in between."""
+    """Return the parts that make a finding the same in two looks.
+
+    The checkpoints that name an object may change in between.
+    """
     return finding.kind, finding.path, () if finding.kind in _OF_OBJECTS else finding.checkpoints
 
 

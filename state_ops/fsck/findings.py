@@ -1,4 +1,4 @@
-"""What fsck can find, each kind with its severity and what to do next."""
+"""The findings of fsck: each kind with its severity and what to do next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 
 class Repair(StrEnum):
-    """What `--repair` does about a finding."""
+    """The action that `--repair` takes on a finding."""
 
     PUBLISH = "publish"
     DROP = "drop the rows"
@@ -166,14 +166,14 @@ class Finding:
 
     @property
     def next(self) -> str:
-        """What a person does now."""
+        """The step that a person takes now."""
         if self.repair is None and MEANINGS[self.kind].repair is not None:
             return "Leave it: another process may be writing it. If none is, delete it by hand."
         return MEANINGS[self.kind].next
 
     @property
     def blocks(self) -> bool:
-        """Whether nothing may be deleted or published while this is so."""
+        """Whether nothing may be deleted or published while this finding stands."""
         return MEANINGS[self.kind].blocks
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one check saw.
+    """The result of one check.
 
     Attributes:
         files, bytes: Of everything listed.

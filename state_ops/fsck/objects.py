@@ -1,4 +1,4 @@
-"""Everything in storage against what the registry and the tables name.
+"""Compares everything in storage with the objects that the registry and the tables name.
 
     state/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>/<file>
     channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or
@@ -97,7 +97,7 @@ def tables_with_staged_rows(paths: Iterable[str]) -> set[str]:
 
 
 def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Expected]:
-    """By path, what retained checkpoints and published tables need.
+    """Return by path the objects that retained checkpoints and published tables need.
 
     Rows that are published belong to their table: they may have been compacted and vacuumed, and only what the table
     still names has to be there.
@@ -118,7 +118,7 @@ def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Exp
 
 
 def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterator[Finding]:
-    """What has to be there and is not, or has another size."""
+    """Yield the objects that have to be there and are missing, or have another size."""
     for path, expected in wanted.items():
         size = stored.get(path)
         if size is None:
@@ -131,8 +131,10 @@ def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterat
 def superfluous(
     storage: Storage, seen: Survey, tables: Mapping[str, SinkTable], stored: Mapping[str, int], app_id: str
 ) -> Iterator[Finding]:
-    """What is there and nothing names. Nothing of what Weir writes is reported while it is not known in full what is
-    named."""
+    """Yield the files that nothing names.
+
+    While it is not known in full what is named, none of the files that Weir writes is reported.
+    """
     ours: dict[str, list[StoredFile]] = {}
     whose = data_directory("", app_id, True).rpartition("-")[2]
     for path, size in stored.items():

@@ -1,4 +1,4 @@
-"""What `--repair` does: a plan, made purely from a report, and its execution by the generation's owner.
+"""The work of `--repair`: a plan, made purely from a report, and its execution by the generation's owner.
 
 The plan is what a person agreed to. The owner looks again, and deletes only what the plan names and this new look finds
 superfluous as well: rows first, then objects. Whatever a retained checkpoint, a running restore or a table names is not
@@ -22,10 +22,10 @@ _BATCH = 200  # deletions between two looks at who owns the generation
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What would be done.
+    """The repairs that would be made.
 
     Attributes:
-        refused: Why nothing is.
+        refused: The reason why nothing would be repaired.
         beyond: Damage that no repair undoes.
     """
 
@@ -41,7 +41,7 @@ class RepairPlan:
 
     @property
     def bytes(self) -> int:
-        """How many are freed."""
+        """The number of bytes that the deletions free."""
         return sum(finding.bytes for finding in self.delete)
 
 
@@ -63,7 +63,7 @@ def plan_repair(report: Report) -> RepairPlan:
 
 
 def agreed(fresh: RepairPlan, shown: RepairPlan | None) -> RepairPlan:
-    """Of what is to be repaired now, what was in the plan that was shown; None: everything."""
+    """Return the part of a fresh plan that was in the plan that was shown; all of it if `shown` is None."""
     if shown is None or fresh.refused is not None:
         return fresh
 

@@ -103,7 +103,7 @@ def expected(rows: list[Checkpoint], sink: str) -> int | None:
 def chain_problems(
     storage: Storage, seen: Survey, table: SinkTable, early: int | None, *, behind: bool = False
 ) -> Iterator[Finding]:
-    """Where one table does not stand where the checkpoints say.
+    """Yield the contradictions between one table and the checkpoints.
 
     Args:
         early: Its version before the registry was read.
@@ -157,7 +157,10 @@ def chain_problems(
 
 
 def _may_follow(seen: Survey, row: Checkpoint, sink: str) -> set[CheckpointId | None]:
-    """Where a sink may stand before a checkpoint is published in it: a rewind follows any of what it abandons."""
+    """Return the checkpoints at which a sink may stand before this one is published in it.
+
+    A rewind follows any of the checkpoints that it abandons.
+    """
     links = [row.sinks[sink]]
     if row.kind in TAKES_BACK:
         links += [other.sinks[sink] for other in seen.checkpoints if other.id < row.id and sink in other.sinks]
@@ -166,7 +169,7 @@ def _may_follow(seen: Survey, row: Checkpoint, sink: str) -> set[CheckpointId | 
 
 
 def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:
-    """Which of these files the table's log adds or removes in any entry or checkpoint that still exists.
+    """Return the files among `paths` that the table's log adds or removes in any entry or checkpoint that still exists.
 
     Raises what reading a damaged entry raises: nothing may be concluded from half a log.
 

@@ -29,7 +29,7 @@ from state_ops.storage.storage import Storage, check_path
 
 TABLES = ("registry/checkpoints", "registry/state_files", "registry/publications", "registry/pins")
 UNREADABLE = (WeirError, OSError, DeltaError, pa.ArrowException, ValueError, KeyError, TypeError)
-"""What reading a damaged table raises."""
+"""The errors that reading a damaged table raises."""
 
 T = TypeVar("T")
 
@@ -47,12 +47,12 @@ class Named:
 
 @dataclass(slots=True)
 class Survey:
-    """What the registry names, and who may change it meanwhile.
+    """One reading of the registry: the objects that it names, and the process that may change it meanwhile.
 
     Attributes:
         fence: Generations below it can commit nothing any more.
         alive: A coordinator works meanwhile.
-        named: By path, what retained checkpoints name.
+        named: The objects that retained checkpoints name, by path.
         held: Paths that only a running restore's listing names.
     """
 
@@ -68,7 +68,7 @@ class Survey:
 
     @property
     def readable(self) -> bool:
-        """Whether what the registry names is known in full, so that what it does not name can be told."""
+        """Whether everything that the registry names is known, so that a file that it does not name can be told."""
         return not any(finding.blocks for finding in self.findings)
 
 
@@ -149,7 +149,7 @@ def _listing(storage: Storage, seen: Survey, registry: Registry, row: Checkpoint
 
 
 def _culprits(storage: Storage) -> list[Finding]:
-    """Which files of the registry are to blame, read one by one."""
+    """Read the files of the registry one by one and return the damaged ones as findings."""
     problems = []
     for path in TABLES:
         try:
@@ -191,7 +191,7 @@ def torn_entry(storage: Storage, table: str) -> str | None:
 
 
 def unreadable_parquet(data: bytes) -> str | None:
-    """Why a Parquet file cannot be read, page checksums included; None: it can."""
+    """Return the reason why a Parquet file cannot be read, page checksums included; None if it can."""
     try:
         pq.read_table(pa.BufferReader(data), use_threads=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -206,8 +206,10 @@ _TOP = {STATE: ("state/",), CHANNEL: ("channels/",), OUTPUT: ("tables/", "output
 
 
 def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: bool) -> Iterator[Finding]:
-    """What is wrong with a listing by itself. branch: it is a branch's, which may name its pipeline's state and rows
-    that wait."""
+    """Yield the faults of a listing by itself.
+
+    branch: The listing is a branch's, which may name its pipeline's state and rows that wait.
+    """
     for file in listing:
         inherited = branch and is_inherited(file.path) and file.kind != OUTPUT
         try:
@@ -247,7 +249,7 @@ def _drift(row: Checkpoint, figure: str, recorded: int, counted: int) -> Iterato
 
 
 def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[Finding]:
-    """How the rows contradict the way in which checkpoints come to be.
+    """Yield the contradictions between the rows and the way in which checkpoints come to be.
 
     When a checkpoint commits, its parent is the newest row. Rows are dropped and never come back, so a row that is here
     now and older was here then: no parent may be older than the row before, but that of a rewind.

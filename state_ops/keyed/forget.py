@@ -1,4 +1,4 @@
-"""All that a stage's state has of one key: its row, windows, sessions, lists, maps, timers, and its places in indices.
+"""All state of one key in a stage: its row, windows, sessions, lists, maps, timers, and its places in indices.
 
 Deleting entries is not enough to forget a key. RocksDB keeps what was deleted until the files are merged, a deletion
 names the key by itself, and what divides a large state into shards are keys. So what is left is copied into an empty
@@ -48,7 +48,7 @@ class ForgottenKey:
         return group_prefix(self.group, 0), group_prefix(self.group + 1, 0)
 
     def owns(self, key: bytes) -> bool:
-        """Whether an entry of the state is of this key.
+        """Return whether an entry of the state belongs to this key.
 
         Raises:
             DamageError: The entry is of a kind that this release does not know.
@@ -58,7 +58,7 @@ class ForgottenKey:
         return key.startswith(self.encoded, columns_begin(key))
 
     def entries(self, backend: Backend) -> Iterator[tuple[bytes, bytes]]:
-        """What the state has of this key."""
+        """Yield the entries of this key."""
         return (entry for entry in backend.scan(*self.range) if self.owns(entry[0]))
 
 

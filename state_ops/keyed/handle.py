@@ -1,4 +1,4 @@
-"""What all handles share that a stage's function works with by whole batches: the batch, and the fields of its rows."""
+"""The base of the handles with which a stage's function works by whole batches: the batch, and its rows' fields."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class CollectionState(RowHandle):
         self._batch = batch
 
     def changes(self) -> list[Entries]:
-        """What the batch changed and is not written yet."""
+        """Return the changes of the batch that are not written yet."""
         return [self._entries]
 
     # -- how

@@ -77,7 +77,7 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
 def _cast(
     name: str, column: pa.ChunkedArray, type: pa.DataType, rows: pa.Table
 ) -> tuple[str | None, pa.ChunkedArray | None]:
-    """What is wrong with a column's values, and they in the state's type."""
+    """Return a column's values in the state's type, or the reason why they cannot be cast."""
     if column.type == type:
         return None, column
     if not _alike(column.type, type):
@@ -126,7 +126,10 @@ def _first(length: int, fits: Callable[[int], bool]) -> int:
 
 
 def _alike(given: pa.DataType, type: pa.DataType) -> bool:
-    """Whether values of one type may be meant for the other: the cast then says of each whether it fits."""
+    """Return whether values of one type may be meant for the other.
+
+    The cast then tells for each value whether it fits.
+    """
     if pa.types.is_null(given):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(type):
@@ -149,7 +152,7 @@ def _alike(given: pa.DataType, type: pa.DataType) -> bool:
 
 
 def _twice(keys: pa.Table) -> Iterator[str]:
-    """What is said of keys that several rows have."""
+    """Yield a message about keys that several rows have; none if each key has one row."""
     by_key = frames.from_arrow(keys).group_by(keys.column_names, maintain_order=True).len()
     many = by_key.filter(by_key["len"] > 1)
     if len(many):

@@ -65,8 +65,10 @@ class Batch:
         return encode_keys([*ahead, *columns, *after], groups, kind)
 
     def codes(self, frame: pl.DataFrame, method: str) -> np.ndarray:
-        """For each row of the frame, the code of its key. StageError for a key that is not of this batch, or cannot be
-        one."""
+        """Return the code of the key of each row.
+
+        StageError is raised for a key that is not of this batch, or cannot be one.
+        """
         missing = [name for name in self.names if name not in frame.columns]
         if missing:
             raise StageError(
@@ -138,4 +140,4 @@ def _repeated(number: int, times: int) -> pa.Array:
 
 
 Convert = Callable[[pa.Table], Any]
-"""What turns an Arrow table into the frame that the stage's function asked for."""
+"""A function that turns an Arrow table into the frame that the stage's function asked for."""

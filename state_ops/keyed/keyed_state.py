@@ -1,10 +1,10 @@
-"""What a stage's function gets as `state`: everything that is kept for the keys of the batch.
+"""The `state` that a stage's function gets: everything that is kept for the keys of the batch.
 
     state.get(rows), state.put(rows), state.lag(rows, ...), state.fold(rows, ...)    the key's typed row: see `value`
     state.recent.append(rows), state.spent.all(rows)                               lists and maps: see `lists`, `maps`
     state.timers.set(rows, after="15m")                                            see `timers`
 
-Reads see what the batch wrote. What a batch changed is written as one after its function returned.
+Reads see what the batch wrote. All changes of a batch are written as one after its function returned.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class ListState(CollectionState):
         self._batch, self._first = batch, None
 
     def changes(self) -> list[Entries]:
-        """What the batch changed and is not written yet."""
+        """Return the changes of the batch that are not written yet."""
         if self._first is not None and self._moved.any():
             codes = np.flatnonzero(self._moved)
             empty = self._first[codes] >= self._next[codes]
@@ -93,7 +93,7 @@ class ListState(CollectionState):
         return self._read(self._distinct(frame, f"{self._name}.get"), None)
 
     def last(self, frame: Any, n: int = 1) -> Any:
-        """As `get`, but only the last n elements of each key, or as many as there are."""
+        """Return the same columns as `get`, but only the last n elements of each key, or as many as there are."""
         if n < 1:
             raise StageError(
                 f"{self._name}.last(frame, {n}) asks for nothing.", where=self._where, next="Say n=1 or more."
@@ -197,7 +197,7 @@ def _of_ends(elements: StateSchema) -> StateSchema:
 
 
 def position_in_key(codes: np.ndarray) -> np.ndarray:
-    """How many rows of the same code come before each row."""
+    """Return for each row how many rows of the same code come before it."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))

@@ -77,7 +77,7 @@ class MapState(CollectionState):
         return self._out(rows.select(list(self._types)))
 
     def contains(self, frame: Any, **columns: str) -> Any:
-        """Whether each row's entry is there: a column of booleans, row by row."""
+        """Return a column of booleans that says for each row whether its entry is there."""
         _, present = self._looked_up(frame, columns, "contains")
         return self._convert(pa.table({self._declared.name: pa.array(present)}))[self._declared.name]
 
@@ -238,7 +238,7 @@ class MapState(CollectionState):
         return ttl.unexpired(self._schema, rows, present, self._expiry)
 
     def _touch(self, encoded: list[bytes], rows: pl.DataFrame, present: np.ndarray) -> None:
-        """What the author has read, where that counts."""
+        """Stamp entries that the author has read, if the TTL counts reads."""
         if self._expiry is not None:
             touched = np.flatnonzero(self._expiry.touched_by_reading(rows[TOUCHED]) & present)
             self._put([encoded[index] for index in touched.tolist()], rows[touched])

@@ -1,4 +1,4 @@
-"""Which key an entry of a stage's state belongs to, and a state as if it had the entries of some keys alone."""
+"""The key to which an entry of a stage's state belongs, and a view of a state with the entries of some keys."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _AT = {
     WINDOW_VALUES: KIND_BYTES + _MOMENT + _TAG,
     **dict.fromkeys((WINDOW_STATE, EVENT_TIMERS, PROCESSING_TIMERS, MOMENTS), KIND_BYTES + _MOMENT),
 }
-"""Where the key columns begin in an entry's key, by the kind of state. What follows them is a part of the entry."""
+"""The position of the key columns in an entry's key, by the kind of state. The bytes after them are the entry's own."""
 
 
 def columns_begin(key: bytes) -> int:
-    """Where the key columns begin in an entry's key.
+    """Return the position in an entry's key where the key columns begin.
 
     Raises:
         DamageError: The entry is of a kind that this release does not know.
@@ -64,7 +64,7 @@ def owner_of(key: bytes, types: Sequence[pa.DataType]) -> bytes:
 
 
 def owners_of(columns: Sequence[pa.Array], max_parallelism: int) -> list[bytes]:
-    """The same of keys by their columns, an array for each with one value a key."""
+    """Return `owner_of` for keys that are given by their columns, an array for each column with one value a key."""
     keys = encode_keys(columns, key_groups(columns, max_parallelism), 0)
     return [key[:GROUP_BYTES] + key[KIND_BYTES:] for key in keys]
 
@@ -83,7 +83,7 @@ class OfKeys:
         self._owners, self._ordered = frozenset(owners), sorted(owners)
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """As `Backend.scan`. Where the key columns follow what the range begins with, other keys are not read."""
+        """Scan as `Backend.scan` does. If the key columns follow the start of the range, other keys are not read."""
         follows = len(start) >= KIND_BYTES and end == after_prefix(start) and _AT.get(start[2]) == len(start)
         if not follows:
             for entry in self._backend.scan(start, end):
@@ -98,5 +98,5 @@ class OfKeys:
         return self._ordered[bisect_left(self._ordered, group) : bisect_left(self._ordered, after_prefix(group))]
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `Backend.multi_get`."""
+        """Read as `Backend.multi_get` does."""
         return self._backend.multi_get(keys)

@@ -1,4 +1,4 @@
-"""All that is kept for the keys of some key groups, as tables: rows with their lists and maps beside them."""
+"""Reads the state of the keys of some key groups as tables: rows with their lists and maps beside them."""
 
 from __future__ import annotations
 

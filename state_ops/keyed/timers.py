@@ -88,7 +88,7 @@ class TimerState(BatchHandle):
         self._firing, self.disturbed = (domain, at, clock), False
 
     def changes(self) -> list[Entries]:
-        """What the batch changed and is not written yet."""
+        """Return the changes of the batch that are not written yet."""
         return [self._timers]
 
     # -- the author's half
@@ -152,7 +152,7 @@ class TimerState(BatchHandle):
     def _moments(
         self, frame: pl.DataFrame, codes: np.ndarray, column: str, method: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Of a frame's rows that have a moment: the codes of their keys, and the moments in microseconds."""
+        """Return the key codes of the rows that have a moment, and these moments in microseconds."""
         if column not in frame.columns:
             raise StageError(
                 f"{method}: at={column!r}, but the frame has no column {column!r}.",
@@ -266,7 +266,7 @@ def waves(timers: pl.DataFrame, keys: list[str]) -> Iterator[pl.DataFrame]:
 
 
 def are_set(backend: Backend, groups: range) -> bool:
-    """Whether any timer is set in some key groups."""
+    """Return whether any timer is set in some key groups."""
     return any(
         True
         for group in groups

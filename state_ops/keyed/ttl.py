@@ -47,7 +47,8 @@ class Ttl:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a stage with a TTL, or that once had one, has forgotten for good. A checkpoint records it for each stage.
+    """The state that a stage has forgotten for good through its TTL, past or present. A checkpoint records it for each
+    stage.
 
     Attributes:
         upto: State that was last touched at this moment or before it is expired, whatever the TTL is now. Microseconds
@@ -61,10 +62,12 @@ class Forgotten:
 
 
 def forgotten_after(before: Forgotten | None, ttl: Ttl | None, now: int) -> Forgotten | None:
-    """What a stage has forgotten once it has applied an epoch. It only grows, as processing time does.
+    """Return the record of state that a stage has forgotten once it has applied an epoch.
+
+    It only grows, as processing time does.
 
     Args:
-        before: What it had forgotten before that epoch; None: it never had a TTL.
+        before: The record before that epoch; None: the stage never had a TTL.
         ttl: Its TTL in that epoch; None: it has none.
         now: The epoch's processing time, in microseconds since 1970 UTC.
 
@@ -80,10 +83,10 @@ def forgotten_after(before: Forgotten | None, ttl: Ttl | None, now: int) -> Forg
 
 
 def forgotten_in(stats: OperatorStats, epoch_now: int) -> Forgotten | None:
-    """What a stage had forgotten by a checkpoint.
+    """Return the record of state that a stage had forgotten by a checkpoint.
 
     Args:
-        stats: What the checkpoint records of the stage.
+        stats: The checkpoint's record of the stage.
         epoch_now: The checkpoint's processing time, in microseconds since 1970 UTC: rows of earlier releases say what
             is forgotten by their TTL alone.
     """
@@ -97,12 +100,12 @@ def forgotten_in(stats: OperatorStats, epoch_now: int) -> Forgotten | None:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What is expired at one moment of processing time.
+    """The expiry of state at one moment of processing time.
 
     Attributes:
         ttl: The TTL of that moment; None: there is none any more.
         now: The moment, in microseconds since 1970 UTC.
-        before: What was forgotten before it.
+        before: The record of state that was forgotten before it.
     """
 
     ttl: Ttl | None
@@ -125,7 +128,7 @@ class Expiry:
 
 
 def expiry_of(schema: StateSchema, ttl: Ttl | None, now: int, before: Forgotten | None) -> Expiry | None:
-    """What is expired of rows of a schema; None where rows have no stamp, and nothing ever expires."""
+    """Return the expiry of rows of a schema; None if rows have no stamp, so that nothing ever expires."""
     return Expiry(ttl, now, before) if TOUCHED in schema.arrow.names else None
 
 

@@ -140,8 +140,10 @@ class ValueState(RowHandle):
         self._present[codes] = False
 
     def lag(self, frame: Any, **fields: str) -> Any:
-        """For each row, the key's previous row: `field="column"` gives the column of the row before, from this frame
-        or, for a key's first row here, from the state; and keeps the key's last row in those fields for the next time.
+        """Return for each row the key's previous row: `field="column"` gives the column of the row before.
+
+        The row before is from this frame or, for a key's first row here, from the state. The key's last row is kept in
+        those fields for the next time.
 
         Rows of a key must be in order, which `order_by` on the stage gives. A key seen for the first time has the
         fields' defaults.

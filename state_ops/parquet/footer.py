@@ -160,7 +160,7 @@ def _check_group(chunks: list[dict[int, Any]], leaves: list[_Leaf]) -> None:
 
 
 def _fits(sizes: dict[int, Any], leaf: _Leaf) -> bool:
-    """Whether there is a number for each level, or none, and bytes are counted of bytes alone."""
+    """Return whether there is one number for each level, or none, and bytes are counted only for a column of bytes."""
     return (
         len(sizes.get(_REPETITIONS, ())) in (0, leaf.repetitions + 1)
         and len(sizes.get(_DEFINITIONS, ())) in (0, leaf.definitions + 1)

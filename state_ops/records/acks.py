@@ -14,7 +14,7 @@ from state_ops.records.snapshot_files import STATE, LocalFile, LocalSnapshot, St
 
 @dataclass(frozen=True, slots=True)
 class PendingUpload:
-    """What a subtask leaves at the barrier for the coordinator to upload, if both see the same disk.
+    """Files that a subtask leaves at the barrier for the coordinator to upload, if both see the same disk.
 
     Attributes:
         base: The attempt whose snapshot the subtask built on.
@@ -28,7 +28,7 @@ class PendingUpload:
     directory: str
 
     def state_bytes(self, full: bool) -> int:
-        """How many bytes of state are to be uploaded at most.
+        """Return the largest number of bytes of state that are to be uploaded.
 
         Args:
             full: Whether the base's files are uploaded too.
@@ -95,7 +95,7 @@ class Ack:
         )
 
     def rows_of(self, output: str) -> int:
-        """How many rows of an output it has handed out, whoever gets them."""
+        """Return how many rows of an output the subtask has handed out, whoever gets them."""
         return self.rows_out if output == MAIN else self.rows_beside.get(output, 0)
 
     def staged(self, name: str) -> list[StagedFile | StateFile]:

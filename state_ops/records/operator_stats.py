@@ -1,4 +1,4 @@
-"""What a checkpoint records of an operator: how its state is stored and what it means, and what the epoch did."""
+"""A checkpoint's record of an operator: how its state is stored, what the state means, and what the epoch did."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from state_ops.records.recorded import Recorded
 
 @dataclass(frozen=True, slots=True)
 class OperatorStats(Recorded):
-    """What a checkpoint's row records of one operator, under the uid of its stage.
+    """A checkpoint's record of one operator, stored under the uid of its stage.
 
     Attributes:
         schema: Of the state; None: the operator has no state.
         schemas: All schemas that rows may still have, oldest first; earlier releases recorded `schema` alone.
         keys: By key column, its name and type.
-        backend: What wrote the state.
+        backend: The backend that wrote the state.
         collections: By name, the kind, key and schemas of each list and map.
         sketched: By aggregate that is a sketch, the type of the values that it counts.
         swept: By subtask, the key in hex where the sweep of expired state goes on.
-        clock: Of a stage whose time is processing time, where that stood, in microseconds; else None.
+        clock: The processing time of a stage that goes by processing time, in microseconds; else None.
         due: By subtask, the processing time in microseconds at which windows or timers are due next, rows or none.
         window: What windows, aggregates or duplicates mean.
         ttl: The time to live, as `Ttl` has it; None: the operator has none.
-        forgotten: What a TTL has let expire, as `Forgotten` has it; None: the operator never had a TTL.
+        forgotten: The state that a TTL has let expire, as `Forgotten` has it; None: the operator never had a TTL.
         on_timer: Whether the stage has a function for timers.
         lateness: Of a window, in microseconds.
         forgets: After how many microseconds a deduplication, or ranks, forget a key, or a join its rows; None: never.
@@ -119,4 +119,4 @@ class OperatorStats(Recorded):
 _NAMES: tuple[str, ...] = tuple(field.name for field in fields(OperatorStats) if field.name not in ("names", "unknown"))
 
 NOTHING = OperatorStats.from_json({})
-"""What is recorded of an operator that a checkpoint does not have."""
+"""The record of an operator that a checkpoint does not have."""

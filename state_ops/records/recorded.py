@@ -30,7 +30,7 @@ class Recorded:
         return cls(**recorded, names=tuple(raw), unknown=unknown)
 
     def to_json(self) -> dict[str, Any]:
-        """As it was recorded: without the fields that a record of an earlier release lacks."""
+        """Return the record as JSON, without the fields that a record of an earlier release lacks."""
         return {name: self.unknown[name] if name in self.unknown else getattr(self, name) for name in self.names}
 
     def updated(self, **changes: Any) -> Self:

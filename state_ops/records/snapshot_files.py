@@ -41,8 +41,10 @@ class StateFile:
 
     @property
     def in_table(self) -> bool:
-        """Whether it lies in the directory of a sink's table, whose log says from its publication on what becomes of
-        it."""
+        """Whether the file lies in the directory of a sink's table.
+
+        Once the rows are published, the table's log decides what becomes of it.
+        """
         return self.kind == OUTPUT and self.path.startswith(TABLES)
 
 

@@ -71,12 +71,12 @@ class Agg:
             )
 
     def __str__(self) -> str:
-        """As its author wrote it."""
+        """Return the aggregate as its author wrote it."""
         column = [repr(part) for part in (self.column, self.share) if part is not None]
         return f"{self.kind}({', '.join([*column, *([] if self.where is None else [f'where={self.where!r}'])])})"
 
     def ordered(self, order_by: tuple[str, ...]) -> Agg:
-        """This aggregate, by these columns if it is one that needs an order."""
+        """Return this aggregate with these columns as its order if it needs an order, else unchanged."""
         return replace(self, order_by=order_by) if self.kind in ("first", "last") else self
 
     @property
@@ -92,21 +92,23 @@ class Agg:
         return frozenset([*self.columns, *(quoted.replace("``", "`") or word for quoted, word in words)])
 
     def filtered(self, name: str) -> Agg:
-        """The same of a column that is null in the rows which do not count; of a count, true in the others."""
+        """Return this aggregate over a column that is null in rows that do not count (for a count, true in others)."""
         return self if self.where is None else replace(self, column=_TAKEN + name, where=None)
 
     @property
     def counted(self) -> Agg:
-        """The same of partials whose values have become a number or a sketch."""
+        """This aggregate over partials whose values have become a number or a sketch."""
         return replace(self, summed=True) if self.kind in _OF_VALUES and not self.listed else self
 
     @property
     def mergeable(self) -> Agg:
-        """The same of what may grow together with others of its key: sessions."""
+        """This aggregate for partials that may grow together with others of their key: sessions."""
         return replace(self, listed=True) if self.kind == "count_distinct" else self
 
     def irrevocable(self, name: str) -> str | None:
-        """Why a row cannot be taken back from it; None: it can, as far as its kind tells."""
+        """Return the reason why a row cannot be taken back from the aggregate; None if it can, as far as its kind
+        tells.
+        """
         if self.kind in ("count", "sum", "mean", "count_distinct", "min", "max"):
             return None
         if self.kind in _SKETCHES:
@@ -164,8 +166,10 @@ class Agg:
             ) from error
 
     def value_type(self, schema: pa.Schema) -> pa.DataType:
-        """As what the values of its column are kept: whole numbers of every width as the widest, floats as text, in
-        which -0.0 is 0.0 and all NaN are one."""
+        """Return the type in which the values of the column are kept.
+
+        Whole numbers of every width are kept as the widest, floats as text, in which -0.0 is 0.0 and all NaN are one.
+        """
         assert self.column is not None
         return _kept_type(schema.field(self.column).type)
 
@@ -238,8 +242,10 @@ class Agg:
         return [pl.col(field).get(self._row(name)) for field in self.fields(name)]
 
     def rank_columns(self, name: str) -> tuple[list[str], list[str]]:
-        """What rows are ranked by for `partial`, and partials for `combine`, in a column `rank_of(name)`; none if
-        empty."""
+        """Return the columns that rank rows for `partial`, and those that rank partials for `combine`.
+
+        The rank is in a column `rank_of(name)`. Without columns there is no rank.
+        """
         if not self.order_by:
             return [], []
         assert self.column is not None
@@ -294,7 +300,7 @@ class Agg:
         return rank.arg_min() if self.kind == "first" else rank.arg_max()
 
     def _better(self, name: str, old: str, new: str, ranked: bool) -> pl.Expr:
-        """Whether the new row comes before the old one (first), or after it (last)."""
+        """Return an expression that says whether the new row comes before the old one (first), or after it (last)."""
         better: pl.Expr = pl.lit(False)
         for field in [rank_of(name)] if ranked else reversed([*self._by(name), name]):
             mine, other = pl.col(new + field), pl.col(old + field)

@@ -88,7 +88,7 @@ class DistinctValues:
         }
 
     def __len__(self) -> int:
-        """How many aggregates keep values."""
+        """Return the number of aggregates that keep values."""
         return len(self._stores) + len(self._sketches)
 
     def counted(self, partials: pl.DataFrame, *, look: bool = True, keep: bool = True) -> pl.DataFrame:

@@ -67,7 +67,7 @@ class Entries:
             write(self._backend, [self])
 
     def take(self) -> dict[bytes, bytes | None]:
-        """What waits, which the caller now writes; None stands for a delete."""
+        """Hand the waiting entries to the caller, which writes them now; None stands for a delete."""
         waiting, self._waiting = self._waiting, {}
         return waiting
 

@@ -22,7 +22,7 @@ from state_ops.schema.state_schema import StateSchema
 
 
 class ExpiringRows(Rows):
-    """Those of one subtask in one epoch.
+    """The expiring rows of one subtask in one epoch.
 
     Args:
         moment: The field that says when a row is over, a timestamp in microseconds; where it is null, a row never is.
@@ -42,7 +42,8 @@ class ExpiringRows(Rows):
         self._stale: list[bytes] = []  # entries of the index that are not to stay
 
     def replace(self, keys: pl.DataFrame, rows: pl.DataFrame, before: pl.DataFrame) -> None:
-        """Set the rows of these keys, of each key once an epoch. before: what is stored of them, keys and fields."""
+        """Set the rows of these keys, of each key once an epoch. before: the stored rows of these keys, keys and
+        fields."""
         self._stale += self._index(before)
         self.put(keys, rows, np.ones(len(keys), bool))
 

@@ -49,7 +49,7 @@ class Partials:
         self.full = False
 
     def __len__(self) -> int:
-        """How many rows have gathered; 0 if there are none."""
+        """Return the number of gathered rows."""
         return sum(map(len, self._parts)) + sum(map(len, self._waiting))
 
     def add(self, rows: pl.DataFrame) -> None:
@@ -77,11 +77,11 @@ class Partials:
             self._parts.append(self.partials(rows))
 
     def partials(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Of rows of a batch."""
+        """Return the partials of a batch's rows."""
         return partials(self._aggregates, rows, self._by, self._where)
 
     def combined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Those of many batches as those of all their rows."""
+        """Combine the partials of many batches into the partials of all their rows."""
         return combined(self._aggregates, parts, self._by, self._where)
 
 
@@ -99,8 +99,10 @@ def parts(gathered: pl.DataFrame, by: Sequence[str] = ()) -> Iterator[pl.DataFra
 
 
 def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool:
-    """Whether partials are more than this share of what may gather: of `limit` rows, and of bytes, since aggregates
-    keep text."""
+    """Return whether partials are more than this share of what may gather: of `limit` rows, or of bytes.
+
+    Bytes count because aggregates keep text.
+    """
     rows, size = sum(map(len, parts)), sum(part.estimated_size() for part in parts)
     return rows > limit // share or size > PARTIAL_BYTES // share
 
@@ -134,8 +136,9 @@ def fitting(
 
 
 def _summed(column: pl.DataType, field: pl.DataType, what: str, where: str) -> pl.DataType:
-    """In which type the numbers of a column are added for a field: its own, unless the sum would lose what the numbers
-    have."""
+    """Return the type in which a column's numbers are added for a field: the column's own, unless the sum would lose
+    digits.
+    """
     if column == pl.Null:
         return column
     if not field.is_numeric():

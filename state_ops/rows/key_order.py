@@ -34,7 +34,7 @@ def encoded(columns: Sequence[pa.Array], groups: np.ndarray, state_id: int) -> t
 
 
 def ascending(columns: Sequence[pa.Array], groups: np.ndarray, state_id: int) -> tuple[np.ndarray, list[bytes]]:
-    """As `encoded`, in exactly the keys' order."""
+    """Return what `encoded` returns, in exactly the keys' order."""
     order, keys = encoded(columns, groups, state_id)
     if any(is_variable(column.type) for column in columns):  # in order but for what begins alike: that is fast to sort
         exactly = sorted(range(len(keys)), key=keys.__getitem__)

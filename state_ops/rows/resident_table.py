@@ -32,7 +32,7 @@ _WORTH = (
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Where resident tables come from and go to.
+    """The places that resident tables come from and go to.
 
     Attributes:
         source: The base's local directory, None if it has none here.

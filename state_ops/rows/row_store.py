@@ -54,7 +54,7 @@ class _Asked:
     at: np.ndarray | None = None
 
     def places(self, hashes: np.ndarray, table: HashedTable) -> np.ndarray | None:
-        """Where in a table the keys with these very hashes are; None if that is not known."""
+        """Return where in a table the keys with these very hashes are; None if that is not known."""
         return self.at if hashes is self.hashes and table is self.table else None
 
 
@@ -141,14 +141,19 @@ class Rows:
                 flush()
 
     def all_resident(self, asked: int) -> bool:
-        """Whether all rows are in memory, or have come there since reading them costs about as much as so many gets."""
+        """Return whether all rows are in memory.
+
+        They are read into it if that costs about as much as `asked` gets.
+        """
         self._begin()
         if self._resident is None and self._worth_a_scan(asked):
             self._resident = self._scanned()
         return self._resident is not None
 
     def values(self, column: str) -> pl.Series | None:
-        """What all rows have in a column, those too that the epoch has forgotten; None where not all are resident."""
+        """Return a column's distinct values in all rows, forgotten ones of the epoch included; None if not all are
+        resident.
+        """
         if self._pending is None or self._resident is None:
             return None
         parts = [table.rows.select(column).unique() for table in (self._pending, self._resident)]
@@ -268,7 +273,7 @@ class Rows:
         return whole, at
 
     def _worth_a_scan(self, asked: int) -> bool:
-        """Whether reading everything costs about as much as these gets. It is tried once an epoch."""
+        """Return whether reading everything costs about as much as these gets. It is tried once an epoch."""
         if self._residence is None or not self._residence.most_bytes or self._scan_tried or self._pending is None:
             return False
         if asked * SCAN_PER_GET < self._backend.approximate_entries():
@@ -298,7 +303,7 @@ class Rows:
         return HashedTable.of(self._hashes(whole), whole, self._names)
 
     def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
-        """As `get`, from the backend."""
+        """Return what `get` returns, from the backend."""
         order, encoded = key_order.encoded(self._arrays(keys), _groups(keys), self._state_id)
         starts = range(0, max(1, len(encoded)), _GET_KEYS)
         parts = [rows_of(self._schema, self._backend.multi_get(encoded[at : at + _GET_KEYS])) for at in starts]
@@ -327,7 +332,7 @@ class Rows:
             self._backend.write(beside, stale)
 
     def _beside(self, rows: pl.DataFrame) -> tuple[SortedRun, list[bytes]]:  # noqa: ARG002
-        """What else is written with rows: puts, and deletes in their order."""
+        """Return what else is written with rows: puts, and deletes in their order."""
         return SortedRun([], []), []
 
     def _go_without_tables(self) -> None:
@@ -389,5 +394,5 @@ def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.Dat
 
 
 def defaults(schema: StateSchema, number: int) -> pa.Table:
-    """That many rows with the fields' defaults."""
+    """Return `number` rows with the fields' defaults."""
     return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)

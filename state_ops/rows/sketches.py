@@ -64,7 +64,7 @@ def gathered(kind: str) -> Callable[[Sequence[pl.Series]], pl.Series]:
 
 
 def estimates(kind: str, share: float | None) -> Callable[[pl.Series], pl.Series]:
-    """What sketches tell: the number of values, or the value below which this share of them is."""
+    """Return a function that reads sketches: the number of values, or the value below which this share of them is."""
 
     def of(sketches: pl.Series) -> pl.Series:
         parts = sketches.to_list()

@@ -40,7 +40,7 @@ class Spill:
         self._number = 0
 
     def __len__(self) -> int:
-        """How often something was added."""
+        """Return how often something was added."""
         return self._number
 
     def add(self, rows: pl.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""What an annotation of a state class says: an Arrow type, whether it can be null, and what older rows read as."""
+"""Reads the annotations of a state class: an Arrow type, whether it can be null, and the value that older rows get."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def renamed_from(*names: str) -> Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an annotation says of a field.
+    """The meaning of a field's annotation.
 
     Attributes:
-        default: Of a field to which its author gives none.
+        default: The default of a field to which its author gives none.
         renamed, parts, required, description: As of `Field`.
     """
 
@@ -49,7 +49,7 @@ class Meaning:
 
 
 def meaning_of(hint: Any) -> Meaning:
-    """What an annotation says. Raises ValueError, saying which part of it, for one that cannot be stored."""
+    """Return the meaning of an annotation. Raises ValueError, which names the part, if a part cannot be stored."""
     if typing.get_origin(hint) is Annotated:
         python, *extras = typing.get_args(hint)
         renamed = tuple(name for extra in extras if isinstance(extra, Renamed) for name in extra.names)

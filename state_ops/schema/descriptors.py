@@ -1,4 +1,4 @@
-"""What a stage keeps per key beside its typed row: lists and maps, declared in the `State` class, and timers.
+"""The state that a stage keeps per key beside its typed row: lists and maps, declared in the `State` class, and timers.
 
     class Rider(State):
         rides: int = 0
@@ -52,7 +52,7 @@ MapOf = Annotated[dict[K, V], "weir", MAP]
 """Values by map key, each an entry of its own in the backend."""
 
 EMPTY = {LIST: list, MAP: dict}
-"""What a key without elements has in an instance of its State class."""
+"""The value in an instance of a State class for a key without elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Collection:
 
     @property
     def tag(self) -> int:
-        """As the int32 whose order-preserving bytes are the tag."""
+        """The tag as an int32; its order-preserving bytes are the tag in keys."""
         return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=4).digest(), "big") - (1 << 31)
 
     @property
@@ -95,11 +95,11 @@ class Collection:
         return (self.key_column, *names) if self.kind == MAP else names
 
     def __str__(self) -> str:
-        """What it is, for people."""
+        """Describe the collection for people."""
         return self.kind if self.key is None else f"map by {type_name(self.key)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint records it, under its name."""
+        """Return the collection as a checkpoint records it, under its name."""
         return {
             "kind": self.kind,
             "key": None if self.key is None else type_name(self.key),

@@ -47,12 +47,12 @@ _MANTISSA = {16: 11, 32: 24, 64: 53}  # bits of an integer that a float of so ma
 
 
 def obstacles(old: StateSchema, new: StateSchema) -> list[str]:
-    """Why rows of `old` cannot be read as rows of `new`, one sentence a field; empty if they can."""
+    """Return the reasons why rows of `old` cannot be read as rows of `new`, one sentence a field; empty if they can."""
     return [problem for problems in obstacles_by_field(old, new).values() for problem in problems]
 
 
 def obstacles_by_field(old: StateSchema, new: StateSchema) -> dict[str, list[str]]:
-    """The same, by the field of `new`; without those that have none."""
+    """Return the obstacles by the field of `new`; a field without obstacles is left out."""
     by_field: dict[str, list[str]] = {}
     declared = _declared_parts(new)
     for field, sources in _matched(_row(old), _row(new), declared, ()):
@@ -73,7 +73,7 @@ def _declared_parts(schema: StateSchema) -> _Parts:
 
 
 def _compared(a: pa.Field, b: pa.Field, declared: _Parts, at: tuple[str, ...]) -> list[str]:
-    """Why values of one field cannot be read as those of another. at: the path of the newer one."""
+    """Return the reasons why values of one field cannot be read as values of another. at: the path of the newer one."""
     path = ".".join(at)
     problems = [f"field {path} was nullable and no longer is"] if a.nullable and not b.nullable else []
     if _kind(a.type) != _kind(b.type) or (not _kind(b.type) and not _widens(a.type, b.type)):
@@ -86,8 +86,10 @@ def _compared(a: pa.Field, b: pa.Field, declared: _Parts, at: tuple[str, ...]) -
 
 
 def _ambiguous(path: str, sources: Sequence[str]) -> list[str]:
-    """What is said of a field that may be several of the old ones; nothing where it is one. path: of the field;
-    sources: their names."""
+    """Return a message about a field that may be any of several old fields; nothing if there is one.
+
+    path: The path of the field. sources: The names of the old fields.
+    """
     if len(sources) == 1:
         return []
     kept, others = sources[0], ", ".join(repr(name) for name in sources[1:])
@@ -100,7 +102,7 @@ def _ambiguous(path: str, sources: Sequence[str]) -> list[str]:
 
 
 def _kind(type: pa.DataType) -> str:
-    """What a type must stay if it has parts; "" if it has none."""
+    """Return the kind that a type with parts must keep; "" if it has no parts."""
     if pa.types.is_fixed_size_list(type):
         return f"fixed size {type.list_size}"
     if pa.types.is_map(type):
@@ -111,7 +113,7 @@ def _kind(type: pa.DataType) -> str:
 
 
 def _widens(a: pa.DataType, b: pa.DataType) -> bool:
-    """Whether every value of `a` is a value of `b`, and stays what it is."""
+    """Return whether every value of `a` is a value of `b`, and stays the same."""
     if a == b:
         return True
     if pa.types.is_decimal(a) and pa.types.is_decimal(b):
@@ -208,7 +210,7 @@ class _Level:
 
     @property
     def path(self) -> str:
-        """What the fields' names begin with, for people."""
+        """The prefix of the fields' names, for people."""
         return "".join(f"{name}." for name in self.at)
 
 
@@ -226,8 +228,10 @@ def _levels(a: pa.DataType, b: pa.DataType, declared: _Parts, at: tuple[str, ...
 
 
 def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
-    """For fields that are dropped the new ones that could hold their values, each once: those of the same type and most
-    alike in name."""
+    """Return for each dropped field the new field that could hold its values, each once.
+
+    Fields of the same type come first, then the ones most alike in name.
+    """
     alike = []
     for was in dropped:
         for field, sources, _ in level.now:
@@ -288,8 +292,9 @@ def _added(field: pa.Field, part: Part | None, rows: int) -> pa.Array:
 
 
 def recorded(schema: StateSchema) -> list[dict[str, Any]]:
-    """As JSON, every schema that rows in state may have, oldest first and `schema` last, and what reading them
-    takes."""
+    """Return as JSON every schema that rows in state may have, oldest first and `schema` last, with all that reading
+    them takes.
+    """
     return [
         {
             "schema": written.to_json(),

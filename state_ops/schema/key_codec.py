@@ -208,10 +208,10 @@ def decode_keys(keys: Sequence[bytes], types: Sequence[pa.DataType]) -> tuple[np
 
 
 def columns_end(key: bytes, at: int, types: Sequence[pa.DataType]) -> int:
-    """Where the columns of one key end.
+    """Return the position at which the columns of one key end.
 
     Args:
-        at: Where they begin.
+        at: The position at which they begin.
         types: Of the columns.
     """
     for type in types:

@@ -148,7 +148,7 @@ def _hash_bytes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seed:
 
 
 def _rows(which: np.ndarray) -> Any:
-    """Which rows, as an index: a slice for all of them, as of keys of one length, which is quicker. None for none."""
+    """Return an index of the rows: a slice if it is all of them, which is quicker; None if it is none."""
     if which.all():
         return slice(None) if len(which) else None
     return np.flatnonzero(which) if which.any() else None

@@ -67,7 +67,9 @@ def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int
 
 
 def as_stored(table: pa.Table, fields: Sequence[Field], rows: Sequence[Row]) -> list[Row]:
-    """What `tuples(table)` gives, where `table` was made of `rows` by `columns`.
+    """Return what `tuples(table)` gives; `columns` made `table` of `rows`.
+
+    Arrow is asked only for fields whose values cannot be told without it, because it costs more.
 
     What can be told of a field's values without Arrow, which costs less, is not asked of it.
     """
@@ -111,7 +113,7 @@ class RowReader:
         return read
 
     def read_value(self, value: Any, name: Callable[[], str]) -> Any:
-        """The same for rows of one field: its value."""
+        """Return the value of one field as it is read back."""
         read = self._settlers[0](value)
         if read is _UNSETTLED or (read is None and self._required[0]):
             return self._by_arrow((value,), name)[0]
@@ -187,8 +189,11 @@ _Plain = Callable[[Any], Any]
 
 @lru_cache(maxsize=256)
 def _plainer(type: pa.DataType) -> _Plain | None:
-    """What makes a value of a type one that Arrow takes: a State a dict, a map pairs, 1.0 in an integer 1; and refuses
-    one that Arrow would alter without a word. None: there is none."""
+    """Return a function that turns a value of a type into one that Arrow takes; None if Arrow takes every value.
+
+    A State becomes a dict, a map becomes pairs, 1.0 in an integer becomes 1. The function refuses a value that Arrow
+    would alter without a word.
+    """
     if pa.types.is_struct(type):
         parts = {part.name: _plainer(part.type) for part in type}
         return lambda value: _struct(value, parts)
@@ -292,7 +297,10 @@ def _moment(value: Any, unit: int) -> Any:
 
 
 def _is_nat(value: Any) -> bool:
-    """Whether a value is pandas' NaT. Its class says so: a process that has no use for pandas does not import it."""
+    """Return whether a value is pandas' NaT.
+
+    The class name tells, so that a process without a use for pandas does not import it.
+    """
     return bool(value.__class__.__name__ == "NaTType")
 
 
@@ -350,8 +358,9 @@ _DIGITS = Context(prec=200, traps=[])
 
 @lru_cache(maxsize=256)
 def _settler(type: pa.DataType) -> _Settle:
-    """What says how a value of a type is read back, where that can be told without Arrow, which takes many times as
-    long; else `_UNSETTLED`.
+    """Return a function that says how a value of a type is read back, without Arrow, which takes many times as long.
+
+    It returns `_UNSETTLED` if only Arrow can tell.
 
     It goes by the value's exact class, since a subclass may do anything. What Arrow would refuse is unsettled too.
     """
@@ -366,7 +375,7 @@ def _settler(type: pa.DataType) -> _Settle:
 
 
 def _settlers(type: pa.DataType) -> dict[Any, _Settle]:
-    """By exact class of Python's or NumPy's."""
+    """Return the functions by exact class of Python's or NumPy's."""
     if pa.types.is_integer(type):
         return _settlers_of_integers(type)
     if type == pa.float64():
@@ -450,7 +459,7 @@ def _settler_of_decimals(precision: int, scale: int) -> _Settle:
 
 
 def _settler_of_moments(zone: tzinfo | None) -> _Settle:
-    """Of datetimes in a zone, or in none. One without a zone is in UTC."""
+    """Return the function for datetimes in a zone, or in none. A datetime without a zone is in UTC."""
 
     def settle(value: datetime) -> Any:
         try:
@@ -510,8 +519,10 @@ def _settler_of_structs(parts: dict[str, _Settle]) -> _Settle:
 
 
 def _are_exact(type: pa.DataType) -> Callable[[list[Any]], bool]:
-    """Whether all values of a list are read back as they are, seen at once; False where that is to be seen one by
-    one."""
+    """Return a function that tells at once whether all values of a list are read back as they are.
+
+    False: each value is to be looked at.
+    """
     if pa.types.is_integer(type):
         lowest, highest = _range_of(type)
         return lambda values: (

@@ -218,8 +218,10 @@ def _check_columns(schema: StateSchema, given: pa.Schema) -> None:
 
 
 def _holds(declared: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a column's type is the declared one, but for dictionaries and views in it, and for what may be null: the
-    values are looked at for nulls themselves."""
+    """Return whether a column's type is the declared one, apart from dictionaries, views and nullability.
+
+    The values themselves are checked for nulls.
+    """
     return bool(declared == given or without_nullability(declared) == without_nullability(stored_type(given)))
 
 
@@ -270,8 +272,10 @@ def stored_numbers(schema: StateSchema, values: Sequence[bytes], name: str) -> t
 def _written_with(
     joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray, schema: StateSchema
 ) -> np.ndarray | None:
-    """For each value which of the older schemas and then `schema` it has; None where all have `schema` or are
-    damaged."""
+    """Return for each value the number of its schema among the older ones and then `schema`.
+
+    None: all values have `schema` or are damaged.
+    """
     if not len(starts) or int(lengths.min()) < SCHEMA_ID.stop:
         return None
     ids = items(joined, 8)[starts + SCHEMA_ID.start].view("<u8")

@@ -144,7 +144,7 @@ def _collections_of(base: type) -> tuple[Collection, ...]:
 
 
 def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Collection:
-    """What `name: ListOf[...]` or `name: MapOf[..., ...]` declares."""
+    """Return the collection that `name: ListOf[...]` or `name: MapOf[..., ...]` declares."""
     if name in cls.__dict__:
         raise _refusal(cls, name, "a list or map begins empty and takes no default")
     *keys, hint = hints

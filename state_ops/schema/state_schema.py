@@ -1,4 +1,4 @@
-"""What one key's state row looks like: its fields, their Arrow types and defaults. `state_class` makes one of a class.
+"""The schema of one key's state row: its fields, their Arrow types and defaults. `state_class` makes one of a class.
 
 A schema's id is the hash of its canonical JSON, so two branches of one pipeline never allocate the same id for
 different schemas, and the same class yields the same id on every machine and in every process.
@@ -135,7 +135,7 @@ class StateSchema:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is known of the fields and of their parts, as if the row were one struct of them."""
+        """The parts of the row, with the fields themselves, as if the row were one struct of them."""
         return tuple(
             part
             for f in self.fields
@@ -143,7 +143,7 @@ class StateSchema:
         )
 
     def reading(self, older: Sequence[StateSchema]) -> StateSchema:
-        """This very schema, which also reads rows that were written with these older ones, oldest first."""
+        """Return this schema as one that also reads rows that were written with these older schemas, oldest first."""
         return replace(self, older=tuple(replace(schema, older=()) for schema in older))
 
     @property
@@ -197,7 +197,7 @@ class StateSchema:
             ) from error
 
     def differences(self, newer: StateSchema) -> list[str]:
-        """What changed from this schema to `newer`, one sentence a field and change; empty if they are the same."""
+        """Return the changes from this one to `newer`, one sentence a field and change; empty if they are the same."""
         old, new = {f.name: f for f in self.fields}, {f.name: f for f in newer.fields}
         names = {was: f.name for f in newer.fields for was in f.renamed if was in old and not {f.name} & old.keys()}
         names = {was: name for was, name in names.items() if was not in new}

@@ -95,7 +95,7 @@ def settle(directory: Path, deadline: float | None = None, cancelled: Event | No
 
 
 def _ended(file: Path) -> tuple[bool, str]:
-    """Whether the thread or process that wrote is through, and what went wrong, if it could say so."""
+    """Return whether the writing thread or process has ended, and the error that it noted, if any."""
     lock = os.open(file, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -49,7 +49,7 @@ class ObjectCache:
     most_bytes: int
 
     def holds(self, file: StateFile) -> bool:
-        """Whether an object is here, judged by its name and size."""
+        """Return whether an object is here, judged by its name and size."""
         with suppress(OSError):
             return self._at(file).stat().st_size == file.bytes
         return False
@@ -224,7 +224,7 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def is_object(path: Path, file: StateFile) -> bool:
-    """Whether a local file that nobody changes in place is the object that a checkpoint names.
+    """Return whether a local file that nobody changes in place is the object that a checkpoint names.
 
     This process reads the file once, however many links to it there are.
     """

@@ -1,5 +1,4 @@
-"""What a subtask builds on after its parallelism changed: the snapshots of the subtasks that had its key groups, side
-by side.
+"""The base of a subtask after its parallelism changed: the snapshots of the subtasks that had its key groups, together.
 
     2 -> 3, of 128 key groups      subtask 0 of 2: 0..63            subtask 1 of 2: 64..127
                                    0 of 3: 0..42    1 of 3: 43..85                    2 of 3: 86..127
@@ -32,8 +31,9 @@ def first_key(group: int) -> bytes:
 def bases(
     files: Sequence[StateFile], operator: str, was: int, now: int, max_parallelism: int, commit_id: str
 ) -> dict[int, Snapshot]:
-    """By subtask at parallelism `now`, the snapshot it builds on, from the listing of a checkpoint taken at parallelism
-    `was`.
+    """Return by subtask at parallelism `now` the snapshot that it builds on.
+
+    The files are the listing of a checkpoint that was taken at parallelism `was`.
 
     Args:
         commit_id: The checkpoint's. The attempt id of a snapshot that is put together is derived from it, so it is the

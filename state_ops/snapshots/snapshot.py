@@ -166,8 +166,7 @@ def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Where the bytes of a snapshot came from: storage, this host's objects, or local snapshots of the same
-    operator."""
+    """The bytes of a snapshot by their origin: storage, this host, or local snapshots of the same operator."""
 
     stored: int = 0
     cached: int = 0
@@ -326,7 +325,7 @@ def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
 
 
 def is_here(home: Path, base: Snapshot) -> bool:
-    """Whether a subtask's home has a whole snapshot, as far as can be seen without reading its files."""
+    """Return whether a subtask's home has a whole snapshot, as far as names and sizes of its files tell."""
     source = _local_directory(home, base)
     if source is None:
         return False
@@ -336,7 +335,7 @@ def is_here(home: Path, base: Snapshot) -> bool:
 
 
 def is_sound(home: Path, base: Snapshot) -> bool:
-    """Whether the files of a snapshot in a subtask's home have the recorded digests.
+    """Return whether the files of a snapshot in a subtask's home have the recorded digests.
 
     All are read. If one has another digest, the snapshot is removed.
     """

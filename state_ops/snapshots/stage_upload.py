@@ -165,7 +165,7 @@ def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
 
 
 def channel_path(attempt: Attempt, output: str) -> str:
-    """In storage, of the rows of one output that an attempt leaves for other stages."""
+    """Return the storage path for the rows of one output that an attempt leaves for other stages."""
     place = f"channels/{attempt.operator}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}"
     return f"{place}.parquet" if output == MAIN else f"{place}/{output}.parquet"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RESTORING = ".restoring-"
 SORTING = "weir-sort-"
-"""Of directories beside those of stages, in which a subtask sorts its rows."""
+"""The name of directories beside the stages' directories in which a subtask sorts its rows."""
 
 
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:

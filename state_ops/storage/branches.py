@@ -1,4 +1,4 @@
-"""Where a branch lies, and how its registry names what it has from the pipeline that it was forked from.
+"""The place of a branch, and the names in its registry for objects of the pipeline that it was forked from.
 
 branches/<uuid>/...   below the pipeline's root: registry, objects, tables and coordinator of the branch's own
 parent/<path>         in a branch's listings: an object of that pipeline. It is read, and never written or deleted
@@ -39,21 +39,21 @@ def parent_uri(uri: str) -> str | None:
 
 
 def is_inherited(path: str) -> bool:
-    """Whether a path in a listing names an object that the branch only reads."""
+    """Return whether a path in a listing names an object that the branch only reads."""
     return path.startswith(PARENT)
 
 
 def inherited(path: str) -> str:
-    """How a branch names an object of the pipeline that it is forked from."""
+    """Return the name in a branch for an object of the pipeline that the branch was forked from."""
     return f"{PARENT}{path}"
 
 
 def own_of_parent(path: str) -> str:
-    """The same object as the pipeline itself names it."""
+    """Return the path by which the pipeline itself names an object."""
     return path.removeprefix(PARENT)
 
 
 def branch_of(path: str) -> str | None:
-    """In which branch's directory a path of a pipeline's storage lies; None: in none."""
+    """Return the branch in whose directory a path of a pipeline's storage lies; None if in none."""
     top, _, rest = path.partition("/")
     return rest.partition("/")[0] if top == BRANCHES else None

@@ -1,4 +1,4 @@
-"""What disks lack: room, which an error does not always say, and hard links, without which files are copied."""
+"""Disks without room, which an error does not always say, and disks without hard links, where files are copied."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _links: dict[int, bool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What a file system has left where a path lies.
+    """The room that a file system has left where a path lies.
 
     Attributes:
         mount: Its directory.
         free, total: Bytes that we may use.
-        files: That may be made, None where it sets no limit.
+        files: The number of files that may still be made; None if the file system sets no limit.
     """
 
     mount: str
@@ -119,7 +119,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
-    """Which disk an error comes from being full, in words with path and bytes free; None if none is.
+    """Return the full disk that an error comes from, in words with path and bytes free; None if there is none.
 
     Args:
         error: What was raised, and all that led to it. One that says that there is no room names the disk of its own

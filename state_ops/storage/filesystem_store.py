@@ -45,7 +45,10 @@ class FileSystemStore:
         return at
 
     def _has_link(self, path: str) -> bool:
-        """Whether a path may be elsewhere than it says. The root has been resolved, so only what is below it counts."""
+        """Return whether a path has a link or `..` in it, so that the file may lie elsewhere.
+
+        The root has been resolved, so only the part below it counts.
+        """
         at = self._root
         for name in path.split("/"):
             at = f"{at}/{name}"

@@ -1,9 +1,10 @@
-"""What a pipeline asks of its storage: requests by kind, and bytes in both directions, counted where they happen.
+"""Counts a pipeline's requests to its storage by kind, and bytes in both directions.
 
 Every try counts, also one that fails. On object stores it is what S3 sends a bill for: an object sent in parts is a
 request for each part and two more, a listing one for each page, deletions one for each batch. What delta-rs, Arrow and
 Spark request by themselves is not seen here: the opening of Delta tables at the start of a run, and the reading of
-input and of rows, also of those that were landed."""
+input and of rows, also of those that were landed.
+"""
 
 from __future__ import annotations
 

@@ -148,8 +148,9 @@ def _open(uri: str, s3: S3Options, retries: int) -> Any:
 
 
 def translated(error: Exception, where: str) -> OSError | ConfigurationError:
-    """What an error of obstore means: UnavailableError, FileNotFoundError, PermissionError, OSError or
-    ConfigurationError."""
+    """Translate an error of obstore to UnavailableError, FileNotFoundError, PermissionError, OSError or
+    ConfigurationError.
+    """
     text = str(error)
     status, code = error_status(text), error_code(text)
     if code in _CONFIGURED_WRONGLY or "incorrectly configured region" in text:

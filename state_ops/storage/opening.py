@@ -1,4 +1,4 @@
-"""Which store a root belongs to, and what is refused as a root."""
+"""Finds the store that a root belongs to, and refuses roots that no store can use."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _EPOCH = r"g\d+-e\d+"
 _DATA = r"data(?:-[0-9a-f]{8})?"
 _ATTEMPT = r"\d+-[^/]+"
 NUMBER_OR_OUTPUT = r"(?:\d+|[a-z][a-z0-9_]*)"
-"""Of a channel's file in an attempt's directory: rows of the stage's input, or those of an output of that name."""
+"""The name of a channel's file in an attempt's directory: rows of the stage's input, or of an output of that name."""
 _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
 _CHANNEL = re.compile(
     rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}{NUMBER_OR_OUTPUT}|{_UNFINISHED}{_ATTEMPT})\.parquet"
@@ -37,16 +37,18 @@ def data_directory(table: str, app_id: str, elsewhere: bool) -> str:
 
 
 def is_staged(path: str) -> bool:
-    """Whether an attempt may have staged this object: part of a snapshot, rows of a channel or for a sink that is no
-    table, or blocks of the exchange."""
+    """Return whether an attempt may have staged this object.
+
+    That is part of a snapshot, rows of a channel or for a sink that is no table, or blocks of the exchange.
+    """
     return any(name.fullmatch(path) for name in (_STATE, _CHANNEL, _OUTPUT, _BLOCKS))
 
 
 def is_staged_rows(path: str) -> bool:
-    """Whether an attempt may have staged these rows in a table's directory."""
+    """Return whether an attempt may have staged these rows in a table's directory."""
     return bool(_ROWS.fullmatch(path))
 
 
 def is_registry_data(path: str) -> bool:
-    """Whether this may be a data file of the registry's tables."""
+    """Return whether this may be a data file of the registry's tables."""
     return bool(_REGISTRY_DATA.fullmatch(path))

@@ -10,11 +10,11 @@ from state_ops.storage.storage import Storage
 
 
 class ReadOnlyStorage(Storage):
-    """The same files; whatever would write or delete one raises PipelineError."""
+    """Storage that is only read: an operation that would write or delete a file raises PipelineError."""
 
     @classmethod
     def of(cls, storage: Storage) -> ReadOnlyStorage:
-        """The same storage as another object has it."""
+        """Return a read-only object for the same storage."""
         _, arguments = storage.__reduce__()
         return cls(*arguments)
 

@@ -50,7 +50,9 @@ def refuse_secrets(uri: str, where: str) -> str:
 
 
 def credentials(s3: S3Options) -> Credentials | None:
-    """What the references name in this process's environment; None without references: the libraries look themselves.
+    """Return the credentials that the settings' references name in this process's environment.
+
+    None: there are no references, so the libraries look for credentials themselves.
 
     Raises ConfigurationError that names a variable which is not set.
     """

@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class CancelledError(TransientError):
-    """Nothing to do: a transfer was given up because its result is not wanted any more."""
+    """A transfer was given up because its result is not wanted any more. There is nothing to do."""
 
 
 class Cancelled(Protocol):
@@ -186,7 +186,7 @@ class Storage:
 
     @property
     def transfers(self) -> int:
-        """How many files one subtask may transfer at a time."""
+        """The number of files that one subtask may transfer at a time."""
         return self._s3.transfers if self._s3 else _TRANSFERS
 
     def below(self, path: str) -> Storage:
@@ -209,7 +209,7 @@ class Storage:
         return [place for place in places if place is not None]
 
     def is_mounted(self, path: str) -> bool:
-        """Whether a path lies elsewhere."""
+        """Return whether a path lies elsewhere."""
         return self._mount_of(path) is not None
 
     def _mount_of(self, path: str) -> str | None:
@@ -423,8 +423,9 @@ class Storage:
         return self._retried(path, lambda: store.size(place))
 
     def stamp(self, path: str) -> str | None:
-        """What is another one once the file has been written anew, even with the same content; None if there is no such
-        file."""
+        """Return a stamp that changes whenever the file is written anew, even with the same content; None if there is
+        no file.
+        """
         store, place = self._there(path)
         return self._retried(path, lambda: store.stamp(place))
 

@@ -1,4 +1,4 @@
-"""Where bytes are kept: one small Protocol, and the file system behind it.
+"""The store of bytes: one small Protocol, and the file system behind it.
 
 Paths are relative to the store's root and were checked by `Storage`, which is what everything else uses. A store says
 what happened by the kind of OSError: UnavailableError may pass (throttled, timed out, connection lost),
@@ -7,7 +7,8 @@ library wrote, only
 its status, code and kind: answers of servers repeat parts of the request.
 
 `FileSystemStore` is pyarrow.fs; `ObjectStore`, in its own module, is obstore (docs/adr/0010-object-stores.md says why
-not one for both)."""
+not one for both).
+"""
 
 from __future__ import annotations
 
@@ -66,8 +67,9 @@ class Store(Protocol):
         """The file that an object is, of a store on a disk of this host; None: it is elsewhere."""
 
     def stamp(self, path: str) -> str | None:
-        """What is another one once the object has been written anew, even with the same content; None if there is no
-        such object."""
+        """Return a stamp that changes whenever the object is written anew, even with the same content; None if there is
+        none.
+        """
 
     def list(self, path: str) -> Iterable[StoredFile]:
         """All objects below `path`, also unfinished ones; none if there is no such directory."""

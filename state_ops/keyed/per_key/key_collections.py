@@ -186,8 +186,10 @@ class KeyMap:
         return _of(self._keys[self.index], self._declared)
 
     def _read(self, entry: tuple[int, Any]) -> Any:
-        """What an entry of the current key was changed to, as it is read once it is stored, and kept so: once more
-        costs less then."""
+        """Return a changed entry of the current key as it is read once it is stored.
+
+        That value replaces the changed one, so that the next read costs less.
+        """
         value = self._changed[entry]
         if value is not _GONE:
             self._changed[entry] = value = _as_read(value, self._declared, self._reader, self._owner)

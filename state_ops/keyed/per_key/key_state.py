@@ -33,7 +33,7 @@ OpenCache = Callable[[ValueStore[Row], StateSchema], "StateCache[Row] | None"]
 
 
 def no_cache(store: ValueStore[Row], schema: StateSchema) -> None:
-    """What `OpenCache` is where none is configured."""
+    """Open no cache: the `OpenCache` for a pipeline that configures none."""
 
 
 def row_store(backend: Any, schema: StateSchema, where: str, expiry: Expiry | None = None) -> ValueStore[Row]:
@@ -52,7 +52,7 @@ def row_store(backend: Any, schema: StateSchema, where: str, expiry: Expiry | No
 
 
 class KeyState:
-    """What a per-key function gets as `state`: all that is kept for the key that it is called for."""
+    """The `state` that a per-key function gets: all that is kept for the key that it is called for."""
 
     timers: KeyTimers
 
@@ -66,7 +66,7 @@ class KeyState:
     def get(self) -> State:
         """The key's row, an instance of the stage's State class; with the class's defaults where the key has none.
 
-        It is the caller's own: what is changed in it is kept only by `update`. Its lists and maps are empty; they are
+        The instance is the caller's own: only `update` keeps changes to it. Its lists and maps are empty; they are
         attributes of the handle.
         """
         return self._states.get()

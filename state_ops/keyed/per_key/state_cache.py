@@ -77,11 +77,11 @@ class CacheSizes:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What a cache did since the last barrier, in entries; sums over subtasks.
+    """A cache's figures since the last barrier, in entries; sums over subtasks.
 
     Attributes:
         evicted: Dirty entries that were written before the barrier because L1 was full.
-        flushed: Those that the barrier wrote.
+        flushed: Dirty entries that the barrier wrote.
     """
 
     l1_hits: int = 0
@@ -209,7 +209,9 @@ class StateCache(Generic[V]):
         return (len(self._l1) + len(self._l2)) * (_OVERHEAD_BYTES + _GROWTH * encoded)
 
     def contents(self) -> Contents[V]:
-        """What the cache holds, to begin another one with. Only right after a flush: it must equal the store."""
+        """Return the cache's contents, to begin another one with. Call it only right after a flush: they must equal the
+        store.
+        """
         if self._dirty or self._failure is not None:
             raise RuntimeError("a state cache was asked for its contents while they differ from the store's")
         return Contents(self._l1, self._l2)

@@ -55,7 +55,7 @@ class _Signed:
 
     @property
     def name(self) -> str:
-        """Of the column that is added up."""
+        """The name of the column that is added up."""
         return _SIGNED + self.field
 
     def of(self, gone: pl.Expr, types: Mapping[str, pl.DataType]) -> pl.Expr:

@@ -1,4 +1,4 @@
-"""How often each value is there, of the aggregates over changes that go by values: an entry for each key and value.
+"""Counts how often each value is there, for aggregates over changes that go by values: an entry for each key and value.
 
     group | MAP_STATE | tag | key | value  ->  in how many of the key's rows    the map `<name>__values` of each key
 
@@ -66,18 +66,18 @@ class ValueSet:
 
     @property
     def name(self) -> str:
-        """Of the first of its aggregates."""
+        """The name of the set's first aggregate."""
         return self.members[0][0]
 
     @property
     def column(self) -> str:
-        """Where rows have the values, once conditions have been evaluated."""
+        """The column in which rows have the values, once conditions have been evaluated."""
         name, agg = self.members[0]
         return agg.filtered(name).columns[0]
 
     @property
     def field(self) -> str:
-        """Of an entry, and the name of the map."""
+        """The field of an entry, and the name of the map."""
         return f"{self.name}__values"
 
 
@@ -117,7 +117,7 @@ def check_values(name: str, agg: Agg, rows: pa.Schema, where: str) -> None:
 
 
 def _value_type(agg: Agg, rows: pa.Schema) -> pa.DataType:
-    """As what values are kept: numbers of every width as the widest."""
+    """Return the type in which values are kept: numbers of every width as the widest."""
     assert agg.column is not None
     type = rows.field(agg.column).type
     if pa.types.is_integer(type):
