@@ -33,14 +33,14 @@ _FIRST, _LAST = "dagster/asset_partition_range_start", "dagster/asset_partition_
 
 
 class Promote(Enum):
-    """How a backfill is promoted. Dagster shows the names, and refuses others before a run begins."""
+    """The ways to promote a backfill. Dagster shows the names, and refuses others before a run begins."""
 
     approval = "approval"
     automatic = "automatic"
 
 
 class Replaces(Enum):
-    """What a backfill replaces. Dagster shows the names, and refuses others before a run begins."""
+    """The rows that a backfill replaces. Dagster shows the names, and refuses others before a run begins."""
 
     since = backfills.SINCE
     range = backfills.RANGE
@@ -52,7 +52,7 @@ for _choice in (Promote, Replaces):
 
 
 class BackfillConfig(dg.Config):
-    """What one backfill does differently from the settings."""
+    """The options of one backfill; the settings give the defaults."""
 
     promote: Promote | None = Field(
         None, description="approval or automatic; by default pipelines.<name>.backfill.promote in the settings."
@@ -63,7 +63,7 @@ class BackfillConfig(dg.Config):
 
 
 class PromoteConfig(dg.Config):
-    """What the promote job does."""
+    """The options of the promote job."""
 
     branch: str = Field(description="Required. The branch's name, e.g. backfill-20260103T00-20260106T00.")
     dry_run: bool = Field(True, description="Only show what would change: rows that go and that come, by table.")
@@ -143,7 +143,7 @@ def _shown(done: Backfilled) -> dict[str, Any]:
 
 
 def _figures(difference: BranchDiff) -> dict[str, Any]:
-    """What a promotion changes, as sums and as a report."""
+    """Return the changes of a promotion as sums and as a report."""
     counts = {
         f"rows {kind}": sum(table.counts[kind] for table in difference.tables)
         for kind in ("added", "removed", "changed")

@@ -121,9 +121,9 @@ def report(instance: dg.DagsterInstance, evaluations: Iterable[dg.AssetCheckEval
 
 
 def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
-    """What a check said last; None if it never said anything.
+    """Return the last evaluation of a check; None if it never had one.
 
-    A check that a run has only planned has said nothing yet.
+    A planned check of a run is no evaluation yet.
     """
     history = instance.event_log_storage.get_asset_check_execution_history(check, limit=20)
     events = [record.event.dagster_event for record in history if record.event is not None]
@@ -133,7 +133,7 @@ def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetChe
 
 
 def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.AssetCheckEvaluation | None:
-    """What one of the checks that every pipeline has said last, if it failed; else None."""
+    """Return the last evaluation of one of the checks that every pipeline has, if it failed; else None."""
     evaluation = newest(instance, dg.AssetCheckKey(key(pipeline, _ON[name][0]), name))
     return evaluation if evaluation is not None and not evaluation.passed else None
 
@@ -142,7 +142,7 @@ def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.Asset
 
 
 def _asked(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
-    """The same as `again`; red where nobody can tell, since the others are asked all the same."""
+    """Evaluate a check as `again` does; red if that raises, so that the other checks are evaluated all the same."""
     try:
         return again(pipeline, settings, spec)
     except (OSError, WeirError) as error:
@@ -201,7 +201,7 @@ def failed(pipeline: Pipeline, name: str, error: WeirError) -> dg.AssetCheckEval
 
 
 def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
-    """What happened, where, and what to do next."""
+    """Return the error as metadata: what happened, where, and what to do next."""
     shown = {"what": error.what, "where": error.where, "next": error.next}
     return {name: dg.MetadataValue.text(text) for name, text in shown.items() if text}
 
@@ -253,12 +253,12 @@ def _failed_in_words(stage: Stage, gate: Gate, bad: Verdict) -> str:
 
 
 def recorded(pipeline: Pipeline, row: Checkpoint | None, stage: Stage) -> list[dg.AssetCheckEvaluation]:
-    """What a checkpoint, usually the newest, recorded of a stage's gates."""
+    """Return the verdicts of a stage's gates that a checkpoint, usually the newest, has recorded."""
     return of_gates(pipeline, stage, [Verdict.from_dict(stage.uid, raw) for raw in stats_of(row, stage.uid).gates])
 
 
 def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
-    """How the last coordinator ended, as the lease says."""
+    """Evaluate how the last coordinator ended, as the lease says."""
     storage, _ = open_storage(pipeline, settings)
     holder = lease.read(storage)
     if holder is None:
@@ -276,7 +276,7 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
 
 
 def on_time(pipeline: Pipeline, settings: Settings, since: float | None = None) -> dg.AssetCheckEvaluation:
-    """Whether input waits for longer than it may. This lists the sources, and starts no JVM.
+    """Evaluate whether input waits for longer than it may. This lists the sources, and starts no JVM.
 
     Args:
         since: The moment, in seconds since 1970, from which on input has been seen to wait beside the newest
@@ -344,8 +344,9 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
 def answers(
     instance: dg.DagsterInstance, pipeline: Pipeline, settings: Settings, row: Checkpoint
 ) -> list[dg.AssetCheckEvaluation]:
-    """What a checkpoint that was committed since says of the checks that are red: that the last run failed, or that a
-    checkpoint could not be restored.
+    """Return new evaluations of red checks that a later checkpoint answers.
+
+    The checks are that the last run failed, or that a checkpoint could not be restored.
     """
     given = []
     if red(instance, pipeline, LAST_RUN) is not None:
@@ -361,7 +362,7 @@ def answers(
 def _no_longer_damaged(
     pipeline: Pipeline, settings: Settings, row: Checkpoint, damaged: dg.AssetCheckEvaluation
 ) -> str | None:
-    """Why a red verdict on a checkpoint says nothing of this one, in words; None if what was damaged still is."""
+    """Return why a red verdict on a checkpoint says nothing of this one; None if the damage is still here."""
     where = str(damaged.metadata["where"].value) if "where" in damaged.metadata else ""
     storage, registry = open_storage(pipeline, settings)
     named = [file for file in registry.files(row) if storage.full(file.path) in where]
@@ -375,7 +376,7 @@ def _no_longer_damaged(
 
 
 def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
-    """Whether sources can be read from where the newest checkpoint stands."""
+    """Evaluate whether sources can be read from the newest checkpoint on."""
     _, registry = open_storage(pipeline, settings)
     head = registry.head()
     try:
@@ -390,7 +391,7 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
 
 
 def _waiting(arrived: Mapping[str, Arrivals]) -> str:
-    """What waits of all sources, as a sentence's beginning: "3 files are waiting"."""
+    """Return the beginning of a sentence about the waiting input of all sources: "3 files are waiting"."""
     return f"{in_words(arrived.values())} {agrees(sum(of.waiting for of in arrived.values()), 'is', 'are')} waiting"
 
 
@@ -407,7 +408,7 @@ def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False
 
 
 def of_report(pipeline: Pipeline, report: Report) -> dg.AssetCheckEvaluation:
-    """What fsck reported. Leftovers and foreign files are no damage."""
+    """Evaluate a report of fsck. Leftovers and foreign files are no damage."""
     lines = [
         f"- {finding.kind} ({finding.severity}): {as_text(finding.path or finding.what)}"
         for finding in report.findings[:_SHOWN]

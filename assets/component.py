@@ -17,7 +17,7 @@ from pipelines.loading import load_pipeline
 
 
 class ScaffoldParams(dg.Model):
-    """What `dg scaffold defs` may be told."""
+    """The parameters of `dg scaffold defs`."""
 
     pipeline: str = Field(description="The pipeline's name in the configuration.")
 
@@ -67,7 +67,7 @@ class WeirPipelineComponent(dg.Component, dg.Model, dg.Resolvable):
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """How `dg list components` and the documentation show it."""
+        """Return the description and tags for `dg list components` and the documentation."""
         return dg.ComponentTypeSpec(description=cls.__doc__, tags=["weir", "streaming", "pyspark"])
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

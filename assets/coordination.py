@@ -131,7 +131,7 @@ def _pid(context: Context) -> int:
 
 
 def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool:
-    """Whether this run has nothing to do because a person has ended the pipeline. The run's log says so."""
+    """Return whether this run has nothing to do because a person has ended the pipeline. The run's log says so."""
     why = runtime.suspended(pipeline, settings, _options(context, settings))
     if why is not None:
         context.log.warning(f"{pipeline.name} is left alone, since it was {why}")

@@ -1,4 +1,4 @@
-"""What `workspace.yaml` loads: every pipeline of the configuration."""
+"""The definitions that `workspace.yaml` loads: every pipeline of the configuration."""
 
 import dagster as dg
 

@@ -113,7 +113,7 @@ def as_plot(points: Sequence[Point]) -> dg.MarkdownMetadataValue:
 def drills_plot(
     instance: dg.DagsterInstance, drill: dg.AssetKey, now: tuple[datetime, float, float]
 ) -> dg.MetadataValue:
-    """How long recovery took in the last drills, and how old the oldest unread input was.
+    """Plot how long recovery took in the last drills, and how old the oldest unread input was.
 
     Args:
         now: The point of this drill, which is not recorded yet.

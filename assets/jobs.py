@@ -39,7 +39,7 @@ from state_ops.errors import ConfigurationError, DamageError, WeirError
 
 
 class RestoreConfig(dg.Config):
-    """What the restore job does."""
+    """The options of the restore job."""
 
     resume: bool = Field(default=True, description="Then run epochs until caught up, as the pipeline's own job does.")
     checkpoint: int | None = Field(
@@ -54,7 +54,7 @@ class RestoreConfig(dg.Config):
 
 
 class SavepointConfig(dg.Config):
-    """What the savepoint job does."""
+    """The options of the savepoint job."""
 
     name: str = Field(description="Required. The savepoint's name: letters, digits, dots, dashes and underscores.")
     drop: bool = Field(False, description="Take the name away instead; what only it kept goes.")
@@ -62,7 +62,7 @@ class SavepointConfig(dg.Config):
 
 
 class RewindConfig(dg.Config):
-    """What the rewind job does."""
+    """The options of the rewind job."""
 
     # The Launchpad writes down what has a default but null, so that nobody has to look for these.
     checkpoint: int | None = Field(
@@ -84,14 +84,14 @@ class RewindConfig(dg.Config):
 
 
 class StopConfig(dg.Config):
-    """What the stop job does."""
+    """The options of the stop job."""
 
     drain: bool = Field(False, description="First work off what has arrived and close every window.")
     savepoint: str | None = Field(None, description="At the end, name the newest checkpoint so.")
 
 
 class DataDocsConfig(dg.Config):
-    """What the job for data docs does."""
+    """The options of the job for data docs."""
 
     directory: str | None = Field(
         None,
@@ -102,7 +102,7 @@ class DataDocsConfig(dg.Config):
 
 
 class UpkeepConfig(dg.Config):
-    """What the job for retention and fsck does."""
+    """The options of the job for retention and fsck."""
 
     prune: bool = Field(True, description="Drop the checkpoints that nothing keeps, and what dead attempts left.")
     quick: bool = Field(False, description="Compare sizes only; read no contents.")
@@ -152,7 +152,7 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
 
 def _outdated(pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> bool:
-    """Whether another coordinator has begun since a sensor asked for this run."""
+    """Return whether another coordinator has begun since a sensor asked for this run."""
     if config.generation is None:
         return False
     storage, _ = open_storage(pipeline, settings)
@@ -161,8 +161,9 @@ def _outdated(pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> 
 
 
 def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> None:
-    """Whether the pipeline can go on: registry and storage agree, the checkpoint is whole, and sources can be read from
-    there.
+    """Prove that the pipeline can go on.
+
+    Registry and storage agree, the checkpoint is whole, and sources can be read from there.
     """
     storage, registry = open_storage(pipeline, settings)
     at = config.checkpoint if config.savepoint is None else config.savepoint

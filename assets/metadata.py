@@ -1,4 +1,4 @@
-"""What Dagster shows about pipelines, stages, tables and epochs, as its metadata values."""
+"""Dagster's metadata values for pipelines, stages, tables and epochs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from state_ops.storage.storage import Storage
 
 
 def of_source(source: Source, resolved: str) -> dict[str, Any]:
-    """What a source's definition says."""
+    """Return the metadata of a source's definition."""
     return {
         **({"files": dg.MetadataValue.path(resolved)} if isinstance(source, FileSource) else {}),
         "event time": source.event_time or "none: no watermark",
@@ -44,7 +44,7 @@ def of_source(source: Source, resolved: str) -> dict[str, Any]:
 
 
 def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
-    """What a stage's code says by itself."""
+    """Return the metadata of a stage's code."""
     shown: dict[str, Any] = {"key": ", ".join(stage.key) or "none: it is stateless"}
     if stage.order_by:
         shown["order by"] = ", ".join(stage.order_by)
@@ -71,7 +71,7 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
 
 
 def of_sink(pipeline: Pipeline, sink: Sink, storage: Storage) -> dict[str, Any]:
-    """Where a table is, or what another sink is."""
+    """Return the path of a table, or the kind of another sink."""
     if not pipeline.is_table(sink):
         return {"kind": sink.kind, **({} if sink.connection is None else {"connection": sink.connection})}
     path = storage.full(table_path(sink.name))
@@ -145,7 +145,7 @@ LATE_IN = "rows late in "
 
 
 def waiting(arrived: Mapping[str, Arrivals]) -> dict[str, int]:
-    """How much waits, by source and in its unit, of those that could be looked at."""
+    """Return how much input waits, by source and in its unit; sources that cannot be read are left out."""
     return {f"{of.unit}s waiting in {name}": of.waiting for name, of in arrived.items() if of.problem is None}
 
 
@@ -285,10 +285,10 @@ def of_sink_now(
     delta_version: int | None = None,
     columns: Mapping[str, Mapping[str, pa.Schema]] | None = None,
 ) -> tuple[dict[str, Any], str | None]:
-    """What a sink has at a checkpoint.
+    """Return the metadata of a sink at a checkpoint, and the version of its data.
 
     Args:
-        delta_version: Of its table; None: the newest. A later epoch may have written to it by now.
+        delta_version: The version of its table; None: the newest. A later epoch may have written to it by now.
         columns: As in `EpochReport`; None: tables alone tell those of stages before.
 
     Returns:
@@ -320,8 +320,9 @@ def of_sink_now(
 
 
 def of_sink_run(tally: Tally, stage: Stage, sink: Sink, seconds: float) -> dict[str, Any]:
-    """What epochs have added to a sink, and how far behind that is. What has a unit says so in its name, since Dagster
-    plots each name by itself.
+    """Return the rows that epochs have added to a sink, and how far behind the sink is.
+
+    A name has its unit in it, since Dagster plots each name by itself.
 
     Args:
         seconds: How long the epochs took together.
@@ -347,7 +348,7 @@ def of_sink_run(tally: Tally, stage: Stage, sink: Sink, seconds: float) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """Where columns of what stages read are told: by an epoch that has come to its end, and by tables.
+    """Finds the columns of the inputs that stages read: an epoch that has ended tells them, or the tables do.
 
     Attributes:
         handed_out: As `EpochReport.columns`.
@@ -371,9 +372,13 @@ class _Before:
 
 
 def _origins(stage: Stage, sink: Sink, names: Sequence[str], before: _Before) -> dict[str, list[dg.TableColumnDep]]:
-    """By column of a table, what it is made from: of the main output the stage's own columns; of others those of the
-    stage's inputs, as the stage has none for them; of rows that are set aside those with the same name. names: of the
-    table's columns."""
+    """Return by column of a table the columns that it is made from.
+
+    A column of the main output comes from the stage's own column. A column of another output comes from the stage's
+    inputs, as the stage has none for it. A column of rows that are set aside comes from the column of the same name.
+
+    names: The table's columns.
+    """
     pipeline = before.pipeline
     if sink == stage.sink:
         return {name: [dg.TableColumnDep(stage_key(pipeline, stage.uid), name)] for name in names}
@@ -408,7 +413,7 @@ def _columns(pipeline: Pipeline, stage: Stage, report: EpochReport, storage: Sto
 
 
 def _descriptions(stage: Stage, sink: Sink | None) -> dict[str, str]:
-    """By column of a table, what it is: as its author says, and of a window or an aggregate how it is made."""
+    """Return by column of a table its description: the author's, or how a window or an aggregate makes the column."""
     texts: dict[str, str] = {}
     operator = stage.window or stage.aggregation
     if operator is not None and sink == stage.sink:
@@ -428,14 +433,14 @@ def _in_words(agg: Agg) -> str:
 def lineage(
     stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]], output: str = MAIN
 ) -> dict[str, list[tuple[int, str]]]:
-    """By output column, the numbers of the inputs and their columns from which it is made.
+    """Return by output column the numbers of the inputs and their columns from which it is made.
 
     Operators declare it. For a function, an output column is taken for the input column of the same name, and other
     columns are left out.
 
     Args:
         inputs: The columns of each input.
-        output: Which of its outputs has the columns.
+        output: The name of the output with the columns.
     """
     made = {side: made_of(lane.columns, inputs[side]) for side, lane in enumerate(stage.lanes) if lane.columns}
     seen = [list(made.get(side, given)) for side, given in enumerate(inputs)]
@@ -449,7 +454,7 @@ def lineage(
 def _lineage_of_seen(
     stage: Stage, columns: Sequence[str], inputs: Sequence[Sequence[str]], output: str
 ) -> dict[str, list[tuple[int, str]]]:
-    """The same from the columns that the stage's operator sees of each input."""
+    """Return the lineage in terms of the columns that the stage's operator sees of each input."""
     if stage.join is not None:
         return _lineage_of_join(stage, stage.join, columns, inputs)
     if output != MAIN:

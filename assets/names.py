@@ -99,7 +99,7 @@ def input_key(pipeline: Pipeline, input: Source | Stage) -> dg.AssetKey:
 
 
 def tag_of(run: dg.DagsterRun, tag: str) -> str | None:
-    """What a run has in one of the tags for sensors and runs; None if it has none."""
+    """Return the value that a run has in one of the tags for sensors and runs; None if it has none."""
     return run.tags.get(tag, run.tags.get(_ONCE[tag]))
 
 
@@ -184,9 +184,11 @@ class Runs:
         return cls(context.instance, pipeline, place(pipeline, settings), frozenset(keys), where)
 
     def has(self, run: dg.DagsterRun) -> bool:
-        """Whether a run coordinates the pipeline: the run says so, its job is one of the pipeline's, or the run was
-        started from the pipeline's assets. A job of that name may be another pipeline's, which the run's tag then says:
-        of `flights_restore` in a code location of its own the job is `flights_restore_job`.
+        """Return whether a run coordinates the pipeline.
+
+        The run says so, its job is one of the pipeline's, or the run was started from the pipeline's assets. A job of
+        that name may be another pipeline's, which the run's tag then says: `flights_restore` in a code location of its
+        own has the job `flights_restore_job`.
         """
         name, begun = self.pipeline.name, tag_of(run, COORDINATES)
         if self.place.tag in run.tags:

@@ -277,12 +277,12 @@ def _answer_red(
     sight: decisions.Sight,
     seen: dict[str, Any],
 ) -> list[str]:
-    """What a newer checkpoint says of checks that this sensor has seen red, in words.
+    """Answer checks that this sensor has seen red, if a newer checkpoint does, and describe the answers.
 
     Dagster's own runs answer red checks themselves; other runs cannot.
 
     Args:
-        seen: What the watchdog remembers.
+        seen: The watchdog's memory.
     """
     if all(checks.red(instance, pipeline, name) is None for name in (checks.LAST_RUN, checks.RESTORABLE)):
         seen.pop("red_at", None)
@@ -345,13 +345,12 @@ def _note_cancelled(
 
 
 def _is_foreign(instance: dg.DagsterInstance, run_id: str | None) -> bool:
-    """Whether a coordinator is none of this Dagster's runs."""
+    """Return whether a coordinator is none of this Dagster's runs."""
     return run_id is None or instance.get_run_by_id(run_id) is None
 
 
 def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | None:
-    """Who asks for what follows a run that did not end well: None if this sensor does, else the sensor that does
-    already.
+    """Return the sensor that follows up a run that did not end well; None if this sensor does.
 
     Sensors tick beside each other, and what one asks for becomes a run only once its tick is over. If two have looked
     before either wrote its name, both read the same name a moment later: the last one written.
@@ -395,7 +394,7 @@ def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
 
 
 def _is_gone(process: tuple[str, str, str, str]) -> bool:
-    """Whether a run's process is gone.
+    """Return whether a run's process is gone.
 
     A process of an earlier boot is: without a lease no heartbeat would ever tell.
     """
@@ -406,14 +405,14 @@ def _is_gone(process: tuple[str, str, str, str]) -> bool:
 
 
 def _raised(failed: Any) -> str | None:
-    """What ended a step, on one line, if that is an error that nobody foresaw; None: one of Weir's, or a signal."""
+    """Return the unforeseen error that ended a step, on one line; None if it was one of Weir's, or a signal."""
     if failed.user_failure_data is not None or failed.error_source.value != _BY_CODE or failed.error.cause is None:
         return None
     return next(iter(redacted(failed.error.cause.message).strip().splitlines()), None)
 
 
 def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    """In words, in which process a run was, and which signal ended it if Dagster's code server saw that."""
+    """Describe in which process a run was, and which signal ended it if Dagster's code server saw that."""
     host, pid, *_ = _process(instance.get_run_by_id(run.run_id) or run)
     process = f"run {run.run_id[:8]}, process {pid} on {host}," if pid else f"run {run.run_id[:8]}"
     records = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT).records
@@ -426,7 +425,7 @@ def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
 
 
 def _is_over(instance: dg.DagsterInstance, run_id: str | None) -> bool:
-    """Whether Dagster regards a run as ended. A coordinator that Dagster did not start has no run."""
+    """Return whether Dagster regards a run as ended. A coordinator that Dagster did not start has no run."""
     run = instance.get_run_by_id(run_id) if run_id else None
     return run is not None and run.is_finished
 

@@ -206,7 +206,10 @@ def stale_within_a_run(settings: Settings) -> Iterator[Contradiction]:
 
 
 def _is_changed(section: BaseModel, key: str) -> bool:
-    """Whether a setting is another than its default: who writes down what holds anyway is not refused."""
+    """Return whether a setting differs from its default.
+
+    A setting that is written down with its default is not refused.
+    """
     return bool(getattr(section, key) != type(section).model_fields[key].default)
 
 
@@ -228,5 +231,5 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
 
 
 def contradictions(settings: Settings) -> list[Contradiction]:
-    """What makes no sense together, in the order of the rules."""
+    """Return the contradictions between settings, in the order of the rules."""
     return [contradiction for rule in RULES for contradiction in rule(settings)]

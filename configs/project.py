@@ -1,4 +1,4 @@
-"""Which folder is the project: the one with `configs/`, pipelines and `.weir/`."""
+"""Finds the project's folder: the one with `configs/`, pipelines and `.weir/`."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def project() -> Path:
 
 
 def is_installed(folder: Path) -> bool:
-    """Whether a folder is where packages are installed, and so nobody's project."""
+    """Return whether packages are installed into a folder, so that it is nobody's project."""
     return folder.name in ("site-packages", "dist-packages")

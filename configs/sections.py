@@ -22,7 +22,10 @@ class Section(BaseModel):
 
 
 def _advice(text: str) -> dict[str, JsonValue]:
-    """What to set a key to, for the reference page; the advice on checkpoints and caches is Flink's users' own."""
+    """Return the advice on a key's value, for the reference page.
+
+    The advice on checkpoints and caches is the experience of Flink's users.
+    """
     return {"advice": text}
 
 
@@ -55,10 +58,10 @@ class SecretReference(Section):
         return value
 
     def secret(self, where: str) -> str:
-        """What the variable holds, which is redacted from now on. Raises ConfigurationError.
+        """Return the value of the variable, and redact it from now on. Raises ConfigurationError.
 
         Args:
-            where: The key, for it.
+            where: The settings key, for the error.
         """
         remember_variable(self.env)
         value = os.environ.get(self.env)

@@ -114,7 +114,9 @@ class _ExactUniqueKeys(_UniqueKeys, yaml.SafeLoader):
 
 
 def _parsed(text: str, quick: Any = _SafeLoader, exact: Any = yaml.SafeLoader) -> Any:
-    """What a text of YAML says. What is wrong with it the loader in Python tells better, with the place and an excerpt.
+    """Parse a text of YAML.
+
+    The loader in Python reports errors better, with the place and an excerpt.
 
     Raises yaml.YAMLError.
     """
@@ -367,7 +369,7 @@ def _explained(item: Any, file: Path, raw: dict[str, Any], origin: dict[str, str
 
 
 def _said_in(key: str, file: Path, raw: dict[str, Any], origin: dict[str, str]) -> str:
-    """Where a valid setting has its value from: a variable, the file, or nowhere."""
+    """Return the origin of a valid setting's value: a variable, the file, or the default."""
     node: Any = raw
     for part in key.split("."):
         if not isinstance(node, dict) or part not in node:

@@ -46,8 +46,10 @@ def payments(count: int, of: pl.DataFrame, seed: int = 1) -> pl.DataFrame:
 
 
 def confirmations(of: pl.DataFrame, seed: int = 1) -> pl.DataFrame:
-    """What owners confirm: half of all payments, up to six minutes later, of which the sixth is too late. of: the
-    payments."""
+    """Return the confirmations of half of all payments, up to six minutes later; a sixth of them is too late.
+
+    of: The payments.
+    """
     chance = np.random.default_rng(seed + 1)
     some = of.filter(pl.Series(chance.random(len(of)) < 0.5))
     later = pl.Series(chance.integers(0, 360, len(some)) * 1_000_000, dtype=pl.Int64).cast(pl.Duration("us"))

@@ -91,8 +91,10 @@ def _reach_postgres() -> None:
 
 @contextmanager
 def instance() -> Iterator[DagsterInstance]:
-    """What Dagster remembers. Raises TransientError where its database does not answer, be it now or within the `with`
-    block."""
+    """Open Dagster's instance.
+
+    TransientError is raised if its database does not answer, now or within the `with` block.
+    """
     from dagster import DagsterInstance
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -120,12 +122,12 @@ def _unreachable(error: BaseException) -> TransientError:
 
 
 def environment() -> dict[str, str]:
-    """What Dagster's processes need in their environment; the demo's configuration unless another one was chosen."""
+    """Return the environment for Dagster's processes. The default configuration is the demo's."""
     return {"WEIR_ENV": "demo", **os.environ, "DAGSTER_HOME": str(HOME)}
 
 
 def module() -> str:
-    """What the workspace loads: `assets.definitions`, or a project's own around it."""
+    """Return the module that the workspace loads: `assets.definitions`, or a project's own around it."""
     location = yaml.safe_load(WORKSPACE.read_text("utf-8"))["load_from"][0]["python_module"]
     return str(location["module_name"])
 

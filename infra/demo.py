@@ -69,7 +69,7 @@ class Watch:
         self.last = head.id if head else 0
 
     def look(self) -> bool:
-        """Whether there was something new."""
+        """Return whether there was something new."""
         fresh = [row for row in self.registry.checkpoints() if row.id > self.last]
         for row in fresh:
             if self.shown and row.parent_id != self.shown[-1].id:
@@ -211,7 +211,7 @@ class Runs:
             self.statuses[run.run_id] = run.status.value
 
     def _why(self, run_id: str) -> str | None:
-        """What its step failed of; None if its process died, from which the sensor recovers."""
+        """Return the error that failed the run's step; None if its process died, from which the sensor recovers."""
         from dagster import DagsterEventType
 
         for record in self.instance.get_records_for_run(run_id, of_type=DagsterEventType.STEP_FAILURE).records:
@@ -331,7 +331,7 @@ def _fact(name: str, value: str) -> None:
 
 
 def _uploaded(head: Checkpoint) -> str:
-    """What all epochs uploaded, against a full snapshot each, which Dagster's observations add up."""
+    """Describe how much all epochs uploaded, against a full snapshot each, which Dagster's observations add up."""
     from dagster import AssetKey
 
     totals: dict[int, int] = {}

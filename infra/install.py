@@ -26,7 +26,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 class Size(NamedTuple):
-    """What the packages of a lock file take on the disk, and what of that is downloaded at most."""
+    """The size of a lock file's packages on the disk, and the most of it that is downloaded."""
 
     installed: str
     downloads: str

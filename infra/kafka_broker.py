@@ -126,7 +126,7 @@ class KafkaBroker:
 
     @property
     def log(self) -> Path:
-        """What the broker has to say."""
+        """The file of the broker's log."""
         return self.directory / "broker.log"
 
     def __enter__(self) -> KafkaBroker:
@@ -270,8 +270,7 @@ class KafkaBroker:
 
 
 def _answers(port: int) -> bool:
-    """Whether a broker says which versions of its protocol it speaks (ApiVersions, version 0), as one that is up
-    does."""
+    """Return whether a broker says which versions of its protocol it speaks (ApiVersions, version 0)."""
     request = struct.pack(">hhih", 18, 0, 1, -1)
     try:
         with socket.create_connection((_HOST, port), timeout=1) as connection:

@@ -1,4 +1,4 @@
-"""How long the demo waits for a run: for as long as the run gets on.
+"""Decides how long the demo waits for a run: for as long as the run gets on.
 
 A run's heartbeat says that its process lives, which a run that hangs does too. What shows that it gets on is an epoch
 that begins, a line of Spark's log, or processor time of its processes.

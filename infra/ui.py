@@ -102,7 +102,7 @@ def serve(port: int, environment: Mapping[str, str], *, daemon: bool) -> int:
 
 
 def code_server(port: int) -> list[str]:
-    """What serves our code to daemon and pages."""
+    """Return the command that serves our code to daemon and pages."""
     return [
         "dagster",
         "api",

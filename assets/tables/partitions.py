@@ -81,13 +81,13 @@ def specs(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 
 
 def of(pipeline: Pipeline, settings: Settings) -> PartitionSettings | None:
-    """What the settings say of a pipeline's partitions."""
+    """Return the settings of a pipeline's partitions."""
     return settings.pipelines[pipeline.name].partitions if pipeline.name in settings.pipelines else None
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What Dagster has been shown of a table's partitions.
+    """The partitions of a table that Dagster has been shown.
 
     Attributes:
         until: All that end by then are shown as complete: microseconds since 1970 UTC.
@@ -104,7 +104,7 @@ class Shown:
 
     @classmethod
     def from_json(cls, raw: Sequence[Any] | None) -> Shown | None:
-        """What `astuple` gave, after JSON."""
+        """Return the record that `astuple` and JSON made a list of."""
         return cls(raw[0], raw[1], tuple((start, end, by) for start, end, by in raw[2]), *raw[3:]) if raw else None
 
 
@@ -118,7 +118,7 @@ def follow(
     now: datetime,
     most: int,
 ) -> tuple[Shown, list[tuple[str, int]], list[str]]:
-    """What is to be shown of a table's partitions.
+    """Decide which partitions of a table Dagster is shown next.
 
     Args:
         shown: None: nothing was shown yet.
@@ -127,7 +127,7 @@ def follow(
         most: How many partitions at most; the rest comes with the next call.
 
     Returns:
-        What is shown then; the partitions to materialize, each with the checkpoint that made it what it is; and those
+        The new record; the partitions to materialize, each with the checkpoint that changed it last; and the partitions
         that were complete and are not any more.
     """
     first, length = to_micros(_start(configured)), step(configured) // timedelta(microseconds=1)

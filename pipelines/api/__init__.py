@@ -1,4 +1,4 @@
-"""What a pipeline's author imports, and all of it.
+"""All names that a pipeline's author imports.
 
 from pipelines.api import Pipeline, State, Timestamp, agg, aggregate, deduplicate, delta, expect, files, stage, window
 """
@@ -416,17 +416,17 @@ def expect(
 
 
 def on_state(stage: str, gate: Gate) -> Expected:
-    """For `Pipeline(on_restore=...)`: holds of a sample of a stage's state, as `weir state scan` shows it.
+    """Expect a gate to hold for a sample of a stage's state, as `weir state scan` shows it: `Pipeline(on_restore=...)`.
 
     Args:
         stage: The stage's uid.
-        gate: What holds.
+        gate: The gate that holds.
     """
     return Expected("state", stage, gate)
 
 
 def on_table(table: str, gate: Gate) -> Expected:
-    """For `Pipeline(on_restore=...)`: holds of the newest rows of a sink's table."""
+    """Expect a gate to hold for the newest rows of a sink's table: `Pipeline(on_restore=...)`."""
     return Expected("table", table, gate)
 
 
@@ -545,7 +545,7 @@ def stage(  # as long as what is said of its arguments
 
 
 def _declared(uid: str, output: Mapping[str, Any] | None, beside: Sequence[str]) -> tuple[tuple[str, pa.Schema], ...]:
-    """By output, the columns that a stage declares.
+    """Return by output the columns that a stage declares.
 
     Args:
         beside: The names of its outputs beside the main one.

@@ -1,4 +1,4 @@
-"""What the operators' constructors share: their inputs, and arguments that several of them have."""
+"""The common arguments of the operators' constructors, and their inputs."""
 
 from __future__ import annotations
 

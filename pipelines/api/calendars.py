@@ -1,4 +1,4 @@
-"""What `window` says of the calendar: months and years, weeks that begin on a day, and the clocks of a time zone."""
+"""The calendar arguments of `window`: months and years, weeks that begin on a day, and the clocks of a time zone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What those import who write a source or a sink of their own, and how a pipeline takes it by name.
+"""The names for an author of a source or a sink, and the functions with which a pipeline takes one by name.
 
 docs/how-to/connectors.md shows both, and `pipelines.testing` has the suites that they must pass.
 """
@@ -146,7 +146,9 @@ def _definition(
     expected: type[Definition],
     common: Collection[str] = (),
 ) -> Definition:
-    """What the entry point makes of the arguments: it leads to the definition's class, or to a function.
+    """Return the definition that the entry point makes of the arguments.
+
+    The entry point leads to the definition's class, or to a function.
 
     Args:
         common: Arguments that every definition has, also where the function does not take them.
@@ -182,6 +184,6 @@ def _definition(
 
 
 def _takes(make: Callable[..., object], argument: str) -> bool:
-    """Whether a class or a function has an argument of this name, or takes any."""
+    """Return whether a class or a function has an argument of this name, or takes any."""
     parameters = inspect.signature(make).parameters
     return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

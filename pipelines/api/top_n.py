@@ -133,8 +133,10 @@ def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tup
 
 
 def _check_final(uid: str, source: Input, until: str, ttl: object, column: str | None) -> None:
-    """Whether keys are forgotten by one rule, when no row can come any more. column: what `until` is in the input; None
-    where the stage makes it."""
+    """Check that keys are forgotten by one rule, when no row can come any more.
+
+    column: The name of `until` in the input; None if the stage makes it.
+    """
     place = f"top_n {uid}"
     if ttl is not None:
         raise PipelineError(
@@ -159,7 +161,10 @@ def _check_current(
     late: Sink | None,
     lateness: str | timedelta,
 ) -> None:
-    """Whether arguments fit ranks that are never final. shared: the column with ranks that several rows may have."""
+    """Check that arguments fit ranks that are never final.
+
+    shared: The column with ranks that several rows may have.
+    """
     place = f"top_n {uid}"
     if late is not None or not_negative(lateness, place, "lateness"):
         raise PipelineError(

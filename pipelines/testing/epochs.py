@@ -175,7 +175,7 @@ class Epochs:
         self._offsets, self.progress, self.newest = in_flight.source_offsets, progress, in_flight
 
     def _lookups(self) -> dict[str, Version]:
-        """By lookup, the version of its table."""
+        """Return the version of each lookup's table."""
         try:
             return self.context.lookups.plan(None)
         except WeirError as error:

@@ -1,4 +1,4 @@
-"""What the contract suites expect of errors. Nothing here needs pytest until a test is skipped."""
+"""The errors that the contract suites expect. Nothing here needs pytest until a test is skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Caught:
-    """What `raises` has caught."""
+    """The error that `raises` has caught."""
 
     error: WeirError
 
@@ -34,7 +34,7 @@ def raises(*kinds: type[WeirError], passes: bool = False) -> Iterator[Caught]:
 
 
 def able(action: Callable[[], Result]) -> Result:
-    """What the action returns; the test is skipped where the system cannot do it."""
+    """Return the action's result; skip the test if the system cannot do it."""
     import pytest
 
     try:

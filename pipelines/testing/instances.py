@@ -26,7 +26,10 @@ _NUMBER = "__weir_number"
 
 
 def snapshots(task: KeyedTask, states: Mapping[Any, State]) -> dict[int, Snapshot]:
-    """By subtask, a snapshot of these states, which the task may build on. A task of its own puts them, key by key."""
+    """Return by subtask a snapshot of these states, which the task may build on.
+
+    A task of its own puts them, key by key.
+    """
     instances = list(states.values())
 
     def put(_: Any, rows: list[dict[str, Any]], state: Any, __: Any) -> None:

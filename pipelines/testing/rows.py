@@ -62,7 +62,7 @@ class GivenRows:
     # What the steps of an epoch ask of a source.
 
     def advance(self, position: dict[str, Any] | None, *_: object) -> dict[str, Any] | None:
-        """Nothing has to be remembered: no row comes twice."""
+        """Return the position unchanged: nothing has to be remembered, because no row comes twice."""
         return position
 
     def batches(self, _: SourceFile, columns: pa.Schema, *__: object) -> Iterator[tuple[np.ndarray, pa.Table]]:
@@ -71,7 +71,7 @@ class GivenRows:
         yield np.arange(self._rows.num_rows), self._rows.select(columns.names)
 
     def uri(self, _: SourceFile) -> str:
-        """Where the rows are, for errors."""
+        """Return where the rows are, for errors."""
         return self._where
 
 

@@ -1,4 +1,4 @@
-"""What every sink keeps to, as tests: `SinkContract`, for the sinks of this project and of third parties.
+"""The contract of every sink, as tests: `SinkContract`, for the sinks of this project and of third parties.
 
     class TestShelf(SinkContract):
         @pytest.fixture
@@ -57,7 +57,7 @@ class SinkSystem:
 
     @property
     def opening(self) -> SinkOpening:
-        """What it is opened with."""
+        """The opening with which the suite opens the sink."""
         return SinkOpening("contract/main/out", str, {}, lambda: None)
 
     def contents(self) -> Iterable[Row]:
@@ -120,7 +120,7 @@ def given(*ids: int, text: str = "a") -> GivenRows:
 
 
 class PowerCut(Exception):
-    """What ends a publish before it is done."""
+    """Ends a publish before it is done."""
 
 
 def cut_power() -> None:
@@ -421,7 +421,7 @@ def takes_back(system: SinkSystem) -> None:
 
 
 def expect(system: SinkSystem, rows: GivenRows, marker: int | None) -> None:
-    """What readers and the registry see."""
+    """Assert what readers and the registry see."""
     assert sorted(system.contents()) == sorted(rows.rows)
     if system.sink.exactly_once:
         with publisher(system) as opened:
@@ -437,7 +437,7 @@ def exactly_once(system: SinkSystem) -> None:
 
 
 def _rewind(system: SinkSystem) -> None:
-    """As after a rewind: what an abandoned checkpoint has published counts as what was published last."""
+    """Publish as after a rewind: a publish of an abandoned checkpoint counts as the last one."""
     for previous in (3, 4, 3, 4):
         try:
             publish(system, previous, 7, no_rows())
@@ -448,7 +448,7 @@ def _rewind(system: SinkSystem) -> None:
 
 
 def _unless_fenced(action: Callable[[], Published]) -> int | None:
-    """How many rows it has published; None if it was told that it is a zombie."""
+    """Return the number of published rows; None if the publisher was told that it is a zombie."""
     try:
         return action().rows
     except (FencedError, TransientError):

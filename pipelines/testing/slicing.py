@@ -1,5 +1,6 @@
-"""Whether anything depends on how the input is cut into epochs, batches and subtasks: trials by chance, compared with
-the plainest."""
+"""Trials by chance, compared with the plainest, that nothing depends on how input is cut into epochs, batches,
+subtasks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the ord
 
 @dataclass(frozen=True, slots=True)
 class _Slicing:
-    """How one trial cuts its rows. cuts: where epochs end, as shares of the rows."""
+    """The cuts of one trial. cuts: where epochs end, as shares of the rows."""
 
     cuts: tuple[float, ...]
     batch_rows: int
@@ -54,7 +55,7 @@ class _Slicing:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a trial has made. sketches: by stage, the fields of its state that are none to compare."""
+    """The result of a trial. sketches: by stage, the fields of its state that are not compared."""
 
     tables: dict[str, pl.DataFrame]
     states: dict[str, dict[Any, State]]
@@ -113,7 +114,7 @@ def assert_slicing_does_not_matter(
 
 
 def _goes_by_epochs(stage: Stage) -> bool:
-    """Whether what it hands out depends on how its input is cut, as its author has said."""
+    """Return whether a stage's output depends on how its input is cut, as its author has said."""
     by_epoch = isinstance(stage.join, AsOf) and not stage.join.wait
     return by_epoch or is_clocked(stage) or any(map(_goes_by_epochs, stage.stages_before))
 
@@ -150,7 +151,7 @@ def _described(slicing: _Slicing) -> str:
 def _player(
     target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], schema: Any, lookups: Mapping[str, Rows]
 ) -> Any:
-    """What plays the target with one slicing, as a function of it."""
+    """Return a function that plays the target with one slicing."""
     stages = (target,) if isinstance(target, Stage) else target.stages
     readers: dict[str, list[Stage]] = {}
     read: dict[str, Source] = {}
@@ -201,8 +202,11 @@ def _player(
 
 
 def _final(run: StageRun, rows: pl.DataFrame) -> pl.DataFrame:
-    """What is to be the same of rows that a stage revises: those that it has not taken back in the end. Running
-    aggregates come once an epoch, and of a key that has no more rows the last ones say nothing."""
+    """Return the part of a stage's rows that every slicing must give alike.
+
+    Of rows that a stage revises, these are the rows that it has not taken back in the end. Running aggregates come once
+    an epoch, and of a key that has no more rows the last ones say nothing.
+    """
     stage = run.stage
     rows = rows.drop(_sketches(stage, QUANTILE), strict=False)
     if CHANGE_TYPE in rows.columns:
@@ -218,13 +222,16 @@ def _final(run: StageRun, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sketches(stage: Stage, *kinds: str) -> tuple[str, ...]:
-    """Which aggregates of a stage keep a sketch of such a kind. Its bytes depend on the order in which values came."""
+    """Return the aggregates of a stage that keep a sketch of such a kind.
+
+    The bytes of a sketch depend on the order in which values came.
+    """
     operator = stage.aggregation or stage.window
     return tuple(name for name, agg in (() if operator is None else operator.aggregates) if agg.kind in kinds)
 
 
 def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:
-    """What is to be compared of a stage's outputs, by the name that people know it by."""
+    """Return the outputs of a stage that are compared, by the name that people know them by."""
     if isinstance(target, Stage):
         return {"output": MAIN, "late": LATE, **{f"output {name}": name for name, _ in stage.outputs}}
     aside = {output for output, _, _ in stage.tables_aside}

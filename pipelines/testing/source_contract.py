@@ -1,4 +1,4 @@
-"""What every source keeps to, as tests: `SourceContract`, for the sources of this project and of third parties.
+"""The contract of every source, as tests: `SourceContract`, for the sources of this project and of third parties.
 
     class TestCounter(SourceContract):
         @pytest.fixture
@@ -85,7 +85,7 @@ class SourceSystem:
 
     @property
     def opening(self) -> Opening:
-        """What it is opened with."""
+        """The opening with which the suite opens the source."""
         return Opening("contract", str, {})
 
     def append(self, count: int) -> None:
@@ -460,7 +460,7 @@ def opened(system: SourceSystem, source: Source | None = None, opening: Opening 
 
 
 def begin(system: SourceSystem, start: str | datetime | Position = EARLIEST) -> Position:
-    """What `Connector.begin` says, by a new connector, and as JSON keeps it."""
+    """Return the result of `Connector.begin` of a new connector, as JSON keeps it."""
     with opened(system) as connector:
         position: Position = _kept(connector.begin(start))
         return position
@@ -473,7 +473,7 @@ def plan(
     upto: Position | None = None,
     source: Source | None = None,
 ) -> Planned:
-    """What `Connector.plan` says, by a new connector, and as JSON keeps it."""
+    """Return the result of `Connector.plan` of a new connector, as JSON keeps it."""
     with opened(system, source) as connector:
         planned = connector.plan(position, limits, upto)
     for part in planned.parts:
@@ -495,7 +495,7 @@ def read(connector: Connector, part: Part) -> tuple[list[dict[str, Any]], list[R
 
 
 def read_alone(system: SourceSystem, part: Part) -> tuple[list[dict[str, Any]], list[Rejected]]:
-    """The same, by a new connector."""
+    """Read a part with a new connector."""
     with opened(system) as connector:
         return read(connector, part)
 

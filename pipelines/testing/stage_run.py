@@ -139,7 +139,7 @@ class StageRun:
 
     @property
     def acks(self) -> tuple[Ack, ...]:
-        """What each subtask reported of the last epoch."""
+        """The subtasks' reports of the last epoch."""
         newest = self.epochs.newest
         return () if newest is None else tuple(ack for ack in newest.acks[self.stage.uid] if ack.attempt)
 
@@ -151,7 +151,7 @@ class StageRun:
 
     @property
     def dropped(self) -> int:
-        """How many rows of the last epoch `where` dropped."""
+        """The number of rows that `where` dropped in the last epoch."""
         newest = self.epochs.newest
         return 0 if newest is None else newest.dropped.get(self.stage.uid, 0)
 
