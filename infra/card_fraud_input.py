@@ -46,7 +46,7 @@ def payments(count: int, of: pl.DataFrame, seed: int = 1) -> pl.DataFrame:
 
 
 def confirmations(of: pl.DataFrame, seed: int = 1) -> pl.DataFrame:
-    """Return the confirmations of half of all payments, up to six minutes later; a sixth of them is too late.
+    """Return confirmations of half of all payments, up to six minutes later; in the sixth minute they are too late.
 
     of: The payments.
     """

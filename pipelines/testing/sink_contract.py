@@ -120,7 +120,7 @@ def given(*ids: int, text: str = "a") -> GivenRows:
 
 
 class PowerCut(Exception):
-    """Ends a publish before it is done."""
+    """Raised to end a publish before it is done."""
 
 
 def cut_power() -> None:

@@ -1,5 +1,6 @@
-"""Trials by chance, compared with the plainest, that nothing depends on how input is cut into epochs, batches,
-subtasks.
+"""Tests by random trials that results do not depend on how input is cut into epochs, batches and subtasks.
+
+Each trial is compared with the plainest one.
 """
 
 from __future__ import annotations

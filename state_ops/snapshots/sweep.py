@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RESTORING = ".restoring-"
 SORTING = "weir-sort-"
-"""The name of directories beside the stages' directories in which a subtask sorts its rows."""
+"""The prefix of directories beside the stages' directories in which a subtask sorts its rows."""
 
 
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
