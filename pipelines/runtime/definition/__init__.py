@@ -1,4 +1,6 @@
-"""What a pipeline is: frozen values that `pipelines.api` builds, checked when they are built, before anything runs.
+"""Frozen values that define a pipeline. `pipelines.api` builds them.
+
+They are checked when they are built, before anything runs.
 
 Imports connectors, and nothing else of the runtime.
 """

@@ -91,8 +91,10 @@ def _steady_offset(zone: ZoneInfo, first: int, last: int) -> int | None:
 
 
 def _on_clocks(calendar: Calendar, first: int, last: int) -> list[int]:
-    """Where windows start, in microseconds since 1970 on the zone's clock: from the last start before a moment to the
-    first one after another moment."""
+    """Return the starts of windows, from the last one before `first` to the first one after `last`.
+
+    All are in microseconds since 1970 on the zone's clock.
+    """
     if calendar.months:
         numbers = [(_month(moment) - calendar.shift) // calendar.months for moment in (first, last)]
         months = [calendar.months * at + calendar.shift for at in range(numbers[0], numbers[1] + 2)]

@@ -249,7 +249,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _of_project(module: str | None, file: str | None) -> bool:
-    """Whether code belongs to the project; Weir's own code (see `_shipped`) and libraries do not.
+    """Return whether code belongs to the project. Weir's own code (see `_shipped`) and libraries do not.
 
     Code without a file was typed in or generated. It belongs to the project if its module is `__main__`.
     """

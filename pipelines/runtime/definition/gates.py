@@ -1,4 +1,4 @@
-"""What must hold of rows, state and figures of an epoch, and of what is restored."""
+"""Gates: conditions on the rows, the state and the figures of an epoch, and on a checkpoint that is restored."""
 
 from __future__ import annotations
 
@@ -80,14 +80,17 @@ class Gate:
         return f"{self.expectation}({', '.join(f'{key}={literal(value)}' for key, value in self.arguments)})"
 
     def is_titled(self, recorded: str) -> bool:
-        """Whether a recorded verdict is this gate's; before titles were JSON they had values as Python writes them."""
+        """Return whether a recorded verdict is this gate's.
+
+        Before titles were JSON, they had values as Python writes them.
+        """
         before = f"{self.expectation}({', '.join(f'{key}={value!r}' for key, value in self.arguments)})"
         return recorded in (self.title, before)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What must hold when a checkpoint is restored.
+    """A condition that must hold when a checkpoint is restored.
 
     Attributes:
         of: Of a stage's state, or of a table.

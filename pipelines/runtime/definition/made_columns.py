@@ -1,5 +1,6 @@
-"""What a stage's SQL says of columns: which of its input's each column that it makes is made of, and which are columns
-of its input as they are, under their own or another name.
+"""Trace the columns that a stage's SQL makes to the columns of the stage's input.
+
+A column comes from one or more columns of the input, or is one of them as it is, under its own or another name.
 
 It is read by its words, since Spark's SQL has more than Weir evaluates by itself: a column of the input is read where
 its name stands, unless that is a function's, a type's, a field's of a struct, or in a text or a comment.
@@ -21,7 +22,7 @@ _KEYWORDS = frozenset(
 
 
 def before(columns: Sequence[str], name: str) -> str | None:
-    """What a column that a stage sees is called in its input; None where SQL computes it.
+    """Return the name that a column of the stage has in the stage's input, or None where SQL computes the column.
 
     Args:
         columns: As in `Stage.columns`; none: all as they are.
@@ -36,23 +37,23 @@ def before(columns: Sequence[str], name: str) -> str | None:
 
 
 def keeps(columns: Sequence[str], name: str) -> bool:
-    """Whether a column of the input is the same in what a stage sees, if it is there."""
+    """Return whether the stage sees a column of its input unchanged, if the input has that column."""
     return before(columns, name) == name
 
 
 def seen_as(columns: Sequence[str], name: str) -> str | None:
-    """What a column of a stage's input is called where the stage sees it as it is; None where it does not."""
+    """Return the name under which the stage sees a column of its input unchanged, or None if it does not see it so."""
     renamed = [made for value, made in map(_named, columns) if made is not None and [*map(_bare, value)] == [name]]
     return next((seen for seen in [name, *renamed] if before(columns, seen) == name), None)
 
 
 def has_all(columns: Sequence[str]) -> bool:
-    """Whether SQL asks for all columns of the input, perhaps but for some."""
+    """Return whether SQL asks for all columns of the input, with or without exceptions."""
     return any(_tokens(sql)[:1] == ["*"] for sql in columns)
 
 
 def has(columns: Sequence[str], name: str) -> bool:
-    """Whether what a stage sees has a column of a name, if its input has one."""
+    """Return whether the stage sees a column of this name, if its input has one."""
     return not columns or any(_has(sql, name) for sql in columns)
 
 
@@ -145,7 +146,7 @@ def _tokens(sql: str) -> list[str]:
 
 
 def _is_name(token: str) -> bool:
-    """Whether a token may name a column: a word that is none of SQL's own, or one in backquotes."""
+    """Return whether a token may name a column: a word that is not a keyword of SQL, or a word in backquotes."""
     return token[0] == "`" or ((token[0].isalpha() or token[0] == "_") and token.lower() not in _KEYWORDS)
 
 

@@ -1,4 +1,4 @@
-"""What a stage does: one frozen value for each operator, and what a function may know of its epoch."""
+"""Operators: one frozen value for each, and `Epoch`, which tells a stage's function about its epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from state_ops.rows.aggregates import Agg
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What a stage's function may know about the epoch it works for. It is the same again when the epoch is replayed.
+    """The facts about an epoch that a stage's function may use. They are the same when the epoch is replayed.
 
     Attributes:
         id: The checkpoint's id.
@@ -87,7 +87,7 @@ class SessionWindow:
 
     @property
     def length(self) -> int:
-        """How long the session of a single row is open, in microseconds: so that sessions which overlap are one."""
+        """The microseconds for which the session of a single row is open. Sessions that overlap by it become one."""
         return self.gap + self.included
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class Join:
 
     @property
     def behind(self) -> int:
-        """How far behind the watermark a row may be that is handed out, in microseconds."""
+        """The microseconds that the event time of a row may be behind the watermark when the row is handed out."""
         return 0 if self.lower is None or self.upper is None else max(self.upper, -self.lower, 0)
 
     def times_in(self, output: str) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ class Pipeline:
                 )
 
     def _check_days(self) -> None:
-        """Whether days can go by the sources that are named for it."""
+        """Raise PipelineError unless each source of `days_by` is a source of the pipeline with an event time."""
         timed = [source.name for source in self.sources if source.event_time is not None]
         strange = [name for name in self.days_by if name not in timed]
         if strange:
@@ -124,7 +124,7 @@ class Pipeline:
             )
 
     def _check_delivery(self) -> None:
-        """Whether sources, sinks and gates allow for what is to be delivered."""
+        """Raise PipelineError unless sources, sinks and gates allow the pipeline's delivery."""
         where = f"pipeline {self.name}"
         if self.delivery == EXACTLY_ONCE:
             why = [
@@ -172,13 +172,15 @@ class Pipeline:
 
     @property
     def early(self) -> bool:
-        """Whether sinks get rows before their epoch is committed."""
+        """True if sinks get rows before their epoch is committed."""
         return self.delivery == AT_LEAST_ONCE
 
     @property
     def at_most_once(self) -> bool:
-        """Whether an epoch's positions are committed before it begins, and sinks get its rows once or never. A
-        branch can repeat everything, since it reads again and all its sinks are tables: there each row comes once."""
+        """True if an epoch's positions are committed before it begins, so that sinks get its rows once or never.
+
+        A branch can repeat everything: it reads again, and all its sinks are tables, where each row comes once.
+        """
         return self.delivery == AT_MOST_ONCE and self.branch is None
 
     @property
@@ -244,8 +246,10 @@ class Pipeline:
         return max(stage.lateness for stage in self.stages)
 
     def is_table(self, sink: Sink) -> bool:
-        """Whether a sink is a Delta table below the pipeline's `tables/`. On a branch each is one, of what it would be
-        given: nothing outside of the branch is written."""
+        """Return whether a sink is a Delta table below the pipeline's `tables/`.
+
+        On a branch every sink is such a table, since nothing outside of the branch is written.
+        """
         return self.branch is not None or isinstance(sink, DeltaSink)
 
     def staging(self, sink: Sink) -> str:
@@ -262,8 +266,10 @@ class Pipeline:
         return {table.name: table.at for table in tables if table.at is not None and self.branch is None}
 
     def appends(self, sink: Sink) -> bool:
-        """Whether a sink is a table of the rows as they are handed out. On a branch each is one, but that a table whose
-        partitions are replaced is one there too."""
+        """Return whether a sink is a table that gets rows as they are handed out, without an upsert by key.
+
+        On a branch every sink is such a table.
+        """
         return self.is_table(sink) and (self.branch is not None or not isinstance(sink, UpsertSink))
 
     def sink(self, name: str) -> Sink | None:
@@ -275,13 +281,15 @@ class Pipeline:
         return frozenset(name for other in self.stages for before, name in other.outputs_before if before == stage)
 
     def must_finish(self, stage: Stage) -> bool:
-        """Whether a stage applies all rows of an epoch in that epoch, however long it takes: one that reads a source,
-        whose slices are not kept for later, or several inputs, whose rows of an epoch belong together; and all before
-        the latter."""
+        """Return whether a stage applies all rows of an epoch in that epoch, however long it takes.
+
+        A stage that reads a source does, since a source's slices are not kept for later. A stage with several inputs
+        does, since their rows of an epoch belong together. So does every stage before one with several inputs.
+        """
         return stage.reads_source or bool(stage.sides) or self.is_before_several(stage)
 
     def is_before_several(self, stage: Stage) -> bool:
-        """Whether its rows reach a stage with several inputs, by way of other stages or none."""
+        """Return whether the stage's rows reach a stage with several inputs, directly or by way of other stages."""
         return any(bool(other.sides) or self.is_before_several(other) for other in self.stages if stage in other.inputs)
 
     def stage(self, uid: str) -> Stage:

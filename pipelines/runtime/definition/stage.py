@@ -125,7 +125,7 @@ class Stage:
                 check_changes(self, lane.input)
 
     def pinned(self, pinned: Pinned) -> Stage:
-        """The same stage, with its lookup's table as of a version."""
+        """Return this stage with its lookup's table pinned to a version."""
         assert self.lookup is not None, "the stage has a table"
         return replace(self, lookup=replace(self.lookup, pinned=pinned))
 
@@ -136,11 +136,11 @@ class Stage:
 
     @property
     def inputs(self) -> tuple[Source | Stage, ...]:
-        """What it reads."""
+        """The sources and stages that the stage reads."""
         return tuple(lane.input for lane in self.lanes)
 
     def reading(self, stages: Mapping[str, Stage]) -> Stage:
-        """The same stage with other stages, by uid, in the places of those that it reads."""
+        """Return this stage with the stages that it reads replaced by others of the same uid."""
 
         def read(lane: Stage) -> Stage:
             return replace(lane, input=stages[lane.input.uid]) if isinstance(lane.input, Stage) else lane
@@ -150,7 +150,7 @@ class Stage:
 
     @property
     def reads_source(self) -> bool:
-        """Whether a source is among its inputs."""
+        """True if one of its inputs is a source."""
         return any(isinstance(input, Source) for input in self.inputs)
 
     @property
@@ -173,8 +173,10 @@ class Stage:
 
     @property
     def hands_out_changes(self) -> bool:
-        """Whether its rows say by `_change_type` what became of a row, as far as the definition tells. Of the rows of a
-        function, their columns tell."""
+        """True if the stage's rows say by `_change_type` what became of a row, as far as the definition tells.
+
+        For a function it does not tell: the columns of its rows do.
+        """
         if self.aggregation is not None:
             return self.aggregation.changes
         if self.top_n is not None:
@@ -185,7 +187,7 @@ class Stage:
 
     @property
     def reads_changes(self) -> bool:
-        """Whether the rows of its input, if that is one, are changes, as far as the definition tells."""
+        """True if the rows of the stage's input are changes, as far as the definition tells."""
         if isinstance(self.input, Stage) and self.from_output != MAIN:
             return self.input._declares_changes(self.from_output)
         return self.input.hands_out_changes
@@ -195,12 +197,12 @@ class Stage:
 
     @property
     def has_state(self) -> bool:
-        """Whether it remembers anything from row to row."""
+        """True if the stage keeps anything from row to row."""
         return bool(self.key) and self.lookup is None
 
     @property
     def sql_named(self) -> str:
-        """What its where and its columns are called, for people."""
+        """The words by which people know the stage's `where` and columns."""
         return "SQL" if self.columns else "where"
 
     @property
@@ -211,13 +213,13 @@ class Stage:
 
     @property
     def lateness(self) -> int:
-        """How far its watermark stays behind the newest event time, in microseconds."""
+        """The microseconds that the stage's watermark stays behind the newest event time."""
         operator = self.window or self.join or self.top_n
         return operator.lateness if operator is not None else 0
 
     @property
     def closes(self) -> bool:
-        """Whether its state is of windows, or of ranks, that close: by the moment at which each does."""
+        """True if the stage keeps windows or ranks, each of which closes at a moment of event time."""
         return self.window is not None or (self.top_n is not None and self.top_n.until is not None)
 
     @property
@@ -232,7 +234,7 @@ class Stage:
         return tuple((name, sink) for name, sink in named if sink is not None)
 
     def sink_of(self, output: str) -> Sink | None:
-        """Where an output goes; None: nowhere but to the stages that read it."""
+        """Return the sink of an output, or None if the output goes to other stages alone or nowhere."""
         return dict(self.sinks_by_output).get(output)
 
     @property
@@ -265,17 +267,17 @@ class Stage:
 
     @property
     def quarantines(self) -> bool:
-        """Whether a gate may set rows of its source aside."""
+        """True if a gate may set rows of the stage's source aside."""
         return any(gate.on_failure == QUARANTINE for gate in self.gates)
 
     @property
     def takes_bad_rows(self) -> bool:
-        """Whether rows of its source are set aside that cannot be decoded or stored."""
+        """True if rows of the stage's source that cannot be decoded or stored are set aside."""
         return isinstance(self.input, Source) and self.input.on_bad == QUARANTINE
 
     @property
     def quarantine(self) -> DeltaSink | None:
-        """Where rows of its source go that a gate has set aside, or that could not be decoded."""
+        """The table of the source's rows that a gate has set aside or that could not be decoded."""
         takes = self.takes_bad_rows and not self.sides
         return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines or takes else None
 
@@ -293,7 +295,7 @@ class Stage:
 
     @property
     def late(self) -> Sink | None:
-        """Where rows go that came too late."""
+        """The sink of the rows that come too late."""
         operator = self.window or self.deduplication or self.top_n or self.join
         return operator.late if operator else None
 
@@ -313,7 +315,10 @@ class Stage:
 
     @property
     def by_clock(self) -> bool:
-        """Whether its windows go by processing time, which is its time in all that says event time elsewhere."""
+        """True if the stage's windows go by processing time.
+
+        All texts about its event time then mean processing time.
+        """
         return self.window is not None and self.window.on is None
 
     def times_in(self, output: str) -> tuple[str | None, ...]:
@@ -347,7 +352,7 @@ Input = Source | Stage | Output
 
 
 class Reading(TypedDict):
-    """What a stage keeps of an input that it is given."""
+    """The part of an input that a stage reads."""
 
     input: Source | Stage
     from_output: str
@@ -375,7 +380,7 @@ def input_name(stage: Stage) -> str:
 
 
 def keeps_event_time(stage: Stage) -> bool:
-    """Whether the event time of its source, if it reads one, is the same in the rows that the stage sees."""
+    """Return whether the rows that a stage sees still have the event time of its source, if it reads a source."""
     return not isinstance(stage.input, Source) or keeps(stage.columns, str(stage.input.event_time))
 
 
@@ -389,8 +394,10 @@ def sources_of(input: Input) -> tuple[Source, ...]:
 
 
 def is_timed(input: Input) -> bool:
-    """Whether rows of an input come with a watermark: all of its sources have an event time, or windows by processing
-    time lie between."""
+    """Return whether rows of an input come with a watermark.
+
+    They do if all of its sources have an event time, or if windows by processing time lie between.
+    """
     _check_input(input)
     if isinstance(input, Source):
         return input.event_time is not None
@@ -399,7 +406,10 @@ def is_timed(input: Input) -> bool:
 
 
 def is_clocked(input: Input) -> bool:
-    """Whether the time of an input's rows is processing time: windows by it lie before, or are it."""
+    """Return whether the time of an input's rows is processing time, from windows by processing time.
+
+    The input may be these windows, or come from them.
+    """
     if isinstance(input, Source):
         return False
     stage = input.stage if isinstance(input, Output) else input
@@ -407,12 +417,12 @@ def is_clocked(input: Input) -> bool:
 
 
 def keeps_changes(stage: Stage) -> bool:
-    """Whether the columns that a stage makes say what became of a row, if those of its input do."""
+    """Return whether a stage's columns keep the column that says what became of a row, if its input has that column."""
     return has(stage.columns, CHANGE_TYPE)
 
 
 def check_changes(stage: Stage, input: Source | Stage) -> None:
-    """Whether it can work on rows that are changes. PipelineError if it cannot.
+    """Raise PipelineError if the stage cannot work on rows that are changes.
 
     Args:
         input: Where they come from.
@@ -459,7 +469,7 @@ def _by_time(stage: Stage, aggregation: Aggregation, input: Source | Stage) -> s
 
 
 def _says_when(input: Source | Stage, column: str) -> bool:
-    """Whether a column of changes is the time of the change, and not a part of the row."""
+    """Return whether a column of changes is the time of the change, and not a part of the row."""
     if isinstance(input, Source):
         return input.hands_out_changes and column in (VERSION, COMMIT_TIME)
     if input.aggregation is not None:
@@ -471,7 +481,7 @@ def _says_when(input: Source | Stage, column: str) -> bool:
 
 
 def _check_outputs(stage: Stage) -> None:
-    """Whether what it hands out beside its main output has names that nothing else has."""
+    """Raise PipelineError unless the stage may have its further outputs and their names are free."""
     where = f"stage {stage.uid}"
     if stage.function is None:
         raise PipelineError(
@@ -490,7 +500,7 @@ def _check_outputs(stage: Stage) -> None:
 
 
 def _check_from_output(stage: Stage) -> None:
-    """Whether the stage before has the output that this one reads."""
+    """Raise PipelineError unless the stage before has the output that this one reads."""
     if not isinstance(stage.input, Stage) or stage.from_output not in stage.input.readable:
         before = input_name(stage)
         raise PipelineError(
@@ -501,7 +511,7 @@ def _check_from_output(stage: Stage) -> None:
 
 
 def _check_stateless(stage: Stage) -> None:
-    """Whether nothing is asked of a stage without a key that only one with a key has."""
+    """Raise PipelineError if a stage without a key is given an option that needs a key."""
     keyed = {
         "an operator with state": stage.window or stage.aggregation or stage.deduplication or stage.join or stage.top_n,
         "state=": stage.state,
@@ -521,8 +531,10 @@ def _check_stateless(stage: Stage) -> None:
 
 
 def _check_newest(stage: Stage, sink: Sink) -> None:
-    """Whether it can be told which of an epoch's rows of a key is the newest, of a table with keys, and of changes
-    for any sink with a key."""
+    """Raise PipelineError if an epoch's rows of one key have no order, so that none is known to be the newest.
+
+    A table with keys needs that order. So does any sink with a key that is given changes.
+    """
     key: tuple[str, ...] = getattr(sink, "key", ())
     by_key = isinstance(sink, UpsertSink) or (key and sink is stage.sink and stage.hands_out_changes)
     if not by_key or (stage.key and set(stage.key) <= set(key)) or getattr(sink, "order_by", ()):
@@ -540,7 +552,7 @@ def _check_newest(stage: Stage, sink: Sink) -> None:
 
 
 def _check_columns(stage: Stage) -> None:
-    """Whether it is clear what makes the columns that the stage is about."""
+    """Raise PipelineError unless it is clear what makes the columns that the stage's options name."""
     if stage.columns and stage.transform is not None:
         raise PipelineError(
             f"{stage.uid} has a transform, which makes columns of its own, and select={stage.columns!r}.",
@@ -560,7 +572,7 @@ def sinks_shown(stage: Stage, known: Container[str | None]) -> tuple[Sink, ...]:
 
 
 def _check_quarantine(stage: Stage) -> None:
-    """Whether the rows that the stage hands out can be traced to rows of its source."""
+    """Raise PipelineError unless the rows that the stage hands out can be traced to rows of its source."""
     why = None
     if stage.sides:
         why = "hands out rows of several inputs"
