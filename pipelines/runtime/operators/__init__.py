@@ -1,5 +1,8 @@
-"""What happens to the rows of one subtask between two barriers: a stage's function, windows, sessions, running
-aggregates, deduplication, joins, ranks, or what needs no state. One module for each."""
+"""The operators that work on the rows of one subtask between two barriers, one module for each.
+
+They are a stage's function, windows, sessions, running aggregates, deduplication, joins, ranks, and stages without
+state.
+"""
 
 from __future__ import annotations
 
@@ -301,5 +304,5 @@ def clocked_output(stage: Stage) -> tuple[str, ...]:
 
 
 def duplicates(acks: Iterable[Ack]) -> int:
-    """How many rows a deduplication dropped."""
+    """Return how many rows a deduplication dropped."""
     return sum(ack.rows_in - ack.rows_out - ack.rows_late for ack in acks)

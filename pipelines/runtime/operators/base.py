@@ -1,4 +1,4 @@
-"""What an operator is, and what is fixed about one before its first row.
+"""The interface of operators, and the facts about an operator that are fixed before its first row.
 
 An operator gets the subtask's batches one by one, then the barrier, and returns tables by output name. It runs on an
 executor, and with nothing changed in `pipelines.testing`.
@@ -37,8 +37,9 @@ RENAME = "Rename it in a select before, or in transform=."
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where event time stands for a stage in this epoch, in microseconds since 1970 UTC; of windows by processing time,
-    where that does.
+    """The event time of a stage in this epoch, in microseconds since 1970 UTC.
+
+    For windows by processing time it is that.
 
     Attributes:
         before: The watermark after the previous epoch, which judges lateness.
@@ -101,7 +102,7 @@ class Shapes:
 
     @property
     def handed_out(self) -> Shapes:
-        """The same with the output as the operator hands it out."""
+        """These schemas with the main output as the operator hands it out."""
         if not self.tracked:
             return self
         main = pa.schema([*self.outputs[MAIN], pa.field(ROW, pa.int64())])
@@ -109,7 +110,7 @@ class Shapes:
 
     @property
     def with_stamps(self) -> Shapes:
-        """The same with rows that say when they were touched, which those of a stage with a TTL do already."""
+        """These schemas with a time of the last touch in each row, as a stage with a TTL has already."""
         collections = tuple(replace(collection, schema=stamped(collection.schema)) for collection in self.collections)
         return replace(self, state=stamped(self.state), collections=collections)
 

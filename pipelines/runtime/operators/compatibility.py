@@ -38,10 +38,10 @@ from state_ops.schema.state_schema import TOUCHED, StateSchema
 
 
 class Verdict(StrEnum):
-    """What becomes of a change.
+    """The consequence of a change for the next run.
 
-    MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it that cannot be had back. FLAG:
-    once the operator says that it is meant. UNKNOWN: what is refused before it has to fit first.
+    MIGRATES: rows are migrated when they are read. LOSES: the run goes on, and state is lost for good. FLAG: the run
+    goes on once a flag says that the change is meant. UNKNOWN: not compared, because a refused change comes first.
     """
 
     COMPATIBLE = "compatible"
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 
     @property
     def stops(self) -> bool:
-        """Whether a run would be refused."""
+        """True if a run would be refused."""
         return self in (Verdict.FLAG, Verdict.REFUSED)
 
 
@@ -77,7 +77,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a stage fits what was recorded of it.
+    """The result of comparing a stage with its record in a checkpoint.
 
     Attributes:
         shapes: With schemas that also read what is stored; for use if nothing is refused.
@@ -93,7 +93,7 @@ class Fit:
 
     @property
     def remedies(self) -> str:
-        """What to do about the problems."""
+        """The advice about the problems."""
         return advice(finding for finding in self.findings if finding.verdict.stops)
 
     @property
@@ -109,7 +109,7 @@ ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then sta
 
 
 def advice(findings: Iterable[Finding]) -> str:
-    """What findings say to do, each thing once."""
+    """Return the advice of findings as one text, without repetition."""
     return " ".join(dict.fromkeys(finding.next for finding in findings if finding.next is not None))
 
 
@@ -152,7 +152,7 @@ def _rows_shown(retracts: bool) -> str:
 
 
 def lookup_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
-    """What has changed of a lookup, all of which may: it has no state."""
+    """Yield a finding if a lookup has changed. Any change of it is compatible, since a lookup has no state."""
     was, now = recorded.window, meaning(stage)
     if recorded.lookup is not None and was != now:
         what = f"it looked up {_meaning_shown(was)}, and looks up {_meaning_shown(now)} from the next epoch on"
@@ -160,7 +160,7 @@ def lookup_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
-    """What may not change. what: says it, with places for both."""
+    """Yield a finding that refuses a change. `what` is its text, with places for both values."""
     if was != now:
         yield _refused(uid, aspect, what.format(shown(was), shown(now)))
 
@@ -178,7 +178,7 @@ def _sketch_findings(uid: str, was: Mapping[str, str], now: Mapping[str, str]) -
 
 
 def _timer_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
-    """Whether timers that are set, or will be, still have a function that is called when they fire."""
+    """Yield a finding if timers that are set, or will be, have no function to call when they fire."""
     if stage.on_timer is None and recorded.timers:
         yield timers_left(stage.uid)
     elif stage.on_timer is None and recorded.on_timer and stage.function and uses_timers(stage.function):
@@ -395,7 +395,10 @@ def _sides_swapped(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
 
 
 def meaning(stage: Stage) -> dict[str, Any] | None:
-    """What an operator's stored state means: another window size or aggregate must not be merged into it."""
+    """Return the meaning of an operator's stored state.
+
+    State of another meaning, such as another window size or aggregate, must not be merged into it.
+    """
     if stage.aggregation is not None:
         return {"aggregates": _listed(stage.aggregation.aggregates)}
     if stage.deduplication is not None:
@@ -425,23 +428,26 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
 
 
 def has_index_of_keys(recorded: OperatorStats) -> bool:
-    """Whether what a checkpoint records of a stage is of a deduplication, or of ranks that are never final: a row of
-    either says when it is forgotten, and an index of keys by that moment stands beside it."""
+    """Return whether the recorded state of a stage has an index of its keys by the moment at which they are forgotten.
+
+    The state of a deduplication has one, and so has that of ranks that are never final.
+    """
     meaning = recorded.window or {}
     return set(meaning) == {"on"} or ("until" in meaning and meaning["until"] is None)
 
 
 def changeable(stage: Stage) -> dict[str, Any]:
-    """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for
-    who compares.
+    """Return the parts of a stage's definition that may change while its state keeps its meaning.
 
-    lateness: how far the watermark stays behind, forgets: after what time a deduplication, or ranks, forget a key, or a
-    join its rows, both in microseconds.
-    on_timer: whether it has such a function.
-    inputs: what it reads, which input is which.
-    sql: by input, what its where and its columns are.
-    upserted: by table whose rows it replaces, their key.
-    suffix: of a join, what follows the names of right columns that are taken.
+    The checkpoint records them.
+
+    lateness: microseconds that the watermark stays behind.
+    forgets: microseconds after which a deduplication or ranks forget a key, or a join its rows.
+    on_timer: whether the stage has such a function.
+    inputs: the names of its inputs, in order.
+    sql: for each input, its where and its columns.
+    upserted: for each table that it upserts, the key.
+    suffix: of a join, the end of a right column's name that the left side has too.
     """
     return {
         "on_timer": stage.on_timer is not None,
@@ -455,7 +461,7 @@ def changeable(stage: Stage) -> dict[str, Any]:
 
 
 def _lateness(stage: Stage) -> int | None:
-    """How far the watermark of a stage stays behind; None of one that does not go by it."""
+    """Return the microseconds that the stage's watermark stays behind, or None if it goes by none."""
     return stage.lateness if stage.closes or stage.join else None
 
 
@@ -472,7 +478,7 @@ def _key_shown(keys: Iterable[Sequence[str]]) -> str:
 
 
 def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
-    """What `meaning` gives, for people."""
+    """Return the result of `meaning` as a text for people."""
     if meaning is None:
         return "none"
     if "table" in meaning:
@@ -524,7 +530,7 @@ def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
 
 
 def _rules(agg: Agg) -> list[Any]:
-    """What an aggregate goes by beside its column, as far as it says so: its order, then its condition."""
+    """Return an aggregate's options beside its column, as far as it has any: order, condition, share."""
     if agg.share is not None:
         return [list(agg.order_by), agg.where, agg.share]
     if agg.where is not None:

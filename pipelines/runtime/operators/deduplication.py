@@ -127,7 +127,7 @@ def remembered(rows: pa.Table, before: int | None) -> pa.Table:
 def index_changes(
     keys: pl.DataFrame, types: pa.Schema, before: pl.DataFrame, after: pl.DataFrame
 ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """What becomes of the index by time when rows of state take the place of others.
+    """Return the changes of the index by time that follow when rows of state replace others.
 
     Args:
         keys: Key columns and the key group of each row.

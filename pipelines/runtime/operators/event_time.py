@@ -1,4 +1,4 @@
-"""What operators by event time share: rows that are late, what has closed, and how rows of windows look.
+"""Functions that operators by event time share: they find late rows and closed windows, and lay out rows of windows.
 
 Windows and sessions are handed out, and shown while they are open, by the same functions: a frame with the key columns,
 `window_start` and `window_end` in microseconds since 1970 UTC, and the fields of the aggregates.

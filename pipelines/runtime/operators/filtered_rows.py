@@ -25,7 +25,7 @@ _REMEDY = (
 
 
 class FilteredRows:
-    """What aggregates are made of, batch by batch.
+    """The rows that aggregates with conditions are made of, batch by batch.
 
     Attributes:
         aggregates: Without conditions, over the columns of `frame`.

@@ -35,7 +35,7 @@ _WRITE_KEYS = 400_000  # at a time: as entries, sessions take several times as m
 
 
 class OpenSessions:
-    """Those of one subtask in one epoch. residence: where a resident table comes from and goes to; None keeps none."""
+    """The open sessions of one subtask in one epoch. `residence` loads and keeps a resident table; None keeps none."""
 
     def __init__(
         self, backend: Backend, state: StateSchema, keys: pa.Schema, groups: range, residence: Residence | None

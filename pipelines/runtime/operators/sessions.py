@@ -131,8 +131,7 @@ class SessionOperator(EventTimeOperator):
         self._note_due(time_index.MOMENTS, self._open.ends)
 
     def _bounded(self, rows: pa.Table, times: np.ndarray) -> pl.DataFrame:
-        """What is aggregated of rows, each with the hash of its key and the bounds that it would have as a session of
-        its own."""
+        """Return the columns to aggregate, with the hash of each row's key and the bounds of that row's own session."""
         frame = self._filtered.frame(rows)
         keys = [pl.col(name).cast(self._open.types[name]) for name in self._by]
         frame = frame.with_columns(*keys, pl.Series(_FROM, times), pl.Series(_TO, times + self._window.length))

@@ -31,7 +31,7 @@ def stateless_shapes(stage: Stage, rows: pa.Schema) -> Shapes:
 
 
 class StatelessOperator:
-    """What a stage without a key makes of a batch; nothing waits for a barrier."""
+    """The operator of a stage without a key. It works on each batch by itself, and nothing waits for a barrier."""
 
     def __init__(self, stage: Stage, shapes: Shapes, epoch: Epoch) -> None:
         self._stage, self._shapes, self._epoch = stage, shapes, epoch

@@ -298,7 +298,7 @@ class TopNOperator(EventTimeOperator):
         self._rows.barrier()
 
     def _changes(self, before: pl.DataFrame, best: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
-        """What becomes of the ranks of some keys: rows that go, then rows that get another rank, then new ones.
+        """Yield the changes of the ranks of some keys: rows that go, then rows that get another rank, then new ones.
 
         Args:
             before: Their first rows until now, numbered in `_AT`.
@@ -343,7 +343,10 @@ class TopNOperator(EventTimeOperator):
         self._rows.barrier()
 
     def _close_from_backend(self, upto: int, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
-        """The same from what the backend has, key group by key group. rows: of the epoch, which it has not."""
+        """Close ranks as `_close` does, but read them from the backend, key group by key group.
+
+        `rows` are the rows of the epoch, which the backend does not have.
+        """
         ends = np.searchsorted(rows[GROUP].to_numpy(), np.asarray(self._groups), side="right").tolist()
         entries: list[tuple[bytes, bytes]] = []
         taken = 0

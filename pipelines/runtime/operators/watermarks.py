@@ -45,18 +45,20 @@ def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) 
 
 
 def holds_back(stage: Stage) -> bool:
-    """Whether rows of earlier event times come out of its state only when the watermark has passed them."""
+    """Return whether rows of earlier event times leave the stage's state only when the watermark has passed them."""
     return stage.closes or stage.on_timer is not None or stage.join is not None
 
 
 def time_matters(stage: Stage, stages: Sequence[Stage]) -> bool:
-    """Whether its watermark lets it, or one of the stages that read it, hand out rows."""
+    """Return whether the stage's watermark lets the stage, or a stage that reads it, hand out rows."""
     return holds_back(stage) or any(time_matters(other, stages) for other in stages if stage in other.stages_before)
 
 
 def acts_on_rows_alone(stage: Stage) -> bool:
-    """Whether it has nothing to do in an epoch without rows for it: no time that passes changes its state, or lets it
-    hand out rows."""
+    """Return whether the stage has nothing to do in an epoch without rows for it.
+
+    Time that passes then neither changes its state nor lets it hand out rows.
+    """
     by_time = stage.on_timer is not None or stage.ttl is not None
     return not stage.has_state or stage.aggregation is not None or (stage.function is not None and not by_time)
 
@@ -80,7 +82,7 @@ def after_job(
 
 
 def newest_time(lane: Stage, arriving: int | None, seen: Sequence[int | None], made: bool) -> int | None:
-    """How far event time is in an input of a stage, as far as its rows tell. None: they tell nothing more.
+    """Return the newest event time in an input of a stage, as far as its rows tell, or None if they tell nothing more.
 
     Args:
         arriving: As far as its source tells.
@@ -114,7 +116,7 @@ def made_times(stage: Stage, seen: Sequence[pa.Schema]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class SidesTime:
-    """Where event time stands in the inputs of a stage with several.
+    """The event time of each input of a stage with several.
 
     Attributes:
         newest: By input, how far its event time is, in microseconds; None: nothing has come that tells it.

@@ -1,1 +1,1 @@
-"""What a stage's function is called with and hands out: whole batches, or key by key, and the timers that it sets."""
+"""A stage's function: how it is called, with whole batches or key by key, the rows it returns, the timers it sets."""

@@ -200,7 +200,7 @@ class FunctionOperator:
         yield from self._called(self._on_timer, rows)
 
     def _called(self, function: Callable[..., Any], rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """What the author's function makes of rows; what it changed is written."""
+        """Call the author's function with rows, write the state that it changed, and yield its rows by output."""
         self._convert = frames.converter(function)
         parts = called(self._stage, self._epoch, function, self._convert, rows, self._state)
         self._state.flush()
@@ -215,7 +215,9 @@ def called(
     rows: pa.Table,
     *state: KeyedState,
 ) -> Iterable[tuple[str, Any]]:
-    """What a stage's function hands out of rows, by output. Raises StageError for whatever it raises.
+    """Call a stage's function with rows and return its rows by output.
+
+    Raises StageError for any error of the function that is not Weir's own.
 
     Args:
         convert: Makes the frame of them that it wants.
@@ -230,7 +232,7 @@ def called(
 
 
 def authors_error(error: Exception, stage: Stage, epoch: Epoch, rows: pa.Table) -> StageError:
-    """What to raise for what a stage's function raised when it was called with these rows."""
+    """Return the error to raise after a stage's function raised `error` for these rows."""
     # The author's own frames only: frames between Spark and the function are noise to the author.
     trace = error.__traceback__
     shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
@@ -268,7 +270,7 @@ def known_outputs(stage: Stage, tried: Mapping[str, pa.Schema]) -> dict[str, pa.
 
 
 def handed_out(stage: Stage, parts: Iterable[tuple[str, Any]], shapes: Shapes) -> Iterator[tuple[str, pa.Table]]:
-    """What a stage's function returned, in the columns and types of its outputs.
+    """Yield the rows that a stage's function returned, in the columns and types of its outputs.
 
     Args:
         parts: By output, as `returned` has them.
@@ -281,7 +283,7 @@ def handed_out(stage: Stage, parts: Iterable[tuple[str, Any]], shapes: Shapes) -
 
 
 def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | None = None, of: str = MAIN) -> pa.Table:
-    """What a stage's function returned, in the columns and types of `output`; as it is while these are being found out.
+    """Return a function's rows in the columns and types of `output`, or as they are while `output` is unknown.
 
     Args:
         by: The function's name, where it is not the stage's main one.

@@ -156,7 +156,7 @@ class PerKey:
         )
 
     def _together(self, results: Sequence[Any], owners: Sequence[Any], output: pa.Schema | None) -> pa.Table:
-        """What the calls returned as one table. owners: the key of each call."""
+        """Return the results of the calls as one table. `owners` has the key of each call."""
         if all(isinstance(result, list) for result in results):
             return self._of_dicts(results, owners, output)
         if all(isinstance(result, pl.DataFrame) for result in results):
@@ -205,8 +205,10 @@ class PerKey:
             ) from error
 
     def _check_columns(self, tables: Sequence[pa.Table], owners: Sequence[Any]) -> None:
-        """That frames have the same columns: Arrow would fill one that is missing with nulls. One without any column is
-        no rows."""
+        """Raise StageError unless all frames have the same columns: Arrow would fill a missing one with nulls.
+
+        A frame without any column counts as no rows.
+        """
         first = None
         for key, table in zip(owners, tables, strict=True):
             names = sorted(table.column_names)
@@ -223,7 +225,9 @@ class PerKey:
                 )
 
     def _check_names(self, rows: Iterable[tuple[Any, Any]], names: Set[str] | None) -> None:
-        """That dicts have the same names: Arrow takes those of the first one, and drops what another has beside them.
+        """Raise StageError unless all dicts have the same names.
+
+        Arrow takes the names of the first one, and drops any others that a later one has.
 
         rows: each with the key that it was returned for. names: as declared; None: those of the first row.
         """
@@ -260,8 +264,11 @@ class _NoState:
 
 
 def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
-    """What cuts a batch, sorted by key, into the rows of one key, as the function's second parameter is annotated:
-    pl.DataFrame, pd.DataFrame, pa.Table or list[dict]. Raises PipelineError for a function of another shape."""
+    """Return the function that makes, for a batch sorted by key, the slicer into the rows of one key.
+
+    The slices are as the author's second parameter is annotated: pl.DataFrame, pd.DataFrame, pa.Table or list[dict].
+    Raises PipelineError for a function of another shape.
+    """
     parameters = check_parameters(function, "rows")
     if _wants_dicts(function, parameters[1]):
         where = f"{function.__module__}.{function.__qualname__}"

@@ -1,4 +1,4 @@
-"""What a stage's function returns: rows of its main output, or rows by output; at once, or piece by piece."""
+"""The values that a stage's function returns: rows of its main output, or rows by output, at once or piece by piece."""
 
 from __future__ import annotations
 

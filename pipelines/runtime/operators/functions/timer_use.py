@@ -1,4 +1,4 @@
-"""Whether a stage's function uses timers, as its code says.
+"""Find out from the code of a stage's function whether it uses timers.
 
 A function that sets timers for some rows only shows nothing of it when it is tried on none, before the first epoch.
 """
@@ -15,8 +15,10 @@ _READS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def uses_timers(function: Callable[..., Any]) -> bool:
-    """Whether a function calls `state.timers.set` or `.clear`, itself or in a function of its own package that it
-    names."""
+    """Return whether a function calls `state.timers.set` or `.clear`.
+
+    The call may also be in a function of its own package that it names.
+    """
     return any(_mentions_timers(code) for reached in _reached(function) for code in _with_inner(reached.__code__))
 
 

@@ -107,7 +107,7 @@ class AsOfOperator(JoinOperator):
         return np.full(count, _AT_ONCE) if at_once else times
 
     def _looked_at(self, piece: list[bytes], upto: int) -> Iterator[tuple[str, pa.Table]]:
-        """What has become due: hand out the facts, and forget the versions that no fact can be joined with any more.
+        """Hand out the facts that have become due, and forget the versions that no fact can be joined with any more.
 
         Args:
             upto: The moment up to which.
@@ -218,7 +218,7 @@ class _Due:
     numbers: np.ndarray
 
     def between(self, side: int, first: int, last: int) -> _Due:
-        """Those of one side and of some codes."""
+        """Return the entries of one side whose codes lie between two codes."""
         mine = (self.of_side == side) & (self.codes >= first) & (self.codes < last)
         return _Due(self.entries.filter(pa.array(mine)), self.codes[mine], self.of_side[mine], self.numbers[mine])
 

@@ -51,7 +51,7 @@ _NAMES = ("left", "right")
 
 
 def _count_names(names: tuple[str, str]) -> tuple[str, ...]:
-    """What state calls the numbers of the rows of two sides."""
+    """Return the names in state of the counts of both sides' rows."""
     return tuple(f"{name}_{count}" for name in names for count in ("first", "next", "rows"))
 
 
@@ -68,7 +68,7 @@ _PAIRS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class KeptSide:
-    """What holds for the rows of one side.
+    """The rules for the rows of one side of a join.
 
     Attributes:
         kept: The columns of its rows that state has, as `sides.column` calls them.
@@ -140,7 +140,7 @@ class JoinOperator(EventTimeOperator):
         self._counts.barrier()
 
     def _begin(self) -> None:
-        """What has expired by the epoch's clock finds no partner in it."""
+        """Remove the rows that have expired by the epoch's clock, so that they find no partner in the epoch."""
         if not self._begun and self._join.times is None:
             for _ in self._gone(self._now):
                 pass
@@ -518,8 +518,10 @@ def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> S
 
 
 def names_in_state(keys: Sequence[str]) -> tuple[str, str]:
-    """What state calls the sides: left and right, with as many underscores behind as it takes to tell them, and the
-    numbers of their rows, from key columns."""
+    """Return the names of the two sides in state: left and right, with underscores where a key column has such a name.
+
+    The names of their counts differ from key columns too.
+    """
     names = _NAMES
     while {*names, *_count_names(names)} & {*keys}:
         names = f"{names[0]}_", f"{names[1]}_"

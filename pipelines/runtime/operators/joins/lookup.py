@@ -80,7 +80,7 @@ class LookupOperator:
         return key_index.get(name, read, pinned.most_bytes)
 
     def _mine(self, rows: pa.Table) -> pa.Table:
-        """Those of a table's rows that the subtask may need."""
+        """Return the rows of a table that the subtask may need."""
         if not self._stage.key:
             return rows
         groups = key_groups([rows.column(name) for name in self._lookup.table_keys], self._max_parallelism)

@@ -129,12 +129,15 @@ def _common(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def column(side: int, name: str) -> str:
-    """What a column of one side is called in the table."""
+    """Return the name that a column of one side has in the table."""
     return f"{side}_{name}"
 
 
 def names_in_table(stage: Stage, side: int) -> Callable[[str], str]:
-    """What each column of one side is called in the table: keys as the stage names them."""
+    """Return the function that gives a column of one side its name in the table.
+
+    Keys are named as the stage names them.
+    """
     if not stage.key:
         return lambda name: name
     keys = dict(zip(stage.sides[side].key, stage.key, strict=True))

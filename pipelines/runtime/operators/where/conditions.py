@@ -1,4 +1,4 @@
-"""What conditions mean: nulls by three-valued logic, NaN equal to itself and larger than all other numbers."""
+"""Conditions: nulls by three-valued logic, NaN equal to itself and larger than all other numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What an expression of a `where` is made of: Spark's types, how a column of each type is held, and when an operand is
-evaluated at all.
+"""Expressions of a `where`: Spark's types, how a column of each type is held, and when an operand is evaluated at all.
 
     type        held as
     boolean     Boolean
@@ -11,7 +10,8 @@ evaluated at all.
     timestamp   Int64, microseconds since 1970 in UTC
     others      Boolean, true: nothing is asked but whether they are null
 
-A literal is a column of one row, which Polars repeats beside longer ones."""
+A literal is a column of one row, which Polars repeats beside longer ones.
+"""
 
 from __future__ import annotations
 
@@ -127,8 +127,11 @@ def typed_null(operand: Expression, kind: Type) -> Expression:
 
 
 def folded(expression: Expression, *operands: Expression) -> Expression:
-    """What is null where one of its operands is. Where an operand always is, no other one is evaluated, as in Spark:
-    https://github.com/apache/spark/blob/master/sql/catalyst/src/main/scala/org/apache/spark/sql/catalyst/optimizer/expressions.scala"""
+    """Return null if one of the operands is always null, otherwise the expression.
+
+    No other operand is evaluated then, as in Spark:
+    https://github.com/apache/spark/blob/master/sql/catalyst/src/main/scala/org/apache/spark/sql/catalyst/optimizer/expressions.scala
+    """
     return null(expression.type, expression.text) if any(operand.is_null for operand in operands) else expression
 
 
@@ -172,7 +175,7 @@ def strict(function: Callable[..., pl.Series], *operands: Expression) -> Values:
 
 
 def any_fails(operands: Sequence[Expression]) -> bool:
-    """Whether one of them can fail over a row."""
+    """Return whether one of the operands can fail over a row."""
     return any(operand.may_fail for operand in operands)
 
 

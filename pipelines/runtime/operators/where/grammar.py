@@ -285,7 +285,7 @@ class Parser:
         return self._named(token)
 
     def _named(self, token: _Token) -> Expression:
-        """What begins with a name: a constant, a typed literal, a function or a column."""
+        """Read the part that begins with a name: a constant, a typed literal, a function or a column."""
         word = token.value.lower()
         if word in ("true", "false"):
             return literal(Type(BOOLEAN), word == "true", token.value)
@@ -332,8 +332,11 @@ class Parser:
         return Expression(type_of(kind), lambda rows: rows[at], self._text_since(start))
 
     def _may_be_sparks(self, name: str) -> bool:
-        """Whether a name that is no column may mean something to Spark where it stands: a unit, a function's keyword, a
-        parameter (`x -> ...`), a function without parentheses, or a column that Spark hides."""
+        """Return whether a name that is no column may mean something to Spark where it stands.
+
+        It may be a unit, a function's keyword, a parameter (`x -> ...`), a function without parentheses, or a column
+        that Spark hides.
+        """
         ahead = self._tokens[self._at]
         is_parameter = self._sql.startswith("->", ahead.start)
         goes_on = ahead.kind == "name" and ahead.value.lower() not in _KEYWORDS | {"as"}
@@ -392,7 +395,7 @@ class Parser:
 
 
 def _unescaped(written: str) -> str:
-    """What a text means; `\\%` and `\\_` stay as they are, for LIKE."""
+    r"""Return the meaning of a text. `\%` and `\_` stay as they are, for LIKE."""
     quote, inner = written[0], written[1:-1].replace(written[0] * 2, written[0])
 
     def meant(escape: re.Match[str]) -> str:

@@ -185,7 +185,7 @@ def _translated(text: Expression, pattern: Expression, sql: str) -> tuple[str, i
 
 
 def matched(text: Expression, pattern: Expression, sql: str) -> Expression:
-    """Whether a pattern is anywhere in a text: text RLIKE pattern, regexp_like(text, pattern)."""
+    """Return the condition that a pattern is anywhere in a text: text RLIKE pattern, regexp_like(text, pattern)."""
     written, _ = _translated(text, pattern, sql)
     return Expression(Type(BOOLEAN), lambda rows: text.of(rows).str.contains(written), sql, text.may_fail)
 

@@ -68,7 +68,7 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What columns are made of the rows of one schema.
+    """The expressions of a `select`, for rows of one schema.
 
     Attributes:
         columns: Those of the rows that it looks at.

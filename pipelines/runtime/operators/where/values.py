@@ -1,5 +1,4 @@
-"""What arithmetic, casts and functions mean in ANSI mode, in which what overflows or divides by zero fails the epoch.
-Types are Spark's: https://spark.apache.org/docs/latest/sql-ref-ansi-compliance.html"""
+"""Arithmetic, casts and functions in ANSI mode, in which an overflow or a division by zero fails the epoch."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ _EXACT: dict[str, Operation] = {"+": operator.add, "-": operator.sub, "*": opera
 
 
 def fits(number: int, bits: int) -> bool:
-    """Whether an integer of so many bits holds a number."""
+    """Return whether an integer of so many bits holds a number."""
     return -(1 << bits - 1) <= number < 1 << bits - 1
 
 
@@ -105,7 +104,7 @@ def _divided(kind: Type, function: Operation, sign: str, left: Expression, right
 
 
 def _by_numpy(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Operation:
-    """What is not there in Polars, or is not exact; nulls stay."""
+    """Return an operation that NumPy computes, since Polars has none or no exact one. Nulls stay."""
 
     def of(left: pl.Series, right: pl.Series) -> pl.Series:
         with np.errstate(all="ignore"):
@@ -163,7 +162,7 @@ def _of_integers(sign: str, left: Expression, right: Expression, text: str) -> E
 
 
 def _of_decimals(sign: str, left: Expression, right: Expression, text: str, result: Type | None) -> Expression:
-    """Where no digit is rounded."""
+    """Return the arithmetic of two decimals, for which no digit may be rounded."""
     a, b = conditions.as_decimal(left.type), conditions.as_decimal(right.type)
     if sign == "*":
         whole, scale = a.size - a.scale + b.size - b.scale + 1, a.scale + b.scale
@@ -193,7 +192,7 @@ def concatenated(left: Expression, right: Expression, text: str) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """How values of one type become such of another one.
+    """The conversion of values of one type into another.
 
     Attributes:
         convert: Gives a value for each, of any kind where it fails.
@@ -264,7 +263,7 @@ def _ways(given: Type, to: Type, text: str) -> dict[tuple[str, str], _Cast]:
 
 
 def _no_integer(given: Type, to: Type, text: str, numbers: pl.Series) -> pl.Series:
-    """Where a double has no integer of so many bits once its digits behind the point are cut."""
+    """Return for each double whether its integer part needs more bits than the type has."""
     end = 2.0 ** (to.size - 1)
     if (to.size == 64 or (given.kind == FLOAT and to.size == 32)) and (numbers == end).any():
         raise Refused(f"{text}: Spark takes a number for its neighbour here")
