@@ -1,4 +1,4 @@
-"""What happens when a step of an epoch fails, when its time is up, and when the run ends.
+"""The course of a run after a step of an epoch has failed, after its deadline, and when the run ends.
 
 1. A failed epoch falls, and every later one with it, for they were built on it. Earlier epochs go on to their end.
 2. Once nothing runs any more, what fell is discarded, newest first.
@@ -230,7 +230,7 @@ class Failover:
             self._context.traced(epoch.times(ms, error))
 
     def _discard_landed(self, fallen: Sequence[InFlightEpoch]) -> None:
-        """What was landed for epochs that fell goes, except what the epoch that begins again reads."""
+        """Discard the rows that were landed for fallen epochs, except those that the epoch that begins again reads."""
         again = self._epochs.again.slices if self._epochs.again is not None else {}
         for epoch in fallen:
             if not epoch.may_stand:
@@ -289,7 +289,7 @@ class Failover:
                 stage_upload.clear(epoch.handed_over)
 
     def build_on_head(self) -> None:
-        """What the next epoch builds on is the newest confirmed checkpoint, and nothing else."""
+        """Make the newest confirmed checkpoint, and nothing else, the base of the next epoch."""
         context, epochs, head = self._context, self._epochs, self._coordinator.head
         context.head = head
         epochs.offsets = SourceOffsets.at(head)
@@ -310,7 +310,7 @@ class Failover:
 
 
 def _why_it_fell(epoch: InFlightEpoch, failure: Failure | None) -> BaseException:
-    """What an epoch failed with, or the one that it was built on."""
+    """Return the error of an epoch, or of the epoch that it was built on."""
     if failure is None:
         return RunEndedError("The claim on the pipeline was renewed, under which it would have been committed.")
     if epoch.pending.id == failure.epoch:
@@ -319,5 +319,5 @@ def _why_it_fell(epoch: InFlightEpoch, failure: Failure | None) -> BaseException
 
 
 def channels_of(files: Iterable[StateFile]) -> dict[str, StateFile]:
-    """What a checkpoint's listing has of rows: those that wait, and archived input; by path."""
+    """Return a checkpoint's files of rows by path: rows that wait for a stage, and archived input."""
     return {file.path: file for file in files if file.kind in (CHANNEL, INPUT)}

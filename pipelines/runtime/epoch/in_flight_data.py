@@ -31,7 +31,7 @@ Rows = StagedFile | StateFile
 
 @dataclass(frozen=True, slots=True)
 class InFlightData:
-    """What a stage has not applied of one epoch.
+    """The rows of one epoch that a stage has not applied.
 
     Attributes:
         upstream: Uid of the stage whose rows they are, or came from.
@@ -82,7 +82,7 @@ class InFlightData:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any], file_of: Callable[[str], Rows]) -> InFlightData:
-        """What a checkpoint has recorded of it.
+        """Return the in-flight data that a checkpoint has recorded.
 
         Args:
             file_of: The file of a path.
@@ -103,7 +103,7 @@ class InFlightData:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a stage applies in one epoch: of `first`, the layers `taken`; `left` of its layers and `behind` wait.
+    """The work of a stage in one epoch: of `first`, the layers `taken`. `left` of its layers and `behind` wait.
 
     Attributes:
         first: None if what comes first has not been handed on in full yet.
@@ -119,7 +119,7 @@ class Work:
         return tuple(file for layer in self.taken for file in layer)
 
     def leaving(self, paths: Collection[str]) -> Work:
-        """The same with other layers taken: those of which no file is at one of these paths."""
+        """Return this work with other layers taken: those without a file at one of these paths."""
         layers = (*self.taken, *self.left)
         stays = [any(file.path in paths for file in layer) for layer in layers]
         taken = tuple(layer for layer, waits in zip(layers, stays, strict=True) if not waits)
@@ -146,7 +146,7 @@ def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[
 
 
 def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
-    """What to do with the queue.
+    """Return the part of the queue that the stage applies next.
 
     Args:
         pace: How many rows the stage applied last time, if that is known. Of what it has begun it is given a part that
@@ -166,7 +166,7 @@ def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
 
 
 def rest(done: Work, acks: Iterable[Ack], columns: pa.Schema | None) -> InFlightData | None:
-    """What the work has left of its epoch.
+    """Return the rows of its epoch that the work has left, or None.
 
     Args:
         columns: Those that the stage's function sees, which its subtasks leave rows with.

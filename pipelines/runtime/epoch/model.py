@@ -40,7 +40,7 @@ from state_ops.snapshots.stage_upload import read_by_next
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
-    """How far sources have been read, by epochs in flight too.
+    """The positions up to which sources have been read, epochs in flight included.
 
     Attributes:
         offsets: By source, its position as a checkpoint records it.
@@ -79,7 +79,7 @@ class SourceOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """Where a stage stands after its newest epoch, confirmed or not: what its next epoch builds on.
+    """The state of a stage after its newest epoch, confirmed or not. Its next epoch builds on it.
 
     Attributes:
         watermark: Microseconds since 1970 UTC.
@@ -107,7 +107,7 @@ class StageProgress:
     def at(
         cls, head: Checkpoint | None, stage: Stage, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
     ) -> StageProgress:
-        """Where a stage stands in a confirmed checkpoint.
+        """Return a stage's progress as of a confirmed checkpoint.
 
         Args:
             bases: By subtask, its snapshot in the checkpoint.
@@ -147,7 +147,7 @@ class StageProgress:
         forgotten: Forgotten | None,
         sides: SidesTime,
     ) -> StageProgress:
-        """Where the stage stands after an epoch whose acks these are.
+        """Return the stage's progress after the epoch of these acks.
 
         Args:
             waiting: The rows that it leaves.
@@ -173,11 +173,11 @@ class StageProgress:
 
     @property
     def rescaled(self) -> bool:
-        """Whether subtasks are still to make what they build on their own."""
+        """True if subtasks still have to build their state for new key groups from their base."""
         return any(isinstance(base, Snapshot) and base.rescaled for base in self.bases.values())
 
     def confirmed(self, bases: Mapping[int, Snapshot]) -> StageProgress:
-        """The same, once the registry names these snapshots."""
+        """Return this progress with these snapshots, which the registry names by now."""
         return replace(self, bases=bases, settled=True)
 
 
@@ -202,7 +202,7 @@ class EpochReport:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage's job gave, and its gates where they may set rows aside.
+    """The result of a stage's job, and of its gates where they may set rows aside.
 
     Attributes:
         acks: As they came, declines and acks of other epochs among them.
@@ -333,7 +333,7 @@ class InFlightEpoch:
 
     @property
     def to_upload(self) -> list[PendingUpload]:
-        """What is still to be uploaded."""
+        """The snapshots that are still to be uploaded."""
         acks = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
         return [ack.pending_upload for ack in acks if ack.pending_upload is not None]
 
@@ -350,7 +350,7 @@ class InFlightEpoch:
         return {file.path for queue in self.waiting.values() for in_flight in queue for file in in_flight.files}
 
     def local_rows(self) -> set[str]:
-        """Where rows lie that its stages read from this disk."""
+        """Return the paths of the rows that the epoch's stages read from this disk."""
         return local_rows(file for work in self.work.values() for file in work.files)
 
     def recorded_inputs(self) -> dict[str, Any]:
@@ -393,7 +393,7 @@ class InFlightEpoch:
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """What a slot runs.
+    """The step that a slot runs.
 
     Attributes:
         begun: On time.monotonic().
@@ -505,7 +505,7 @@ class EpochsInFlight:
 
     @property
     def may_leave_rows(self) -> bool:
-        """Whether stages may leave rows that they have not applied."""
+        """True if stages may leave rows that they have not applied."""
         unaligned = self.limits.alignment_timeout_seconds is not None
         return unaligned or any(progress.waiting for progress in self.progress.values())
 
@@ -527,5 +527,5 @@ class EpochsInFlight:
 
 
 def local_rows(files: Iterable[Rows]) -> set[str]:
-    """Where rows lie on this disk."""
+    """Return the paths of the rows that lie on this disk."""
     return {file.local for file in files if isinstance(file, StagedFile)}

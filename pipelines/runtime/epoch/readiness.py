@@ -27,7 +27,9 @@ _WATCH_SECONDS = 5.0
 
 
 def may_begin(epochs: EpochsInFlight, epoch: InFlightEpoch, step: Step, stage: Stage | None = None) -> bool:
-    """Whether a step of an epoch may begin now: its slot is free, it has not begun before, and its rules hold.
+    """Return whether a step of an epoch may begin now.
+
+    Its slot must be free, it must not have begun before, and its rules must hold.
 
     Args:
         stage: For a step that each stage takes (`Rules.stage` in `MAY_BEGIN`); None for a step of the whole epoch.
@@ -204,7 +206,10 @@ MAY_BEGIN: Mapping[Step, Rules] = {
 
 
 def can_start_epoch(epochs: EpochsInFlight) -> bool:
-    """Whether one more epoch may begin. The oldest one may, however many bytes wait: only its end frees space."""
+    """Return whether one more epoch may begin.
+
+    An epoch without unconfirmed ones before it may, however many bytes wait: only its end frees space.
+    """
     if epochs.fallen or epochs.failure is not None:
         return False
     oldest = all(epoch.confirmed is not None for epoch in epochs.epochs)
@@ -224,8 +229,10 @@ def below_max_pending(epochs: EpochsInFlight) -> bool:
 
 
 def can_defer_pruning(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """Whether an epoch leaves pruning to the next one, which would soon wait for it. Never twice in a row, and not if
-    somebody waits for an answer."""
+    """Return whether an epoch leaves pruning to the next one, which would soon wait for it.
+
+    It never does so twice in a row, nor if a request waits for an answer.
+    """
     follower = epochs.after(epoch)
     soon = follower is not None and follower.pending.complete
     return soon and not epoch.plan.requests and not epochs.pruning_deferred

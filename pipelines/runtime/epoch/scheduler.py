@@ -63,18 +63,21 @@ class EpochScheduler:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is in flight, and nothing that fell is still to be cleared up."""
+        """True if nothing is in flight, and nothing of a fallen epoch is left to be cleared up."""
         epochs = self._epochs
         return not (epochs.epochs or epochs.fallen or epochs.running or epochs.failure)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more epoch may begin."""
+        """True if one more epoch may begin."""
         return readiness.can_start_epoch(self._epochs)
 
     @property
     def offsets(self) -> SourceOffsets:
-        """How far the newest epoch reads the sources; another object once epochs have fallen."""
+        """The positions up to which the newest epoch reads the sources.
+
+        They are another object once epochs have fallen.
+        """
         return self._epochs.offsets
 
     def now(self) -> datetime:
@@ -121,8 +124,10 @@ class EpochScheduler:
         return {request.name for epoch in self._epochs.epochs for request in epoch.plan.requests}
 
     def fell(self) -> bool:
-        """Whether epochs have fallen since this was asked last: their slices are to be read again, however long ago
-        they came."""
+        """Return whether epochs have fallen since the last call.
+
+        Their slices are to be read again, however long ago they came.
+        """
         fell, self._epochs.has_fallen = self._epochs.has_fallen, False
         return fell
 

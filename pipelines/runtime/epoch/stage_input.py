@@ -1,5 +1,7 @@
-"""What a stage reads in one epoch: rows of sources, of stages before it, what it has left itself; and how far event
-time is with that."""
+"""The input of a stage in one epoch, with its event time.
+
+The input is rows of sources, of stages before it, and rows that the stage has left before.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ from state_ops.snapshots.stage_upload import read_by_next
 
 
 def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stages upstream have
-    acked."""
+    """Return the rows that a stage applies in this epoch: rows that it has left before, or this epoch's rows.
+
+    The stages upstream have acked.
+    """
     if stage.sides:
         return _plan_sides(context, epoch, stage, progress)
     if isinstance(stage.input, Source):
@@ -46,7 +50,10 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
 
 
 def _plan_sides(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """The same for a stage with several inputs: it leaves no rows, nor do those before it (`Pipeline.must_finish`)."""
+    """Return the work as `plan` does, for a stage with several inputs.
+
+    Such a stage leaves no rows, and no stage before it does (`Pipeline.must_finish`).
+    """
     arriving: list[int | None] = []
     for side, input in enumerate(stage.inputs):
         if isinstance(input, Source):
@@ -82,7 +89,10 @@ def _quiet(epoch: InFlightEpoch, stage: Stage, before: Mapping[str, int], now: i
 
 
 def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[int, Landed | Channel]:
-    """What a stage with several inputs reads in this epoch, by the numbers of the inputs that have rows."""
+    """Return the rows that a stage with several inputs reads in this epoch, by the number of the input.
+
+    Inputs without rows are left out.
+    """
     parts: dict[int, Landed | Channel] = {}
     for side, lane in enumerate(stage.sides):
         if isinstance(lane.input, Source):
@@ -98,7 +108,7 @@ def parts_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[in
 
 
 def landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Source) -> Landed | None:
-    """What a stage reads of a source in this epoch; None if that is nothing."""
+    """Return the rows of a source that a stage reads in this epoch, or None if it reads none."""
     planned = epoch.plan.slices.get(source.name)
     if planned is None or not planned.files:
         return None
@@ -123,7 +133,7 @@ def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
 
 
 def input_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
-    """What the stage reads in this epoch; None if that is nothing."""
+    """Return the rows that the stage reads in this epoch, or None if it reads none."""
     if isinstance(stage.input, Source):
         return landed(context, epoch, stage, stage.input)
     _staged(epoch, stage, stage.input)
@@ -139,7 +149,7 @@ def input_of(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed 
 
 
 def _check_digests(context: RunContext, epoch: InFlightEpoch, files: Sequence[StagedFile | StateFile]) -> None:
-    """Whether rows that are read from a checkpoint are those that it names."""
+    """Raise DamageError unless the rows that are read from a checkpoint have the digests that it names."""
     of_this_epoch = f"/{epoch_dir(epoch.pending.generation, epoch.pending.id)}/"
     for file in files:
         if isinstance(file, StateFile) and of_this_epoch not in file.path:
@@ -163,7 +173,7 @@ def rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
 
 
 def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
-    """How many rows an epoch has for a stage that reads a single input."""
+    """Return how many rows an epoch has for a stage that reads a single input."""
     if isinstance(lane.input, Stage):
         return sum(ack.rows_of(lane.from_output) for ack in epoch.acks[lane.input.uid])
     planned = epoch.plan.slices.get(lane.input.name)
@@ -186,7 +196,7 @@ def _may_make_time(lane: Stage) -> bool:
 
 
 def makes_time(epoch: InFlightEpoch, stage: Stage, side: int = 0) -> bool:
-    """Whether an input of a stage comes with another time in place of its source's event time."""
+    """Return whether SQL or a transform puts another time in place of the event time of an input's source."""
     return not stage.by_clock and side in epoch.made_times.get(stage.uid, ())
 
 

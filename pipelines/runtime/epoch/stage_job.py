@@ -59,8 +59,10 @@ log = Logger("weir.epoch")
 
 
 def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
-    """What the subtasks of a stage build on, from the newest checkpoint and its listing, whatever their number was
-    then."""
+    """Return the snapshots that a stage's subtasks build on, from the newest checkpoint and its listing.
+
+    The number of subtasks may have been another one then.
+    """
     if head is None or uid not in head.operators:
         return {}
     recorded, now = head.operators[uid], context.settings.spark.parallelism
@@ -96,8 +98,10 @@ def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Call
 
 
 def _without_refused(context: RunContext, epoch: InFlightEpoch, stage: Stage, result: StageResult) -> StageResult:
-    """What a job has given whose tasks have declined; with another plan, if that is since they have refused rows which
-    the sources set aside."""
+    """Return the result of a job whose tasks have declined.
+
+    If they declined because of rows that the sources set aside, the result has another plan.
+    """
     parts = [
         (lane, rows)
         for lane in stage.lanes
@@ -205,15 +209,17 @@ def _pinned(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Pinned |
 
 
 def to_judge(epoch: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:
-    """What gates are still to look at of a stage that has acked: rows that it has handed out, unless its job has asked
-    them already."""
+    """Return the files of rows that a stage's gates still have to look at, after the stage has acked.
+
+    Gates of a stage that quarantines have looked in its job already.
+    """
     return [] if stage.quarantines else _judged(stage, epoch.acks[stage.uid])
 
 
 def judge(
     context: RunContext, stage: Stage, files: Sequence[StagedFile | StateFile]
 ) -> tuple[list[Verdict], dict[str, float]]:
-    """What a stage's gates say of the rows in these files, and the milliseconds of that."""
+    """Return the verdicts of a stage's gates on the rows in these files, and the milliseconds that they took."""
     ms, clock = dict[str, float](), time.perf_counter()
     verdicts = _verdicts(context, stage, files, evaluation.looked_at(context.storage, stage, files))
     record_ms(ms, f"gate:{stage.uid}", clock)
@@ -223,7 +229,7 @@ def judge(
 def _verdicts(
     context: RunContext, stage: Stage, files: Sequence[StagedFile | StateFile], looked_at: pa.Table
 ) -> list[Verdict]:
-    """What a stage's gates say; a sample's keys are read only where one failed."""
+    """Return the verdicts of a stage's gates. A sample's keys are read only if a gate failed."""
     verdicts = evaluation.check(stage, looked_at)
     return evaluation.with_keys(verdicts, stage.key, lambda: evaluation.staged(context.storage, files, stage.key))
 
@@ -264,7 +270,7 @@ def _without_failed(
 
 
 def check_acks(epoch: InFlightEpoch, stage: Stage) -> None:
-    """Whether every subtask has acked."""
+    """Raise TransientError unless every subtask has acked."""
     missing = epoch.pending.missing(stage.uid)
     if missing:
         raise TransientError(
@@ -341,7 +347,7 @@ def _target(pipeline: Pipeline, sink: Sink) -> Target:
 
 
 def _untold(head: Checkpoint | None, stage: Stage) -> bool:
-    """Whether a stage has state of which an earlier release did not record whether timers are set in it."""
+    """Return whether a stage has state for which an earlier release did not record whether it has timers."""
     recorded = stats_of(head, stage.uid)
     return recorded.has_state and recorded.timers is None
 

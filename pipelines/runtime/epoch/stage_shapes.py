@@ -67,7 +67,7 @@ def fixed_shapes(
 def shapes_of_sides(
     context: RunContext, epoch: InFlightEpoch, stage: Stage, parts: Mapping[int, Landed | Channel]
 ) -> Shapes | None:
-    """The same for a stage with several inputs; None as long as none of them has had rows.
+    """Return the schemas of a stage with several inputs, or None as long as none of them has had rows.
 
     Raises PipelineError where only some have, and nothing tells the columns of the others.
     """
@@ -125,8 +125,10 @@ def _fixed(
 
 
 def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
-    """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set
-    rows aside."""
+    """Return the schema in which a stage reads a source whose files have these columns.
+
+    It has the rows' positions too if the stage's gates may set rows aside.
+    """
     if stage.quarantine is None:
         quarantine.refuse_row(stage, files)
         return files

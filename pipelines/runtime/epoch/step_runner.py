@@ -1,4 +1,4 @@
-"""Where the steps of epochs run beside each other: each slot is a thread that runs one step at a time.
+"""Run the steps of epochs beside each other. Each slot is a thread that runs one step at a time.
 
 The coordinator alone decides what comes next. It starts steps and takes their results in one thread, so nothing that it
 knows is ever touched by another; a step gets values and gives one back. A test that puts the steps in an order of its

@@ -214,8 +214,10 @@ def _answer(context: RunContext, checkpoint: Checkpoint, request: Request) -> No
 
 
 def typed(error: BaseException, where: str) -> WeirError | None:
-    """What Python, Spark's bridge or Delta raised of their own accord, as what the operator should do; None: leave
-    it."""
+    """Return an error of Python, Spark's bridge or Delta as the error that tells the operator what to do.
+
+    None: leave it.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError
 
     if isinstance(error, WeirError):
@@ -394,8 +396,10 @@ def _row(
 
 
 def _lost(epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, int]:
-    """How many rows no epoch has applied: those that its parent's positions were committed for are, unless they were
-    for another one."""
+    """Return the total of rows that no epoch has applied.
+
+    Rows that the parent's positions were committed for count too, unless they are this epoch's.
+    """
     lost = rows_lost(parent)
     if parent is not None and parent.kind == POSITIONS and epoch.positions_first:
         lost -= parent.totals[ROWS_AHEAD]
@@ -403,16 +407,16 @@ def _lost(epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, int]:
 
 
 def _quarantined(epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, int]:
-    """How many rows of sources no epoch has applied, since gates have set them aside or they could not be decoded."""
+    """Return the total of rows of sources that were set aside, by gates or since they could not be decoded."""
     before = parent.totals.get(ROWS_QUARANTINED, 0) if parent is not None else 0
     rows = before + sum(planned.rows_quarantined for planned in epoch.plan.slices.values())
     return {ROWS_QUARANTINED: rows} if rows else {}
 
 
 def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, Any]:
-    """How far each source is read, with the newest event time of its rows: by statistics, else as the acks say.
+    """Return the position of each source with the newest event time of its rows, by statistics or else from the acks.
 
-    Nobody tells it of rows that every stage has left out, by `where` or for a null key, of files without statistics.
+    The newest event time of rows that no stage keeps is unknown if their file has no statistics.
     """
     positions = {}
     for name, position in epoch.source_offsets.offsets.items():
@@ -442,7 +446,7 @@ def _newest(ack: Ack, side: int) -> int | None:
 
 
 def _sees_all(epoch: InFlightEpoch, stage: Stage, side: int, acks: Sequence[Ack]) -> bool:
-    """Whether a stage has taken every row of a source, one of its inputs, as it stands in the files."""
+    """Return whether a stage has seen every row of a source, one of its inputs, as the files have it."""
     if any(lane.transform is not None for lane in stage.lanes) or not keeps_event_time(stage.lanes[side]):
         return False
     return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
@@ -490,7 +494,7 @@ def _archived(context: RunContext, epoch: InFlightEpoch, channels: Mapping[str, 
 
 
 def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: OperatorStats) -> OperatorStats:
-    """What the checkpoint records of a stage. before: what its parent does."""
+    """Return the figures that the checkpoint records of a stage. `before` has those of its parent."""
     acks = epoch.pending.acks_of(stage.uid)
     state = [file for ack in acks for file in ack.files if file.kind == STATE]
     fixed = epoch.shapes.get(stage.uid)
@@ -550,7 +554,7 @@ def _looked_up(epoch: InFlightEpoch, stage: Stage) -> dict[str, Any] | None:
 
 
 def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:
-    """What all epochs have counted so far; None where there never was anything to count."""
+    """Return the counts of all epochs so far, or None if there never was anything to count."""
     if before is None or now is None:
         counts = before if now is None else now
         return dict(counts) if counts is not None else None
@@ -563,7 +567,7 @@ def _entries(acks: Sequence[Ack]) -> int | None:
 
 
 def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
-    """Whether timers are set in a stage's state; None where nobody has looked."""
+    """Return whether timers are set in a stage's state, or None if that is not known."""
     if stage.on_timer is None:
         return False
     if any(ack.timers for ack in acks):

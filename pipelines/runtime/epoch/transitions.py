@@ -1,4 +1,4 @@
-"""How epochs go on: begin each step whose time has come (`readiness`), and enter what it gives into the model.
+"""Move epochs on: begin each step as soon as it may (`readiness`), and enter its result into the model.
 
 A step gets values and gives one back. Only the thread that calls this touches the model and the coordinator.
 """
@@ -341,7 +341,7 @@ class Transitions:
     # -- state that is being fetched
 
     def _watch_restores(self) -> None:
-        """Where a stage takes long, see whether it waits for state that is being fetched."""
+        """See whether a stage that takes long waits for state that is being fetched."""
         now = time.monotonic()
         epoch = readiness.epoch_to_watch(self._epochs, now, self._restores.read_at)
         if epoch is not None and _RESTORES not in self._epochs.running:
@@ -361,7 +361,7 @@ class Transitions:
 
 
 class _Restores:
-    """What subtasks say of the state that they fetch.
+    """The reports of subtasks on the state that they fetch.
 
     Attributes:
         read_at: When it was looked at last, by the monotonic clock.
@@ -372,7 +372,7 @@ class _Restores:
         self._beats: dict[str, int] = {}
 
     def that_go_on(self, restores: Sequence[Restoring], generation: int) -> list[Restoring]:
-        """Those of a generation that have come further since the last call."""
+        """Return the restores of a generation that have made progress since the last call."""
         ours = [restore for restore in restores if restore.generation == generation]
         alive = [restore for restore in ours if self._beats.get(restore.path) != restore.beat]
         self._beats = {restore.path: restore.beat for restore in restores}
@@ -390,8 +390,10 @@ def _noted(epoch: InFlightEpoch, _: None) -> None:
 
 
 def _runs_again(stage: Stage, epoch: InFlightEpoch, acks: Sequence[Ack]) -> bool:
-    """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in
-    storage."""
+    """Return whether a subtask has landed on a host without its base.
+
+    If so, the stage runs once more as soon as that base is in storage.
+    """
     kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
     if LocalBaseError.__name__ not in kinds or stage.uid in epoch.elsewhere:
         return False
