@@ -1,4 +1,4 @@
-"""What the owner of a pipeline does beyond one epoch: fencing, publishing, pruning, leftovers.
+"""The work of a pipeline's owner beyond one epoch: fencing, publishing, pruning, and removing leftovers.
 
 Imports `execution` and below.
 """

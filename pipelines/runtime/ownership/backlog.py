@@ -1,4 +1,4 @@
-"""What waits to be read or applied: the source files that have arrived and the rows in front of stages."""
+"""The backlog: source files that have arrived and are not read, and rows in front of stages that are not applied."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def due_in_words(stages: Sequence[str]) -> str:
 
 
 def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:
-    """What has arrived beside the newest checkpoint, by source; one listing each. A server that is away, or refuses, is
-    no reason to show nothing else."""
+    """Return, by source, the arrivals that the newest checkpoint does not have. Each source is listed once.
+
+    A server that is away, or refuses, does not keep the other sources from being shown.
+    """
     return looked_at(readers(pipeline, settings), head)
 
 
 def looked_at(sources: Mapping[str, SourceReader], head: Checkpoint | None) -> Mapping[str, Arrivals]:
-    """The same, by readers that are open."""
+    """Return the arrivals as `arrivals` does, with readers that are open."""
     offsets = head.offsets if head else {}
     looks = [partial(_looked, reader, offsets.get(name)) for name, reader in sources.items()]
     return dict(zip(sources, at_once(looks), strict=True))
@@ -62,7 +64,7 @@ def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapp
 
 
 def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[str, dict[str, Any]]:
-    """What people are shown of each source beside a checkpoint: what waits, and how far it is read."""
+    """Return, for people, what each source has beside a checkpoint: the input that waits, and how far it is read."""
     shown: dict[str, dict[str, Any]] = {}
     for name, reader in readers(pipeline, settings).items():
         position = head.offsets.get(name)

@@ -1,4 +1,4 @@
-"""What all epochs of one run share."""
+"""The context that all epochs of one run share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from state_ops.storage.storage import Storage
 
 @dataclass
 class RunContext:
-    """What all epochs of one run share.
+    """The context that all epochs of one run share.
 
     Attributes:
         shapes: The stages' schemas, found once.
@@ -92,7 +92,7 @@ class RunContext:
         return self.codes[stage.uid]
 
     def requested(self) -> dict[str, int]:
-        """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.
+        """Return the requests of the pipeline's coordinators to storage so far, for the totals of a checkpoint's row.
 
         A process takes with it what it requested after its last row.
         """

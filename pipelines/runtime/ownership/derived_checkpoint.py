@@ -177,7 +177,7 @@ def lasting(files: Iterable[StateFile], operators: Mapping[str, OperatorStats]) 
 
 
 def unchanged(context: RunContext, checkpoint: Checkpoint) -> list[StateFile]:
-    """What a checkpoint of this pipeline hands on to one that is derived from it; nothing of it is uploaded anew."""
+    """Return the files that a checkpoint of this pipeline hands on to a derived one. None of them is uploaded anew."""
     files = lasting(context.registry.files(checkpoint), checkpoint.operators)
     return [replace(file, new=False) for file in files]
 
@@ -195,7 +195,7 @@ def waiting_paths(operators: Mapping[str, OperatorStats]) -> set[str]:
 def pointed(
     operators: Mapping[str, OperatorStats], renamed: Iterable[tuple[StateFile, StateFile]]
 ) -> dict[str, OperatorStats]:
-    """What a checkpoint records of its stages, in which the rows that wait are named by their paths here.
+    """Return a checkpoint's record of its stages, with rows that wait named by their new paths.
 
     Args:
         renamed: Each file as it was named before, and as it is named here.

@@ -17,8 +17,10 @@ Done = TypeVar("Done")
 
 
 def as_owner(context: RunContext, act: Callable[[], Done]) -> Done:
-    """What `act` does under the run's generation; anew where the run itself has renewed its claim meanwhile, in another
-    thread."""
+    """Return the result of `act`, carried out under the run's generation.
+
+    If the run has renewed its claim in another thread meanwhile, `act` is carried out again.
+    """
     while True:
         generation = context.generation
         try:

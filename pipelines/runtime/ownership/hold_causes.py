@@ -1,5 +1,6 @@
-"""What holds a pipeline (`state_ops.coordination.gate_hold`): noting it when a run ends, and whether its cause still
-stands.
+"""The causes that hold a pipeline: note one when a run ends, and see whether it still stands.
+
+See `state_ops.coordination.gate_hold` for the note.
 
 A hold ends with the next checkpoint, whatever made that. It ends for sensors, too, once what it is about has changed:
 an input file was repaired or moved away, a damaged object or table was put back, the landing directory is there again.
@@ -8,7 +9,8 @@ for a person.
 
 Damage and bad input hold nobody where nothing that can be looked at from here would ever change: a file of one host's
 disk, a staged file that has vanished, an object that executors alone do not see. Sensors then ask again, ever more
-rarely."""
+rarely.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +130,9 @@ def without_bad_input(
 
 
 def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, SourceReader]) -> GateHold | None:
-    """What holds the pipeline, if its cause is as it was when that was noted. It lists or asks for the few files that
-    the note names.
+    """Return the note of the pipeline's hold if its cause has not changed since.
+
+    Only the few files that the note names are listed or asked for.
 
     Args:
         head: The newest checkpoint.
@@ -142,8 +145,10 @@ def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, So
 
 
 def is_since(noted: GateHold, holder: Lease | None) -> bool:
-    """Whether a hold was noted by the lease's holder or after it died: then the pipeline has nothing that is to be
-    recovered first."""
+    """Return whether a hold was noted by the lease's holder or after that holder died.
+
+    The pipeline then has nothing to recover first.
+    """
     return noted.generation is not None and holder is not None and noted.generation >= holder.generation
 
 
@@ -159,7 +164,7 @@ def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, Sou
 
 
 def _can_be_read(head: Checkpoint | None, readers: Mapping[str, SourceReader]) -> bool:
-    """Whether all sources can be read on from where the newest checkpoint stands."""
+    """Return whether all sources can be read on from the positions of the newest checkpoint."""
     try:
         for name, reader in readers.items():
             reader.check(head.offsets.get(name) if head is not None else None)

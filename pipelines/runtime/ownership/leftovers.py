@@ -119,7 +119,7 @@ def _dead_rows(context: RunContext, storage: Storage, name: str, head: Checkpoin
 
 
 def _is_dead(context: RunContext, head: Checkpoint | None, directory: str) -> bool:
-    """Whether no checkpoint names, and nobody publishes, what a directory of an epoch has."""
+    """Return whether no checkpoint names the files of an epoch's directory, and no run publishes them."""
     parsed = parse_epoch_dir(directory)
     if parsed is None or parsed[1] <= context.early_id:
         return False

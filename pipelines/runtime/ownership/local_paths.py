@@ -1,4 +1,4 @@
-"""Where a run keeps its files on the local disk, and how the backend that uses them is configured."""
+"""The places of a run's files on the local disk, and the settings of the backend that uses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def backend_options(settings: Settings) -> BackendOptions:
 
 
 def work_dir(context: RunContext) -> Path:
-    """Where the pipeline's subtasks have their local files, on each host."""
+    """Return the directory of the local files of the pipeline's subtasks, on each host."""
     return local_directory(context.settings, context.pipeline, context.storage)
 
 
@@ -30,5 +30,5 @@ def local_directory(settings: Settings, pipeline: Pipeline, storage: Storage) ->
 
 
 def objects(settings: Settings) -> ObjectCache:
-    """What each host keeps of objects that it has fetched, for all pipelines together."""
+    """Return the cache of fetched objects on this host, which all pipelines share."""
     return ObjectCache(settings.work_dir / "objects", settings.local.objects_mb << 20)

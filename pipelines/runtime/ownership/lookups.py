@@ -54,7 +54,7 @@ class Lookups:
         return {uid: self._chosen[uid] for uid in planned}
 
     def _before(self, uid: str, lookup: Lookup, head: Checkpoint | None) -> Version | None:
-        """What a stage has joined before, of the same table."""
+        """Return the version of the same table that a stage joined before, or None."""
         return self._chosen[uid] if uid in self._chosen else _planned(uid, lookup, head)
 
     def again(self, epoch: Checkpoint, head: Checkpoint | None) -> dict[str, Version]:

@@ -41,7 +41,7 @@ log = Logger("weir.run")
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What the owner works with.
+    """The context of an owner, and the state of the pipeline when its ownership began.
 
     Attributes:
         head: The newest checkpoint when it began.

@@ -107,7 +107,7 @@ def _opening(pipeline: Pipeline, settings: Settings, source: Source, patience: f
 
 
 def _archives(pipeline: Pipeline, settings: Settings) -> list[tuple[Storage, list[StateFile]]]:
-    """Where input is kept that may be read again: here, and for a branch in its pipeline's storage."""
+    """Return the archives of input that may be read again: this pipeline's, and for a branch also its trunk's."""
     archives = []
     for place in (pipeline, *([replace(pipeline, branch=None)] if pipeline.branch is not None else [])):
         storage, registry = open_storage(place, settings)
@@ -117,7 +117,7 @@ def _archives(pipeline: Pipeline, settings: Settings) -> list[tuple[Storage, lis
 
 
 def _position(trunk: Registry, source: str) -> Position | None:
-    """How far a pipeline has read a source, by its newest checkpoint."""
+    """Return how far a pipeline has read a source by its newest checkpoint, or None."""
     head = trunk.head()
     return head.offsets.get(source) if head else None
 
@@ -129,8 +129,9 @@ def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
 
 @contextmanager
 def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> Iterator[None]:
-    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the
-    lease on.
+    """Raise errors of storage or of a Delta log as errors that tell the operator what to do.
+
+    It holds from the first look at the lease on, for all that happens between epochs.
 
     Where a disk is full, the error says which, whatever it is that did not fit.
     """
@@ -176,6 +177,6 @@ def _refuse_without_links(storage: Storage) -> None:
 
 
 def places(settings: Settings, storage: Storage) -> dict[str, str | Path]:
-    """Where Weir writes on disks, by setting."""
+    """Return the places on disks to which Weir writes, by setting."""
     here = {"local.work_dir": settings.work_dir, "temporary files": Path(tempfile.gettempdir())}
     return here | ({"storage.root": storage.uri} if storage.is_local else {})

@@ -22,7 +22,7 @@ DAY = 24 * HOUR
 def needed(
     registry: Registry, holds: Mapping[str, HoldRecord], *, as_owner: bool = False
 ) -> dict[CheckpointId, list[str]]:
-    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them.
+    """Return the further reasons to keep checkpoints, in words: sinks lack their rows, or restores read them.
 
     Args:
         as_owner: Read the registry as the owner of the pipeline, without asking storage for a newer version.

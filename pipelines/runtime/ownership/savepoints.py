@@ -61,7 +61,7 @@ def pin_branch(context: RunContext, request: Request) -> None:
 
 
 def check_free(pipeline: Pipeline, settings: Settings, name: str) -> None:
-    """Whether a savepoint may get this name. Raises ConfigurationError or WeirError."""
+    """Raise ConfigurationError or WeirError unless a savepoint may get this name."""
     check_name(name)
     _, registry = open_storage(pipeline, settings)
     if registry.pinned(SAVEPOINT, name) is not None:
