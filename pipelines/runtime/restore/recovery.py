@@ -69,14 +69,14 @@ def owning(
 
 
 def _next_run_rewinds(context: RunContext, error: HoldingError) -> bool:
-    """Whether an epoch has met damage that the next run is to take back by itself."""
+    """Return whether an epoch has met damage that the next run takes back by itself."""
     return (
         isinstance(error, DamageError) and error.epoch is not None and context.settings.restore.on_invalid == "rewind"
     )
 
 
 def _next_run_is_past(context: RunContext, error: HoldingError) -> bool:
-    """Whether an epoch has met bad input that the next run does not read again."""
+    """Return whether an epoch has met bad input that the next run does not read again."""
     return isinstance(error, InputError) and error.epoch is not None and context.pipeline.at_most_once
 
 
@@ -139,11 +139,14 @@ def _publish_what_was_left(context: RunContext, publishes: bool, back_to: int | 
 
 
 def _check_objects(context: RunContext, head: Checkpoint) -> None:
-    """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
+    """Raise DamageError unless the objects that the newest checkpoint names are there, by names and sizes.
+
+    This comes before anything is built on the checkpoint or pruned.
 
     Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that
     could be restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows
-    that wait it names again."""
+    that wait it names again.
+    """
     full = context.settings.checkpoints.mode == "full"
     kinds = {CHANNEL} if full else {STATE, CHANNEL}
     named = [file for file in context.registry.files(head) if file.kind in kinds]

@@ -84,7 +84,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What restoring a checkpoint on this host takes.
+    """The work of restoring a checkpoint on this host.
 
     Attributes:
         waiting: Files of rows that stages have not applied.
@@ -134,7 +134,10 @@ class RestorePlan:
 def plan(
     pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, checkpoint: Checkpoint
 ) -> RestorePlan:
-    """Where a checkpoint's files are, by names and sizes. Raises DamageError when its listing is not what it was."""
+    """Return where a checkpoint's files are, by names and sizes.
+
+    Raises DamageError if its listing is not what was recorded.
+    """
     listing = registry.files(checkpoint)
     parts: list[Part] = []
     for uid, stats in checkpoint.operators.items():
@@ -191,7 +194,7 @@ def restore(
 
 
 def verify(context: RunContext, checkpoint: Checkpoint, purpose: str = "rewind") -> Restored:
-    """The same for the owner of the pipeline, whose checkpoints nobody else prunes."""
+    """Prove a checkpoint as `restore` does, for the pipeline's owner, whose checkpoints no other process prunes."""
     decided = plan(context.pipeline, context.settings, context.storage, context.registry, checkpoint)
     return _proven(context.pipeline, context.settings, context.storage, decided, purpose, context.run_id)
 
@@ -242,14 +245,16 @@ def back_to_valid(owner: Ownership, damage: DamageError) -> Checkpoint:
 
 
 def _earlier(completed: Sequence[Checkpoint], head: Checkpoint) -> Iterator[Checkpoint]:
-    """What the newest checkpoint continues, newest first."""
+    """Yield the completed checkpoints that the newest one continues, newest first."""
     left = abandoned(completed)
     yield from (row for row in reversed(completed) if row.id < head.id and row.id not in left)
 
 
 def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
-    """Whether files of a checkpoint are in storage, by names and sizes. Raises DamageError that names the first that is
-    not."""
+    """Raise DamageError, with the name of the first missing file, unless files of a checkpoint are in storage.
+
+    Names and sizes are compared, not contents.
+    """
     tops = sorted({_TOPS[file.kind] for file in files})
     stored: dict[str, int | None] = {file.path: file.bytes for top in tops for file in storage.list(top)}
     elsewhere = [file.path for file in files if is_inherited(file.path)]

@@ -58,7 +58,7 @@ _MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two cou
 
 @dataclass(frozen=True, slots=True)
 class SourceRewind:
-    """What a rewind means for one source.
+    """The consequences of a rewind for one source.
 
     Attributes:
         again: What is read again.
@@ -103,7 +103,7 @@ class SinkRewind:
 
     @property
     def obstacles(self) -> list[str]:
-        """What has to be accepted, in words."""
+        """The obstacles that have to be accepted, in words."""
         since = self.then or "the beginning"
         stays = f"rows of checkpoints after {since} stay in the sink {self.name}: {self.stays}"
         keeps = self.stays is not None and self.has != self.then
@@ -112,7 +112,7 @@ class SinkRewind:
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
-    """What a rewind would do.
+    """The consequences of a rewind.
 
     Attributes:
         head: The newest checkpoint now.
@@ -140,7 +140,7 @@ class RewindPlan:
 
     @property
     def takes_back(self) -> bool:
-        """Whether anything is taken back: nothing is where the newest checkpoint is the one to go back to."""
+        """True unless the newest checkpoint is the one to go back to, so that nothing is taken back."""
         return self.to.id != self.head.id
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,8 +177,10 @@ class RewindPlan:
 
 
 def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
-    """What a rewind to checkpoint `to` would do, by reading alone, with what becomes of tables' rows. Raises WeirError
-    when there is no such checkpoint."""
+    """Return the plan of a rewind to checkpoint `to`, with the changes of tables' rows. It only reads.
+
+    Raises WeirError if there is no such checkpoint.
+    """
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
     target = goal(pipeline, settings, registry, to)
@@ -224,7 +226,7 @@ def planned(
     head: Checkpoint,
     to: Checkpoint,
 ) -> RewindPlan:
-    """What a rewind from the newest checkpoint to another one, or to itself, would do.
+    """Return the plan of a rewind from the newest checkpoint to another one, or to itself.
 
     Args:
         open_sinks: They are asked for their markers, where the registry does not say what they have.
@@ -305,7 +307,7 @@ def _newest_there(lacking: Sequence[CheckpointId | None], never: Collection[Chec
 
 
 def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
-    """Whether a sink is a table, by the code, else by what the newest checkpoint knows of it."""
+    """Return whether a sink is a table, by the code or else by the newest checkpoint."""
     sink = pipeline.sink(name)
     return pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
 
@@ -341,7 +343,7 @@ def given(
 
 
 def hindrances(tables: Sequence[TableRewind]) -> list[str]:
-    """What would be lost by taking tables back, in words."""
+    """Return the losses that taking tables back would cause, in words."""
     obstacles = []
     for table in tables:
         if table.unknown:
@@ -399,7 +401,7 @@ def named(to: Checkpoint) -> str:
 
 
 def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId, to: Checkpoint) -> SinkLink:
-    """What the `sinks` of a checkpoint that abandons others say of a sink whose marker it moves.
+    """Return the record of a sink in the `sinks` of a checkpoint that abandons others and moves the sink's marker.
 
     Args:
         to: The newest checkpoint whose rows stay.

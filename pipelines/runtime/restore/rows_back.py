@@ -40,7 +40,9 @@ _BY_ROW = """
 
 
 def looked_at(pipeline: Pipeline, storage: Storage, table: TableRewind, scratch: Path) -> TableRewind:
-    """The same with how many rows change back, go and come back. Reads files where some come back.
+    """Return a table's rewind with the numbers of rows that change back, go and come back.
+
+    Files are read if some of them come back.
 
     Args:
         scratch: A directory for files that are fetched, one at a time.

@@ -28,7 +28,7 @@ from state_ops.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class SeekPlan:
-    """What a seek would do.
+    """The consequences of a seek.
 
     Attributes:
         head: The newest checkpoint.
@@ -51,7 +51,7 @@ class SeekPlan:
 
 
 def plan(pipeline: Pipeline, settings: Settings, source: str, to: str | datetime | Position) -> SeekPlan:
-    """What a seek would do, by reading alone.
+    """Return the plan of a seek. It only reads.
 
     Args:
         to: "earliest", "latest", a time, or a position as the connector says it.

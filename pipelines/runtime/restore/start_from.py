@@ -101,13 +101,15 @@ def seed(
 
 
 def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:
-    """Whether the pipeline was started from this savepoint, as it was named then.
+    """Return whether the pipeline was started from this savepoint, as it was named then.
 
-    The note of an earlier release says it before its start was committed, and names no checkpoint. While the chain's
-    first row is retained, that tells; later the sum of epochs may, which is carried over from the savepoint, where such
-    a pipeline counted its own ids from 1. Where nothing
-    tells, the pipeline goes on, and that is said: a refusal would stop one that is started by this very command each
-    time."""
+    The note of an earlier release was written before the start was committed, and names no checkpoint. While the
+    chain's first row is retained, that row tells. Later the sum of epochs may tell: it is carried over from the
+    savepoint, and such a pipeline counted its own ids from 1.
+
+    If nothing tells, the pipeline goes on and says so. A refusal would stop a pipeline that is started by this command
+    each time.
+    """
     raw = context.storage.read_bytes(ORIGIN)
     if raw is None:
         return False
