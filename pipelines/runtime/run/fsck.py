@@ -48,7 +48,7 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
 
 
 def examine_and_note(pipeline: Pipeline, settings: Settings, *, quick: bool = False, reading: Reading = iter) -> Report:
-    """The same, with a note of the result that `weir metrics` shows."""
+    """Examine a pipeline as `examine` does, and leave a note of the result that `weir metrics` shows."""
     clock = time.monotonic()
     report = examine(pipeline, settings, quick=quick, reading=reading)
     note(pipeline, settings, report, time.monotonic() - clock)
@@ -96,7 +96,7 @@ def _reaching_removed(pipeline: Pipeline, settings: Settings, registry: Registry
 
 
 def _markers(pipeline: Pipeline, registry: Registry, sinks: Sinks) -> dict[str, Marker]:
-    """How sinks that are no tables, and have a marker, are asked for it."""
+    """Return, by name, the function that asks a sink for its marker, for sinks that have one and are no tables."""
 
     def marker_of(name: str) -> Marker:
         def marker() -> int | None:
@@ -155,7 +155,7 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
 
 
 def left(before: Report, after: Report, storage: Storage) -> Report:
-    """What remains after a repair.
+    """Return the findings that remain after a repair.
 
     A repair replaces no file, so a file that was altered still is, unless it went with its checkpoint.
 

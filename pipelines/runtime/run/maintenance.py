@@ -1,4 +1,7 @@
-"""What the generation's owner does beside epochs: name checkpoints, drop names, prune, end a pipeline's checkpoints.
+"""The tasks of a generation's owner beside epochs: name checkpoints, drop names, prune, end a pipeline's checkpoints.
+
+A process that wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`),
+or owns the pipeline for a moment where none lives (`asked`). No other process deletes anything.
 
 Whoever wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`), or owns
 the pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
@@ -188,7 +191,7 @@ def seek(
 
 
 def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:
-    """What pruning would do now and why, by reading alone."""
+    """Return the fate of each checkpoint and object if pruned now, with the reason. It only reads."""
     for _ in range(_LOOKS):
         with suppress(PrunedError):  # a coordinator that lives prunes while we read
             return _explained(pipeline, settings)

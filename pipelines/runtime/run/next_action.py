@@ -1,4 +1,4 @@
-"""What a run does next: a pure function from what it sees and remembers to one action. `run` carries the action out.
+"""Choose a run's next action by a pure function of what the run sees and remembers. `run` carries the action out.
 
 first             begin again the slice of an epoch that a gate has declined; else look around, once there is room
 a stop            with a drain once all that waits has been read and applied; nothing is in flight then
@@ -22,7 +22,7 @@ from state_ops.coordination.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How this run is triggered and when it ends.
+    """The trigger of a run, and the conditions at which it ends.
 
     Attributes:
         trigger: What started it; recorded for epochs that no slice limit cut.
@@ -48,13 +48,13 @@ class RunOptions:
 
     @property
     def by_a_person(self) -> bool:
-        """Whether this run may begin again what a person has ended."""
+        """True if this run may begin again a pipeline that a person has ended."""
         return not self.automatic and self.trigger is not Trigger.SENSOR
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look into storage has shown.
+    """The findings of a look into storage.
 
     Attributes:
         requests: Open requests that no epoch in flight will answer, oldest first.
@@ -81,7 +81,7 @@ class Due(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a run sees.
+    """The situation of a run, from which its next action follows.
 
     Attributes:
         now: On time.monotonic().
@@ -115,7 +115,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a run remembers from one action to the next.
+    """The facts that a run remembers from one action to the next.
 
     Attributes:
         catching_up: Whether input has waited since the run began, or since epochs fell.
@@ -194,7 +194,7 @@ Action = GoOn | Sleep | LookAround | BeginAgain | BeginEpoch | CarryOut | Withdr
 
 
 def next_action(at: Situation, memory: Memory) -> tuple[Action, Memory]:
-    """What to do now, and what to remember."""
+    """Return the next action, and the memory to keep."""
     if at.look is None:
         return _before_look(at), memory
     open_requests, waiting = at.look.requests, at.look.waiting

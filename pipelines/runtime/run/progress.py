@@ -1,5 +1,4 @@
-"""How a run gets on: a line for each epoch, for people or as the fields of a JSON line, with the time that the run took
-for it."""
+"""The progress of a run: a line for each epoch, for people or as fields of a JSON line, with the time that it took."""
 
 from __future__ import annotations
 
@@ -30,7 +29,10 @@ _ROWS = ("in", "out", "late", "dropped", "null_key", "duplicate", "quarantined",
 
 @dataclass
 class Pace:
-    """How long a run took for each of its epochs.
+    """A clock that says how long a run took for each of its epochs.
+
+    Epochs overlap. The time of one begins when the one before was committed, when it was triggered, or when Spark was
+    there, whichever came last. These times add up, and leave out Spark's start.
 
     They overlap, so what counts is the time since the one before was committed, or since the epoch was triggered, or
     since Spark was there, whichever came last. These times add up, and hold nothing of Spark's start.
@@ -69,7 +71,7 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
 
 
 def line_of(report: EpochReport, seconds: float | None) -> str:
-    """The same with what took its time and what waits behind it.
+    """Return the line of `line` with the phases that took the time, and the input that waits behind the epoch.
 
     Args:
         seconds: As in `line`.
@@ -145,7 +147,7 @@ def _fitting(parts: Sequence[_Part]) -> str:
 
 
 def fields(pipeline: Pipeline, report: EpochReport, seconds: float) -> dict[str, Any]:
-    """The same for programs: what a JSON line says of an epoch, with units in the names of the fields.
+    """Return the fields of a JSON line about an epoch, with units in their names.
 
     Args:
         seconds: As in `line`.
@@ -181,7 +183,10 @@ def fields(pipeline: Pipeline, report: EpochReport, seconds: float) -> dict[str,
 
 
 def watermark_lag_seconds(row: Checkpoint) -> float | None:
-    """How far the oldest of an epoch's watermarks was behind its commit; 0 after a drain, None: there is none."""
+    """Return the seconds that the oldest of an epoch's watermarks was behind its commit.
+
+    It is 0 after a drain, and None if there is no watermark.
+    """
     if not row.watermarks:
         return None
     oldest = from_micros(min(row.watermarks.values()))

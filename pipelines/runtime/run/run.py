@@ -79,7 +79,7 @@ _FINAL = (ConfigurationError, GateError, InputError, PipelineError, RunEndedErro
 
 @dataclass
 class Loop:
-    """Where the run stands between two barriers."""
+    """The state of a run between two barriers."""
 
     coordinator: Coordinator
     scheduler: EpochScheduler
@@ -303,8 +303,10 @@ def _begin_epoch(
 def _look(
     context: RunContext, offsets: Mapping[str, dict[str, Any]]
 ) -> tuple[list[Request], set[tuple[str, str]], dict[str, int]]:
-    """What is asked for, source and name of every file that has arrived and that no epoch reads, and by source how much
-    that is."""
+    """Return the open requests, source and name of each new file, and the backlog by source.
+
+    A file is new if it has arrived and no epoch reads it.
+    """
     open_requests = requests.pending(context.storage)
     arrived = {name: reader.check(offsets.get(name)) for name, reader in context.readers.items()}
     for name, reader in context.readers.items():
@@ -328,7 +330,7 @@ def _with_backlog(plan: EpochPlan, seen: Look | None) -> EpochPlan:
 def _stopped(
     context: RunContext, loop: Loop, heartbeat: Heartbeat, stop: Request, open_requests: Sequence[Request]
 ) -> None:
-    """What stops ask for at the end: the one that is followed, and all others that this end is one for."""
+    """Carry out the end that a stop asks for, and that of all other stops that this end also answers."""
     stops = [request for request in open_requests if request.kind == requests.STOP]
     ended = [request for request in stops if stop.drain or not request.drain]
     for request in ended:

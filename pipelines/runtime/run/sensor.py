@@ -1,5 +1,4 @@
-"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run or a restore, or
-wait.
+"""Choose a checkpoint sensor's action at a tick: ask the coordinator for a barrier, ask for a run or a restore, wait.
 
 `observe` reads the pipeline's storage, without a JVM and in milliseconds; `decide` is a pure function of what was seen,
 of what the sensor remembers from its earlier ticks, and of a monotonic clock. Whose sensor it is does not matter here.
@@ -36,7 +35,7 @@ _NOT_WELL = ("failed", "interrupted")
 
 
 class Action(StrEnum):
-    """What a tick does."""
+    """The action of a tick."""
 
     WAIT = "wait"
     BARRIER = "barrier"
@@ -46,7 +45,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What one tick sees.
+    """The findings of one tick.
 
     Attributes:
         alive: Whether the lease's holder lives, None if only watching its counter can tell.
@@ -81,7 +80,7 @@ class Sight:
 
     @property
     def in_words(self) -> str:
-        """How much waits."""
+        """The amount of input that waits, in words."""
         return self.waits or counted(self.waiting, "file")
 
     @property
@@ -92,13 +91,13 @@ class Sight:
 
     @property
     def died(self) -> bool:
-        """Whether there is a coordinator that did not end by itself, be it alive or dead."""
+        """True if there is a coordinator that did not end by itself, be it alive or dead."""
         return self.holder is not None and not self.holder.stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a sensor remembers between its ticks; its cursor.
+    """The facts that a sensor remembers between its ticks, as its cursor.
 
     Attributes:
         tick: How many there were.
@@ -131,7 +130,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, why in words for a person, and what to remember.
+    """The action of a tick, the reason for people, and the memory to keep.
 
     Attributes:
         key: Of the run; the same key is never run twice.
@@ -176,7 +175,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
 
 
 def _why_held(noted: GateHold) -> str:
-    """What holds the pipeline, and what a person does about it."""
+    """Return what holds the pipeline, and what a person does about it."""
     message = noted.message.splitlines()
     if noted.by_gate:
         return f"{message[0]}. Repair the input or correct the gate, then Materialize"
@@ -191,7 +190,7 @@ def _why_held(noted: GateHold) -> str:
 
 
 def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
-    """What to remember of a look at the lease, and whether its holder lives, as far as looks until now can tell."""
+    """Return the memory after a look at the lease, and whether its holder lives, as far as all looks so far tell."""
     now = time.monotonic()
     memory = _watched(memory, sight.holder, socket.gethostname(), now)
     return memory, _lives(sight, memory, now)
@@ -232,7 +231,7 @@ def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
 def decide(
     sight: Sight, memory: Memory, max_lag: int, *, observer: str | None = None, now: float | None = None
 ) -> Decision:
-    """What this tick does.
+    """Return the decision of this tick.
 
     Args:
         max_lag: Files, or rows of a connector, that may wait.
@@ -326,7 +325,7 @@ def _lives(sight: Sight, memory: Memory, now: float) -> bool:
 
 
 def _new(sight: Sight) -> str:
-    """What there is to be done."""
+    """Return the work that waits, in words."""
     if sight.timers_due and not sight.waiting:
         return backlog.due_in_words(sight.timers_due)
     return f"{sight.in_words} new"

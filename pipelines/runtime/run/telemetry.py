@@ -52,7 +52,9 @@ _sends = threading.local()  # `lines`: what is logged while this thread sends We
 
 @contextmanager
 def tracing(pipeline: Pipeline, settings: Settings, run_id: str | None) -> Iterator[Traced | None]:
-    """What is to be called with each epoch that has ended; None: nobody wants traces, and nothing is imported.
+    """Yield the function to call with each epoch that has ended, or None if traces are off.
+
+    If they are off, OpenTelemetry is not imported.
 
     Args:
         run_id: Of the run in Dagster.
@@ -126,7 +128,10 @@ class Sender:
 
 
 def _of_traces(endpoint: str) -> str:
-    """Where a collector takes traces; the setting may name that itself, as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT does."""
+    """Return the URL at which a collector takes traces.
+
+    The setting may name that URL itself, as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT does.
+    """
     return f"{endpoint.rstrip('/').removesuffix(_PATH)}{_PATH}"
 
 
@@ -177,7 +182,7 @@ def _unheard() -> Iterator[list[str]]:
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
-    """Whether a line is about spans of somebody else's."""
+    """Return whether a log line is about another sender's spans."""
     lines = getattr(_sends, "lines", None)
     if lines is not None:
         lines.append(redacted(record.getMessage()))
