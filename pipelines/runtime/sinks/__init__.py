@@ -1,4 +1,4 @@
-"""Where rows go: Delta tables, appended, replaced and taken back.
+"""Sinks: Delta tables, to which rows are appended, in which rows are replaced, and from which they are taken back.
 
 Imports `sources` and `definition`.
 """

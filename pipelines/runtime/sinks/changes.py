@@ -47,7 +47,7 @@ _OF_CHANGE = (EPOCH, VERSION, COMMIT_TIME)  # columns that say when a row change
 
 @dataclass(frozen=True)
 class Changes:
-    """What becomes of keys.
+    """Changes of keys, netted from the rows of epochs.
 
     Attributes:
         key: The table's key columns.
@@ -63,7 +63,7 @@ class Changes:
 
     @property
     def count(self) -> int:
-        """How many rows there are before they are netted."""
+        """The number of rows before they are netted."""
         return int(self.all.num_rows)
 
     @property
@@ -213,7 +213,7 @@ def spill(sink: UpsertSink, schema: pa.Schema, epochs: Iterable[Iterator[pa.Reco
 
 
 def no_changes(sink: UpsertSink) -> Changes:
-    """Those of no rows."""
+    """Return the changes of no rows."""
     return Changes(sink.key, sink.order_by, pa.schema([]).empty_table())
 
 
@@ -223,7 +223,7 @@ def columns_of(schema: pa.Schema) -> pa.Schema:
 
 
 def check_columns(sink: UpsertSink, schema: pa.Schema) -> None:
-    """Whether rows of these columns can be netted. Raises PipelineError."""
+    """Raise PipelineError unless rows of these columns can be netted."""
     where = f"table {sink.name}"
     for name, what in (*((name, "key") for name in sink.key), *((name, "order_by") for name in sink.order_by)):
         if name not in columns_of(schema).names:

@@ -84,8 +84,12 @@ class PublishedTable:
     interval: int
 
     def is_free(self, number: int | None, sink_app: str) -> bool:
-        """Whether the next publish may be a plain put: after this transaction version, and no Delta checkpoint is
-        due."""
+        """Return whether the next publish may be a plain put.
+
+        The table must be at this transaction version, and no Delta checkpoint may be due.
+
+        The table must be at this transaction version, and no Delta checkpoint may be due.
+        """
         return self.version.transaction_version(sink_app) == number and not is_due(self.version.number, self.interval)
 
 
@@ -108,8 +112,9 @@ def ensure(
 
 
 def fits(left: PublishedTable, schema: pa.Schema, *, evolves: bool = False) -> bool:
-    """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have
-    added.
+    """Return whether the table has these columns for certain.
+
+    It is certain if only rows of others were added since this process left the table.
 
     Args:
         evolves: It may have more.
@@ -195,8 +200,10 @@ def check_committed(
 def check_columns(
     handle: DeltaTable, table: str, checkpoint: CheckpointId, columns: Mapping[str, pa.DataType], evolves: bool
 ) -> list[pa.Field]:
-    """Whether a table has the columns of a committed checkpoint's rows, but for those, which are returned, that it gets
-    with the commit. Raises PipelineError."""
+    """Return the columns that a table gets with the commit of a checkpoint.
+
+    Raises PipelineError if the table's other columns are not those of the checkpoint's rows.
+    """
     has = _columns(handle)
     new = [pa.field(name, type) for name, type in columns.items() if name not in has] if evolves else []
     was = {name: type for name, type in columns.items() if name in has or not evolves}
@@ -285,7 +292,7 @@ def _undo(committed: CheckpointId, how: str = "RESTORE TABLE … TO VERSION AS O
 
 
 def _changes(was: Mapping[str, pa.DataType], now: Mapping[str, pa.DataType]) -> str:
-    """How columns differ, in words; empty if they do not. Their order does not count."""
+    """Return the differences between columns, in words. It is empty if there are none. Their order does not count."""
     changes = [f"{name} is new" for name in now if name not in was]
     changes += [f"{name} is gone" for name in was if name not in now]
     changes += [f"{name} was {was[name]}, is {now[name]}" for name in now if name in was and was[name] != now[name]]
@@ -293,7 +300,7 @@ def _changes(was: Mapping[str, pa.DataType], now: Mapping[str, pa.DataType]) -> 
 
 
 def _demands(handle: DeltaTable, partition_by: Sequence[str] | None) -> Iterator[tuple[str, str]]:
-    """What the table wants of its writers and Weir does not do, each with how to undo it."""
+    """Yield each demand of the table on its writers that Weir does not meet, with the way to undo it."""
     metadata, protocol = handle.metadata(), handle.protocol()
     partitions = metadata.partition_columns
     if partition_by is not None and list(partition_by) != partitions:
@@ -362,8 +369,9 @@ def _canonical(schema: pa.Schema) -> dict[str, pa.DataType]:
 def check(
     storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]
 ) -> dict[str, pq.FileMetaData]:
-    """What must hold before the commit names staged files, because Delta itself checks none of it: they exist, and have
-    the recorded size, number of rows, and the schema of their (operator, output). Raises DamageError.
+    """Raise DamageError unless staged files are fit for the commit, since Delta checks none of this.
+
+    The files must exist, and have the recorded size, number of rows, and the schema of their (operator, output).
 
     Returns:
         Their footers by path, which tell what the tables' logs are to say of them.
@@ -485,8 +493,9 @@ def marker(storage: Storage, app_id: str, table: str) -> int | None:
 
 
 def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None, *, lacks: bool = False) -> str | None:
-    """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
-    rows for it.
+    """Return in words how a table differs from the newest checkpoint, or None if it does not.
+
+    It does not differ either if there is neither table nor rows for it.
 
     Args:
         lacks: It may have less.

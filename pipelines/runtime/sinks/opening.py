@@ -120,12 +120,12 @@ class Sinks:
     # -- what holds for every sink
 
     def fits(self, sink: Sink, schema: pa.Schema) -> bool:
-        """Whether it takes rows of these columns for certain, without a look at it."""
+        """Return whether a sink takes rows of these columns for certain, without a look at the sink."""
         left = self.tables.get(sink.name)
         return left is not None and delta.fits(left, schema, evolves=evolves(sink))
 
     def check(self, sink: Sink, schema: pa.Schema) -> None:
-        """Whether it takes rows of these columns. Raises PipelineError."""
+        """Raise PipelineError unless a sink takes rows of these columns."""
         if CHANGE_TYPE in schema.names:
             refuse_replaced(sink, f"table {sink.name}")
         if self._upserts(sink):
@@ -138,7 +138,7 @@ class Sinks:
             self.publisher(sink.name).check(schema)
 
     def rules(self, sink: Sink, schema: pa.Schema) -> ValueRules | None:
-        """What it asks of the values of rows of these columns; None: nothing that a table would not."""
+        """Return a sink's rules for the values of rows of these columns, or None if a table would ask no less."""
         if self._pipeline.is_table(sink):
             return None
         publisher = self.publisher(sink.name)
@@ -160,7 +160,7 @@ class Sinks:
             publisher.prepare(schema)
 
     def check_chain(self, name: str, head: Checkpoint | None, lacking: Sequence[CheckpointId | None] = ()) -> None:
-        """Whether a sink is where the newest checkpoint says. Raises DamageError when it is ahead or behind.
+        """Raise DamageError if a sink is ahead of the newest checkpoint or behind it.
 
         Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double
         them.
@@ -189,8 +189,9 @@ class Sinks:
             delta.check_rows(self._storage, self._pipeline.app_id, name)
 
     def check_delivered(self, head: Checkpoint | None, early_id: int) -> None:
-        """Whether sinks may have, or get yet, rows of an epoch that failed at least once, and that are now to be
-        delivered at most once.
+        """Raise DamageError if sinks may have rows of an epoch that failed while delivery was at least once.
+
+        Delivery is at most once now.
 
         Args:
             early_id: The highest id of an epoch that was begun at least once; 0: none.
@@ -208,7 +209,7 @@ class Sinks:
             )
 
     def diverged(self, name: str, head: Checkpoint | None, lacking: Sequence[CheckpointId | None] = ()) -> str | None:
-        """How a sink is not where the newest checkpoint says, in words; None if it is, or has no marker to tell.
+        """Return in words how a sink differs from the newest checkpoint, or None if it does not, or has no marker.
 
         Args:
             lacking: As for `check_chain`.
@@ -272,7 +273,7 @@ class Sinks:
     def link(
         self, name: str, id: CheckpointId, before: CheckpointId | None, parent: SinkLink | None = None
     ) -> SinkLink:
-        """What a checkpoint that has output for a sink records of it.
+        """Return the record of a checkpoint about a sink that it has output for.
 
         Args:
             before: The checkpoint that was published in it last.
@@ -330,7 +331,7 @@ def marker_of(publisher: Publisher, published: int | None) -> int | None:
 
 
 def kind_in(checkpoint: Checkpoint | None, name: str) -> str | None:
-    """What a checkpoint knows a sink as; None: a table, or it does not know it."""
+    """Return the kind of sink by a checkpoint, or None for a table or a sink that the checkpoint does not know."""
     link = checkpoint.sinks.get(name) if checkpoint is not None else None
     return link.kind if link is not None else None
 

@@ -1,4 +1,4 @@
-"""Whether two sinks of a pipeline are one table by another name."""
+"""Find two sinks of a pipeline that are one table by two names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def check_places(pipeline: Pipeline, storage: Storage) -> None:
 
 
 def _place(storage: Storage, name: str) -> str:
-    """Where a table lies, in one spelling: links followed on a disk, one scheme and no empty parts in a bucket."""
+    """Return the place of a table in one spelling.
+
+    Links are followed on a disk. In a bucket there is one scheme and no empty part.
+
+    Links are followed on a disk. In a bucket there is one scheme and no empty part.
+    """
     full = storage.full(table_path(name))
     if storage.is_local:
         return os.path.realpath(full.removeprefix("file://"))

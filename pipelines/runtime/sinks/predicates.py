@@ -63,7 +63,12 @@ class Predicate:
         return self._asked(pa.table(columns, schema=self.schema) if columns else rows)
 
     def whole(self, file: DataFile) -> bool | None:
-        """Whether all rows of a file satisfy it (True) or none does (False); None: it has to be read."""
+        """Return whether all rows of a file satisfy the condition (True) or none does (False).
+
+        None: the file has to be read.
+
+        None: the file has to be read.
+        """
         if not self.schema.names:
             return bool(self._asked(_ANY)[0])
         if file.path not in self.constants:
@@ -86,7 +91,7 @@ class Predicate:
 
 
 def check_condition(table: str, condition: str, schema: pa.Schema) -> None:
-    """Whether a condition can be evaluated on rows of these columns. Raises PipelineError."""
+    """Raise PipelineError unless a condition can be evaluated on rows of these columns."""
     try:
         where.compiled(condition, schema)
     except where.Refused as error:

@@ -1,5 +1,10 @@
-"""What a checkpoint records of how its rows are to be published, so that a deploy between the commit and the publish
-changes nothing of it (docs/adr/0121-rows-are-published-as-their-checkpoint-says.md).
+"""The record in a checkpoint of how its rows are to be published.
+
+A deploy between the commit and the publish therefore changes nothing of it
+(docs/adr/0121-rows-are-published-as-their-checkpoint-says.md).
+
+A deploy between the commit and the publish therefore changes nothing of it
+(docs/adr/0121-rows-are-published-as-their-checkpoint-says.md).
 
     {"v": 1, "as": "upsert", "key": ["id"], "order_by": ["at"]}             of a Delta table, without what is default
     {"v": 1, "as": "kafka", "facts": {"topic": "clicks", "key": ["id"]}}    of another system
@@ -124,7 +129,7 @@ def places_before(pipeline: Pipeline, head: Checkpoint | None) -> dict[str, str]
 
 
 def check_system(pipeline: Pipeline, name: str, checkpoint: Checkpoint, resolve: Callable[[str], str]) -> None:
-    """Whether today's code brings a checkpoint's rows into a sink that is no table as their commit meant it.
+    """Raise PipelineError unless today's code publishes a checkpoint's rows to a system as the commit meant it.
 
     Raises:
         PipelineError: It does not, and says which sink to put back.

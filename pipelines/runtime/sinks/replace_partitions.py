@@ -79,7 +79,7 @@ def publish(
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What rows replace.
+    """The partitions and rows that a checkpoint's rows replace.
 
     Attributes:
         partitions: Whole ones.
@@ -93,7 +93,7 @@ class Replaced:
 def replaced_by(
     storage: Storage, table: str, files: Sequence[DataFile], footers: Mapping[str, pq.FileMetaData] | None = None
 ) -> Replaced:
-    """What rows replace, by what their files say.
+    """Return the partitions and conditions that rows replace, by their files.
 
     Args:
         footers: Of files, by path, as far as they are known.

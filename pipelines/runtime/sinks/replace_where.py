@@ -67,8 +67,12 @@ class Range:
 
 
 def overlaps(text: str, wanted: Range) -> bool:
-    """Whether a range that a table's log has as text, of whole minutes, may share rows with another one; True if it
-    cannot be read."""
+    """Return whether a range that a table's log has as text may share rows with another range.
+
+    The text is of whole minutes. True if it cannot be read.
+
+    The text is of whole minutes. True if it cannot be read.
+    """
     try:
         start, end = (
             to_micros(datetime.strptime(part, "%Y-%m-%d %H:%M").replace(tzinfo=UTC)) for part in text.split(" to ")
@@ -147,7 +151,7 @@ def overwrite(
 
 
 def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range, scratch: Path) -> int:
-    """How many rows of a table lie in a range; reads the files that have some.
+    """Return how many rows of a table lie in a range. Files with such rows are read.
 
     Args:
         scratch: As `overwrite` takes it.
@@ -202,8 +206,10 @@ def _apart(
 
 
 def _within(storage: Storage, table: str, file: DataFile, column: str, wanted: Range) -> bool | None:
-    """Whether all rows of a file lie in a range (True) or none does (False), by its partition or its statistics; None:
-    its rows have to be looked at."""
+    """Return whether all rows of a file lie in a range (True) or none does (False), or None if it has to be read.
+
+    It is decided by the file's partition or its statistics.
+    """
     partition = dict(file.partition)
     if column in partition:  # a day, which the file itself may not have
         day = partition[column]

@@ -80,7 +80,7 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class RowsBack:
-    """What becomes of a table's rows that is taken back.
+    """The numbers of a table's rows that change when the table is taken back.
 
     Attributes:
         changed: Rows whose keys stay and that are again what they were; 0: a table without keys does not tell.
@@ -103,7 +103,7 @@ class RowsBack:
 
 @dataclass(frozen=True, slots=True)
 class TableRewind:
-    """What a rewind does to one table.
+    """The changes that a rewind makes to one table.
 
     Attributes:
         version: The one that it is decided on.
@@ -127,12 +127,12 @@ class TableRewind:
 
     @property
     def rows(self) -> int:
-        """How many rows there are fewer afterwards."""
+        """The number of rows that the table has fewer afterwards."""
         return sum(file.rows for file in self.goes) - sum(file.rows for file in self.comes)
 
     @property
     def in_words(self) -> str:
-        """What becomes of its rows, for people."""
+        """The changes of its rows, for people."""
         if self.becomes is not None:
             return str(self.becomes)
         gone, come = (counted(sum(file.rows for file in files), "row") for files in (self.goes, self.comes))
@@ -140,15 +140,18 @@ class TableRewind:
 
     @property
     def facts(self) -> dict[str, int]:
-        """The same for programs; empty where nobody has looked."""
+        """The changes of its rows, for programs. It is empty if they were not counted."""
         if self.becomes is None:
             return {}
         return {f"rows_{name}": number for name, number in asdict(self.becomes).items()}
 
 
 def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
-    """What it takes to bring a table back to where checkpoint `to`, None for none, had been published; None: there is
-    no table.
+    """Return the changes that bring a table back to the publish of checkpoint `to`, or None if there is no table.
+
+    `to` is None for the time before the first one.
+
+    `to` is None for the time before the first one.
 
     Raises:
         DamageError: The table's log does not reach back so far.
@@ -241,8 +244,9 @@ def rewind(
 
 
 def kept_for(storage: Storage, table: str) -> timedelta | None:
-    """How long a table's log reaches back at least, so how old a checkpoint may be that it can be taken back to; None:
-    there is no table, or its property is of a form that Delta does not document.
+    """Return how long a table's log reaches back at least, and so the age of a checkpoint to go back to.
+
+    None: there is no table, or its property is of a form that Delta does not document.
     """
     try:
         handle = fenced_table.open_table(storage, table_path(table))

@@ -1,4 +1,7 @@
-"""What a Delta log says of a data file's columns, so that readers skip files. It is taken from Parquet's footer."""
+"""The statistics in a Delta log of a data file's columns, by which readers skip files. They come from Parquet's footer.
+
+They come from Parquet's footer.
+"""
 
 from __future__ import annotations
 
@@ -87,5 +90,5 @@ def not_below(greatest: Any) -> Any:
 
 
 def is_ambiguous(text: Any) -> bool:
-    """Whether what delta-rs reads may stand for another text, as `not_below` says."""
+    """Return whether a text that delta-rs reads may stand for another one, as `not_below` says."""
     return isinstance(text, str) and any(ord(char) // _PLANE % 2 for char in text)

@@ -47,7 +47,7 @@ BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it bro
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one commit does to a table.
+    """The changes that one commit makes to a table.
 
     Attributes:
         adds: Files that come.
@@ -85,7 +85,7 @@ def table_path(table: str) -> str:
 
 
 def mark(storage: Storage, table: str) -> dict[str, str]:
-    """What commits say of whose they are, to a table to which other pipelines may commit as well."""
+    """Return the mark by which commits name their pipeline in a table to which others may commit as well."""
     if not storage.is_mounted(table_path(table)):
         return {}
     return {WHOSE: hashlib.sha256(storage.uri.encode()).hexdigest()[:16]}
@@ -103,13 +103,13 @@ def seen_by(storage: Storage, table: str, history: Iterable[dict[str, Any]]) -> 
 
 
 def staging_directory(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) -> str:
-    """Where files lie that are written for a checkpoint's publish."""
+    """Return the directory of the files that are written for a checkpoint's publish."""
     directory = data_directory(table, app_id, storage.is_mounted(table_path(table)))
     return f"{directory}/{epoch_dir(checkpoint.generation, checkpoint.id)}"
 
 
 def file_path(table: str, file: DataFile) -> str:
-    """Where a file of a sink's table lies, which its log names as in a URI."""
+    """Return the path of a file of a sink's table. The table's log names the file as in a URI."""
     return f"{table_path(table)}/{unquote(file.path)}"
 
 
@@ -167,8 +167,7 @@ def footer_of(storage: Storage, path: str) -> pq.FileMetaData:
 
 
 def branch_of(link: SinkLink) -> dict[str, str]:
-    """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a
-    rewind."""
+    """Return the entry of a promotion's commit that names its branch. It is empty for a rewind."""
     return {BRANCH: link.branch} if link.branch is not None else {}
 
 
@@ -230,7 +229,7 @@ def commit(
 
 
 def _restores(checkpoint: Checkpoint, table: str) -> bool:
-    """Whether a checkpoint brings a table back to an earlier version, whatever others have done to it since."""
+    """Return whether a checkpoint brings a table back to an earlier version, whatever others have done to it since."""
     link = checkpoint.sinks.get(table)
     return checkpoint.kind in TAKES_BACK and link is not None and link.column is None
 
@@ -269,7 +268,7 @@ def _put_after(
 def publication(
     checkpoint: Checkpoint, sink: str, version: int | None, files: int, rows: int, started: float
 ) -> Publication:
-    """What the registry records of a publish that ends now.
+    """Return the registry's record of a publish that ends now.
 
     Args:
         started: By `time.perf_counter`.
@@ -279,13 +278,15 @@ def publication(
 
 
 def interval(handle: DeltaTable) -> int:
-    """How many versions lie between two Delta checkpoints of a table."""
+    """Return how many versions lie between two Delta checkpoints of a table."""
     return int(handle.metadata().configuration.get("delta.checkpointInterval") or 100)
 
 
 def is_due(version: int, interval: int) -> bool:
-    """Whether the commit after this version makes delta-rs write a Delta checkpoint: at each version before a
-    multiple."""
+    """Return whether the commit after this version makes delta-rs write a Delta checkpoint.
+
+    delta-rs does so at each version before a multiple of the interval.
+    """
     return (version + 2) % interval == 0
 
 

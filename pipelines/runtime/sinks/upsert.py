@@ -65,7 +65,7 @@ _AT, _FILE = "__weir_at", "__weir_file"
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """What is upserted into one table.
+    """The settings of an upsert into one table.
 
     Attributes:
         storage: The pipeline's.
@@ -143,7 +143,7 @@ def publish(
 def spilled(
     storage: Storage, sink: UpsertSink, files: Sequence[StateFile], scratch: Path, *, by_epoch: bool
 ) -> Iterator[Changes]:
-    """What staged rows make of each key, on a local disk.
+    """Yield the changes of keys that staged rows make, spilled to a local disk.
 
     Args:
         by_epoch: The files are of several epochs, each file's number in its `subtask`; else of one.
@@ -177,7 +177,7 @@ def _on_earlier(upsert: Upsert, handle: DeltaTable, then: int | None, changes: C
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What changes do to a version of a table: the files that come and that go, and of how many keys."""
+    """The result of merging changes into a table's version: files that come, files that go, and the number of keys."""
 
     adds: Sequence[DataFile] = ()
     removes: Sequence[DataFile] = ()
@@ -213,7 +213,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where changed rows go: some bytes for each of them, whatever the rows hold.
+    """The places of changed rows. It takes some bytes for each of them, whatever the rows hold.
 
     Attributes:
         matches: By a file's path, its rows that have one of the keys: where they are, and the number of the row that
@@ -266,7 +266,7 @@ def _bounds(handle: DeltaTable, column: str) -> Bounds:
 
 
 def _possible(keys: pl.DataFrame, column: str, bounds: Bounds, file: DataFile) -> pl.DataFrame:
-    """Those of some keys, which are in order, that a file may have."""
+    """Return the keys, of some in order, that a file may have."""
     least, greatest = bounds.get(file.path, (None, None))
     type = keys.schema[column]
     if least is None or greatest is None or not (type == pl.String or type.is_integer() or type == pl.Date):
