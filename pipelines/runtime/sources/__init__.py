@@ -1,4 +1,4 @@
-"""Where rows come from: directories of files, how far they have been read, which files are bad, and slices.
+"""Sources: directories of files, how far they have been read, bad files, and slices.
 
 Imports `definition`.
 """

@@ -1,4 +1,9 @@
-"""What a source has read is kept, so that it can be read again when the source has lost it.
+"""The archive of a source: what was read is kept, to be read again when the source has lost it.
+
+Each slice of a source with `archive=True` leaves its landed files and a note about it, under the position at which it
+began. The epoch's checkpoint names them like files of state. So does every later one, as long as a retained checkpoint
+lies before them. A rewind, a fork or a backfill that goes on from there finds the slice under its position, and takes
+it as it was instead of asking the source.
 
 Each slice of a source with `archive=True` leaves its landed files and a note of what it was, under the position that it
 began at. The epoch's checkpoint names them like files of state, and so does every later one as long as a retained
@@ -27,12 +32,12 @@ that of its pipeline."""
 
 
 def key(position: Position) -> str:
-    """What stands for a position in names."""
+    """Return the digest by which a position is known in names."""
     return hashlib.sha256(json.dumps(position, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def note(planned: Planned, files: Iterable[SourceFile], bad_rows: Iterable[BadRow]) -> bytes:
-    """What a slice was, as JSON; `noted` gives it back."""
+    """Return a slice as JSON, from which `noted` makes it again."""
     raw = {
         "position": dict(planned.position),
         "limited": planned.limited,
@@ -160,7 +165,7 @@ class ArchivedSlice:
 
 
 class ArchivedSlices:
-    """What one source has archived, by the position that each slice begins at.
+    """The archived slices of one source, by the position at which each begins.
 
     Args:
         source: The source's name.
@@ -190,7 +195,7 @@ class ArchivedSlices:
         return None
 
     def lead(self, begin: Position, end: Position) -> bool:
-        """Whether slices follow each other from one position to another, as far as is known, or now."""
+        """Return whether slices follow each other from one position to another, as far as is known, or now."""
         if self._archives is None:
             return False
         for _ in range(2):

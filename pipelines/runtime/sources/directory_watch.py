@@ -1,4 +1,4 @@
-"""What is amiss with the directory of a file source: said once, or an error, as the source wants."""
+"""Watch the directory of a file source: a problem is said once, or raised as an error, as the source wants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = Logger("weir.source")
 
 
 def named(files: Sequence[SourceFile], most: int = 3) -> str:
-    """How many files, and the names of the first of them."""
+    """Return the number of files, and the names of the first of them."""
     names = ", ".join(file.name for file in files[:most]) + (", ..." if len(files) > most else "")
     return f"{counted(len(files), 'file')}: {names}"
 
@@ -89,7 +89,10 @@ class DirectoryWatch:
         )
 
     def _moved(self, position: Position) -> bool:
-        """Whether this is the recorded directory in another place: remembered files are here, all of them unchanged."""
+        """Return whether this is the recorded directory in another place.
+
+        It is if remembered files are here, all of them unchanged.
+        """
         if position["directory"] in self._moved_from:
             return True
         if not positions.are_there(position, self._landing.files()):

@@ -1,4 +1,4 @@
-"""Whether one file can be read as the next of its source: its name, its columns and their types, its event time."""
+"""Check one file as the next of its source: its name, its columns and their types, its event time."""
 
 from __future__ import annotations
 

@@ -99,8 +99,9 @@ class FilesReader(SourceReader):
         return self.landing if file.landed is None else super()._directory_of(file)
 
     def check(self, position: Position | None) -> Arrivals:
-        """Whether reading may go on from `position`, and what has arrived: call it when a run begins and whenever it
-        looks for input.
+        """Return the arrivals if reading may go on from `position`.
+
+        Call it when a run begins and whenever it looks for input.
 
         `look` finds nothing amiss, so that one can always look. Both list the directory once.
 
@@ -121,7 +122,7 @@ class FilesReader(SourceReader):
         self._watch.again(arrived)
 
     def look(self, position: Position | None) -> Arrivals:
-        """What has arrived, nothing if there is no directory; one listing, no file is opened."""
+        """Return the arrivals, which are none without a directory. It takes one listing, and opens no file."""
         allowed = self._only() if self._only is not None else None
         return positions.arrivals(self._checked(position), self.landing.files(), allowed)
 
@@ -298,8 +299,11 @@ class FilesReader(SourceReader):
         return rows, self._accepted(bad_rows, where)
 
     def sets_aside(self, file: SourceFile) -> bool:
-        """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen.
-        One that is still being written, or has vanished, may be read yet."""
+        """Return whether a file that cannot be read is left out.
+
+        It is if the source wants that, and the file is as it was seen. One that is still being written, or has
+        vanished, may be read yet.
+        """
         return self.source.on_bad == "quarantine" and self.are_as_read({file.name: (file.size, file.mtime_ns)})
 
     def _set_aside(self, file: SourceFile, error: InputError) -> SetAside:
@@ -350,8 +354,10 @@ class FilesReader(SourceReader):
         return {"files read": position["files"], "last file": position["last"] or "none"}
 
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
-        """What was read between two positions: the files that are there as they were, and the names of those that are
-        not. Files that the later position remembers by number alone are named as that. One listing."""
+        """Return the files read between two positions that are as they were, and the names of those that are not.
+
+        Files that the later position remembers by number alone are named as that. It takes one listing.
+        """
         between = positions.compared(self._checked(then), self._checked(now), self.landing.files())
         forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(between.read)
         older = [f"{counted(forgotten, 'older file')}, not remembered by name"] if forgotten > 0 else []
@@ -379,7 +385,7 @@ class FilesReader(SourceReader):
                     raise self.landing.parquet.changed(file)
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:
-        """Whether files are there as an epoch saw them.
+        """Return whether files are as an epoch saw them.
 
         Args:
             files: By name, size in bytes and time of change in ns since 1970.

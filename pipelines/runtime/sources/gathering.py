@@ -16,7 +16,7 @@ from state_ops.errors import InputError
 
 @dataclass
 class Gathered:
-    """What is taken so far.
+    """The files that were taken so far.
 
     Attributes:
         source: Whose files they are.

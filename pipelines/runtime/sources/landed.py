@@ -1,4 +1,7 @@
-"""Where rows that are no Parquet files of their own are written as such before an epoch reads them.
+"""The files in which rows without Parquet files of their own are landed before an epoch reads them.
+
+Each part is one file, below the pipeline's `landed/<source>/`, under a name that no other try has. Nothing but the
+slice of an epoch in flight names it. The owner of the pipeline deletes it once that epoch has ended.
 
 One file a part, below the pipeline's `landed/<source>/`, under a name that no other try has. Nothing but the slice of
 an epoch in flight names it; whoever owns the pipeline deletes it once that epoch has ended.
@@ -78,7 +81,7 @@ class LandedFiles:
 
     @cached_property
     def directory(self) -> LandingDirectory:
-        """Where they are read from."""
+        """The directory from which the files are read."""
         return LandingDirectory("*.parquet", f"source {self.source}", self.s3, f"{self.root}/{LANDED}/{self.source}")
 
     @cached_property

@@ -48,7 +48,7 @@ def _cut(pattern: str) -> tuple[str, list[str]]:
 
 
 def _matches(parts: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a path has the pattern of a path."""
+    """Return whether a path matches a pattern of paths."""
     if not names or not parts:
         return not names and not parts
     if names[0] == "**":
@@ -95,7 +95,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _is_hidden(part: str) -> bool:
-    """Whether a file, or what is in a directory, is left alone, as Spark leaves it: not a column that begins with _."""
+    """Return whether a file or directory is left alone, as Spark leaves it. A partition column may begin with _."""
     return part[:1] == "." or (part[:1] == "_" and "=" not in part)
 
 
@@ -142,8 +142,10 @@ class LandingDirectory:
             _refuse_brackets(pattern, where)
 
     def opens_in_workers(self, files: int) -> bool:
-        """Whether so many files can be opened in other processes as in this one, one after the other. Other file
-        systems may need what only this host or only the JVM has; an object store takes its time for each."""
+        """Return whether so many files can be opened in other processes as fast as here, one after the other.
+
+        Other file systems may need what only this host or the JVM has. An object store takes its time for each file.
+        """
         return self._fs.type_name == "local" or (self._fs.type_name == "s3" and files <= _MOST_REMOTE)
 
     def uri(self, file: SourceFile) -> str:
@@ -156,8 +158,7 @@ class LandingDirectory:
         return literal(self.uri(file))
 
     def exists(self) -> bool:
-        """Whether the landing directory is there; on an object store, which has no directories, whether its bucket
-        is."""
+        """Return whether the landing directory exists, or its bucket on an object store, which has no directories."""
         if self._fs.type_name in _OBJECT_STORES:
             self._bucket_seen = self._bucket_seen or self._has_bucket()
             return self._bucket_seen
@@ -217,7 +218,7 @@ class LandingDirectory:
             return self._fs.open_input_stream(f"{self._path}/{file.name}", compression=None)
 
     def is_at(self, recorded: str) -> bool:
-        """Whether two spellings, through links or `..`, are one directory."""
+        """Return whether two spellings, through links or `..`, are one directory."""
         if recorded == self.place:
             return True
         return isinstance(self._fs, pafs.LocalFileSystem) and Path(recorded).resolve() == Path(self.place).resolve()

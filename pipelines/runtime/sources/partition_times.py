@@ -11,7 +11,7 @@ from pipelines.runtime.sources.slices import PartitionTime
 
 @dataclass(frozen=True, slots=True)
 class PartitionTimes:
-    """What a source says of the event times of its partitions, in microseconds.
+    """The event times of a source's partitions, in microseconds.
 
     Attributes:
         idle_after: The processing time after which a partition without rows holds nothing back; None: it always does.

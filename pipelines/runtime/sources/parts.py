@@ -117,7 +117,10 @@ class PartsReader(SourceReader):
         return self.connector.places(file.part, file.rows)
 
     def _at(self, position: Position | None) -> Position:
-        """Where the connector goes on. What `start` says is found once: "latest" must not move on."""
+        """Return the position at which the connector goes on.
+
+        The answer of `start` is found once, since "latest" must not move on.
+        """
         position = self._checked(position)
         if position is not None:
             at: Position = position["at"]
@@ -139,7 +142,7 @@ class PartsReader(SourceReader):
         return self._looked(position, peeks=False)
 
     def _looked(self, position: Position | None, *, peeks: bool) -> Arrivals:
-        """What has arrived. peeks: parts that turn out to have no row are none; a run that is there reads them too."""
+        """Return the arrivals. `peeks` leaves out parts that turn out to have no row; a run reads them too."""
         at, upto = self._at(position), self._bound()
         if upto is None or self._archived.lead(at, upto):
             parts, planned = self._ahead(at, upto, _IN_SIGHT)
@@ -155,8 +158,11 @@ class PartsReader(SourceReader):
         return Arrivals(tuple(fresh), unit=self.unit)
 
     def _was_long_ago(self, position: Position | None) -> bool:
-        """Whether its end was reached long ago, so that what it may pass without a row is to be recorded: what is
-        behind a position may expire, and nobody could tell any more that nothing was in it."""
+        """Return whether the source's end was reached so long ago that the position is to be recorded again.
+
+        Parts without a row may be passed. If the input behind an old position expired, nobody could tell any more that
+        it was empty.
+        """
         if position is None:
             return False
         since = [of.quiet_since for of in _times(position).values() if of.quiet_since is not None]
@@ -433,7 +439,7 @@ class PartsReader(SourceReader):
         return replace(planned, seen=newest, newest=self._times.newest(partitions, planned.now))
 
     def _would_move(self, position: Position) -> bool:
-        """Whether event time goes on without a row, since a partition has become idle."""
+        """Return whether event time goes on without a row, since a partition has become idle."""
         if self.source.event_time is None:
             return False
         past, newest = position.get("newest"), self._times.newest(_times(position), time.time_ns() // 1000)

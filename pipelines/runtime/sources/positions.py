@@ -1,4 +1,4 @@
-"""How far a source of files has been read, in bounded space.
+"""The position of a source of files: how far it has been read, in bounded space.
 
 A position is a dict, as the checkpoint's row has it: the newest `_REMEMBERED` names with their times of change and
 sizes, and of the older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times
@@ -24,7 +24,7 @@ Position = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a position remembers of a file; None: an older Weir read it, and did not note that."""
+    """A file as a position remembers it. None: an older Weir read it, and did not note that figure."""
 
     mtime_ns: int | None
     size: int | None
@@ -35,7 +35,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What one listing of a source says beside a position, by name in each part.
+    """One listing of a source compared with a position.
 
     Attributes:
         fresh: The files that have not been read.
@@ -53,7 +53,7 @@ class Arrivals:
 
     @property
     def waiting(self) -> int:
-        """How many units wait; of rows that nobody has counted, how many parts."""
+        """The number of units that wait. If rows were not counted, it is the number of parts."""
         rows = sum(file.rows for file in self.fresh) if self.unit == "row" else 0
         return rows or len(self.fresh)
 
@@ -62,14 +62,14 @@ class Arrivals:
 
 
 def in_words(arrived: Collection[Arrivals]) -> str:
-    """How much waits of several sources: "3 files and 1,200 rows"."""
+    """Return the amount that waits at several sources: "3 files and 1,200 rows"."""
     units = sorted({of.unit for of in arrived}) or ["file"]
     return " and ".join(counted(sum(of.waiting for of in arrived if of.unit == unit), unit) for unit in units)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was read between two positions, beside one listing.
+    """The files that were read between two positions, compared with one listing.
 
     Attributes:
         read: By name, what the later position remembers.
@@ -92,7 +92,10 @@ def remembered(position: Position | None) -> dict[str, Remembered]:
 
 
 def are_there(position: Position, files: Iterable[SourceFile]) -> bool:
-    """Whether some of the files that a position remembers with their times of change are there, all as they were."""
+    """Return whether some files are there, all as a position remembers them.
+
+    Only files that it remembers with their times of change count.
+    """
     read = {name: was for name, was in remembered(position).items() if was.mtime_ns is not None}
     here = [file for file in files if file.name in read]
     return bool(here) and all(read[file.name].is_still(file) for file in here)
@@ -105,7 +108,7 @@ def has_read(position: Position | None) -> Callable[[str], bool]:
 
 
 def arrivals(position: Position | None, files: Iterable[SourceFile], allowed: Callable[[str], bool] | None) -> Arrivals:
-    """What has arrived since a position.
+    """Return the arrivals since a position.
 
     Args:
         files: That are there.
@@ -128,7 +131,7 @@ def arrivals(position: Position | None, files: Iterable[SourceFile], allowed: Ca
 
 
 def compared(then: Position | None, now: Position | None, files: Iterable[SourceFile]) -> Compared:
-    """What was read between two positions, beside the files that are there."""
+    """Return the files that were read between two positions, compared with the files that are there."""
     before = set(then["seen"]) if then else set()
     read = {name: was for name, was in remembered(now).items() if name not in before}
     here = {file.name: file for file in files if file.name in read}
@@ -138,7 +141,7 @@ def compared(then: Position | None, now: Position | None, files: Iterable[Source
 
 
 def arrived_below(position: Position, below: Sequence[SourceFile], directory: str) -> str | None:
-    """What to say of files that arrived at or below the floor after it had passed them; None if there are none."""
+    """Return the message about files that arrived at or below the floor after it had passed them, or None."""
     floor, read, newest = position["floor"], position["below"], position.get("below_newest_ns")
     total = sum(_hash(file.name) for file in below) % (1 << _HASH_BITS)
     late = sorted((file for file in below if newest is not None and file.mtime_ns > newest), key=lambda file: file.name)
@@ -218,7 +221,7 @@ def as_read_by(position: dict[str, Any], by_branch: Position | None) -> dict[str
 
 
 def _all_set_aside(before: Mapping[str, Any] | None, more: Sequence[SetAside]) -> dict[str, Any]:
-    """How many files have been set aside so far, and the last of them; nothing for a source of which none was."""
+    """Return the count of files set aside so far and the last of them. It is empty if there was none."""
     if more:
         return {"set_aside": {"files": (before or {}).get("files", 0) + len(more), "last": more[-1].to_dict()}}
     return {"set_aside": before} if before else {}

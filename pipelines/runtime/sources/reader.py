@@ -1,4 +1,6 @@
-"""What the engine asks of a source, whatever it is: a slice of rows that lie in Parquet files.
+"""The engine's view of a source: slices of rows that lie in Parquet files.
+
+`files` reads a directory, `parts` a connector. Everything that epochs, gates, branches and commands ask is here.
 
 `files` reads a directory, `parts` a connector. Everything that epochs, gates, branches and commands ask is here.
 """
@@ -64,27 +66,27 @@ class SourceReader(ABC):
     @property
     @abstractmethod
     def location(self) -> str:
-        """Where it is, as people know it."""
+        """The location of the source, as people know it."""
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is anything at its location."""
+        """Return whether there is anything at the source's location."""
 
     @abstractmethod
     def look(self, position: Position | None) -> Arrivals:
-        """What has arrived behind a position; nothing is read, and nothing found amiss."""
+        """Return the arrivals behind a position. Nothing is read, and no problem raised."""
 
     def check(self, position: Position | None) -> Arrivals:
-        """The same, and whether reading may go on from there. Raises InputError."""
+        """Return the arrivals as `look` does. Raise InputError unless reading may go on from the position."""
         return self.look(position)
 
     def backlog(self, position: Position | None) -> list[SourceFile]:
-        """What has not been read; as `look`."""
+        """Return the files that have not been read, as `look` sees them."""
         return list(self.look(position).fresh)
 
     @abstractmethod
     def lag(self, position: Position | None) -> Lag:
-        """How much waits behind a position."""
+        """Return the amount that waits behind a position."""
 
     def say_again(self, arrived: Arrivals) -> None:  # noqa: B027 - most sources deliver nothing again
         """Warn of what was delivered again and is not read, once for each delivery."""
@@ -133,7 +135,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def again(self, then: Position | None, now: Position | None) -> tuple[list[SourceFile], list[str]]:
-        """What lies between two positions: what can be read again as it was, and in words what cannot."""
+        """Return the files between two positions that can be read again as they were, and in words the others."""
 
     def beginning(self, position: Position | None) -> dict[str, Any] | None:  # noqa: ARG002
         """Return the position before everything that was read up to another one; None: nothing has been read.
@@ -161,7 +163,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def described(self, position: Position) -> dict[str, Any]:
-        """What people are shown of a position, by its title."""
+        """Return a position for people, by title."""
 
     def sought(self, position: Position | None, to: str | datetime | Position) -> dict[str, Any]:  # noqa: ARG002
         """Return the position from which a seek lets the source be read on. Raises ConfigurationError."""
@@ -200,7 +202,7 @@ class SourceReader(ABC):
     # -- bad input
 
     def sets_aside(self, file: SourceFile) -> bool:  # noqa: ARG002
-        """Whether a file that cannot be read is left out as a whole."""
+        """Return whether a file that cannot be read is left out as a whole."""
         return False
 
     def without_bad(
@@ -211,8 +213,9 @@ class SourceReader(ABC):
         expected: pa.Schema | None,
         read: Collection[str] | None,
     ) -> Slice:
-        """The same slice without what is bad in it, which the source sets aside: rows of its files with values that
-        cannot be handed on, or the file that cannot be read.
+        """Return the slice without its bad rows, or its bad file, which the source sets aside.
+
+        Bad rows have values that cannot be handed on; a bad file cannot be read.
 
         Args:
             file: The file that was found to be bad.
@@ -222,7 +225,7 @@ class SourceReader(ABC):
         raise NotImplementedError(f"{type(self).__name__} sets nothing aside")
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:  # noqa: ARG002
-        """Whether what an epoch could not read is there as it saw it.
+        """Return whether files that an epoch could not read are as the epoch saw them.
 
         Args:
             files: By name, size in bytes and time of change in ns since 1970.
@@ -263,7 +266,7 @@ class SourceReader(ABC):
     # -- rows
 
     def _directory_of(self, file: SourceFile) -> LandingDirectory:
-        """Where the Parquet file with its rows lies."""
+        """Return the directory of the Parquet file with the rows."""
         assert self.landed is not None and file.landed is not None, "it was landed"
         return self.landed.directory
 
@@ -272,19 +275,25 @@ class SourceReader(ABC):
         """The file's place as people know it."""
 
     def places(self, file: SourceFile) -> Sequence[str | None]:  # noqa: ARG002  of files, name and number say it
-        """Where each of its rows is, as people look it up at the source; empty: its name and their numbers say it."""
+        """Return the place of each row, as people look it up at the source.
+
+        It is empty if the file's name and the rows' numbers say it.
+        """
         return ()
 
     def stored_uri(self, file: SourceFile) -> str:
-        """Where its Parquet file lies."""
+        """Return the URI of the Parquet file."""
         return self._directory_of(file).uri(file)
 
     def spark_path(self, file: SourceFile) -> str:
-        """The same as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+        """Return the path of the Parquet file for Spark.
+
+        Spark takes a path for a pattern unless its special characters are escaped.
+        """
         return self._directory_of(file).spark_path(file)
 
     def open_in_workers(self, files: Sequence[SourceFile]) -> bool:
-        """Whether files can be opened in other processes as in this one."""
+        """Return whether files can be opened in other processes as in this one."""
         return all(self._directory_of(file).opens_in_workers(len(files)) for file in files[:1])
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
@@ -314,8 +323,10 @@ class SourceReader(ABC):
                 yield part.numbers, frames.aligned(part.table, columns)
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
-        """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
-        files."""
+        """Return the slice without some more rows, whose event times must close nothing.
+
+        The event times of its files are read.
+        """
         planned, column = replace(planned, left_out=(*planned.left_out, *more)), self.source.event_time
         if (planned.newest is None and not planned.seen) or column is None:
             return planned

@@ -1,4 +1,4 @@
-"""What one epoch reads: of each source its files, as they were planned, and the rows that are left out."""
+"""The input of one epoch: for each source the planned files, and the rows that are left out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Share:
     parts: int = 1
 
     def groups(self, count: int) -> range:
-        """Those of so many row groups: over all parts each of them once."""
+        """Return the row groups of this part. Over all parts, each group is there once."""
         return range(self.part * count // self.parts, (self.part + 1) * count // self.parts)
 
 
@@ -134,7 +134,7 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTime:
-    """Where the event time of one partition of a source stands.
+    """The event time of one partition of a source.
 
     Attributes:
         newest: The newest event time in microseconds; None: it has had no rows.
@@ -175,7 +175,7 @@ def position(file: int, row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one epoch reads from one source.
+    """The input of one epoch from one source.
 
     Attributes:
         files: In the order in which they are read.
@@ -219,12 +219,12 @@ class Slice:
 
     @property
     def rows_quarantined(self) -> int:
-        """Those that nobody gets to see: which gates have set aside, or which could not be decoded."""
+        """The number of rows that are set aside: by gates, or because they could not be decoded."""
         return len(self.left_out) + len(self.bad_rows)
 
     @property
     def rows_offered(self) -> int:
-        """Those that stages get to see."""
+        """The number of rows that stages get to see."""
         return self.rows - sum(map(len, self.without.values()))
 
     @property
@@ -297,7 +297,7 @@ def nothing_read() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """What an epoch reads, and why its barrier is cut.
+    """The input of an epoch, and the reason for its barrier.
 
     Attributes:
         trigger: What cut the barrier; `reason` says it in words.

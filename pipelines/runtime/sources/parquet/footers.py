@@ -1,4 +1,4 @@
-"""What the footers of Parquet files tell: of event times, and of what Spark cannot read."""
+"""The footers of Parquet files: event times, and columns that Spark cannot read."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def enums(footer: pq.FileMetaData, stored: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def _is_foreign(footer: pq.FileMetaData, names: Collection[str]) -> bool:
-    """Whether a column chunk is encoded or compressed in a way that Spark does not know."""
+    """Return whether a column chunk is encoded or compressed in a way that Spark does not know."""
     chunks = (
         chunk
         for group in range(footer.num_row_groups)
@@ -107,7 +107,7 @@ def _with_texts(type: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.Data
 
 
 def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> bool:
-    """Whether Spark cannot read one of these columns, or reads other values than Arrow."""
+    """Return whether Arrow has to read one of these columns, because Spark cannot, or reads other values."""
     calendar = old_calendar(footer)
     return _is_foreign(footer, names) or any(
         _of_arrow(field.type) or any(_beside_spark(leaf, calendar, pa.types.is_nested(field.type)) for leaf in leaves)
@@ -162,7 +162,7 @@ def _leaves(footer: pq.FileMetaData, stored: pa.Schema) -> Iterator[tuple[pa.Fie
 
 
 def _of_arrow(type: pa.DataType) -> bool:
-    """Whether Arrow alone knows what the file means: it has noted these types beside it."""
+    """Return whether Arrow alone knows what the file means, since it has noted these types beside it."""
     if isinstance(type, pa.BaseExtensionType) or pa.types.is_duration(type):
         return True
     return any(_of_arrow(type.field(part).type) for part in range(type.num_fields))

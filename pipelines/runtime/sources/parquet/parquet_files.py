@@ -128,7 +128,7 @@ class ParquetFiles:
     def _some(
         self, file: SourceFile, columns: Sequence[str] | None, rows: int, share: Share, without: np.ndarray
     ) -> Iterator[Rows]:
-        """What is asked for and not much more is read of the file, while it is parsed."""
+        """Yield the rows asked for, while little more of the file is read and parsed."""
         with self.reading(file), self._open(file) as opened:
             if opened.size() != file.stored_bytes:
                 raise self.changed(file)
@@ -181,7 +181,7 @@ class ParquetFiles:
             yield from opened.read(names, convert, rows, share.groups(parquet.metadata.num_row_groups), without)
 
     def unfit(self, file: SourceFile, bad: BadValue) -> InputError:
-        """What to raise for a row that cannot be handed on."""
+        """Return the error to raise for a row that cannot be handed on."""
         return InputError(
             f"The column {bad.column!r} of the input file {file.name} has a value in row {bad.row} that cannot be "
             f"handed on: it {bad.problem}.",
@@ -191,7 +191,7 @@ class ParquetFiles:
         )
 
     def unreadable(self, file: SourceFile, column: str, problem: str) -> InputError:
-        """What to raise for a column of which not all can be read."""
+        """Return the error to raise for a column that cannot be read as a whole."""
         return InputError(
             f"The column {column!r} of the input file {file.name} {problem}.",
             where=self.uri(file),
@@ -200,7 +200,7 @@ class ParquetFiles:
         )
 
     def changed(self, file: SourceFile) -> InputError:
-        """What to raise if a file is not the one that was planned."""
+        """Return the error to raise for a file that is not the one that was planned."""
         return InputError(
             "A file changed while an epoch was reading it.",
             where=self.uri(file),
@@ -210,7 +210,7 @@ class ParquetFiles:
 
     @contextmanager
     def reading(self, file: SourceFile) -> Iterator[None]:
-        """What a file system raises here is about this file."""
+        """Raise an error of the file system as an error about this file."""
         try:
             yield
         except FileNotFoundError as error:
