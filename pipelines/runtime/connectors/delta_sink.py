@@ -87,7 +87,7 @@ COMMIT_TIME = "_commit_timestamp"  # another one of tables
 
 
 def check_changes(rows: pa.Table, where: str) -> None:
-    """Whether each row says what became of it. Raises InputError.
+    """Raise InputError unless each row says what became of it.
 
     Args:
         where: For errors.
@@ -103,7 +103,7 @@ def unknown_changes(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def without_change(rows: pa.Table, unknown: pa.ChunkedArray) -> str:
-    """What the first of the rows of a mask says instead, as a clause."""
+    """Return, as a clause, the value that the first row of a mask has in place of a known change."""
     return f"has {CHANGE_TYPE} {pc.filter(rows.column(CHANGE_TYPE), unknown)[0].as_py()!r}"
 
 
@@ -155,5 +155,5 @@ def partitions(sink: Sink) -> tuple[str, ...]:
 
 
 def evolves(sink: Sink) -> bool:
-    """Whether a sink is a table that gets the columns of its rows that it lacks."""
+    """Return whether a sink is a table that gets the columns of its rows that it lacks."""
     return isinstance(sink, DeltaSink) and sink.evolve == ADD

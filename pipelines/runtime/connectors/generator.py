@@ -198,7 +198,7 @@ class _Generator:
         return part.place["begin"], part.place["end"]
 
     def _available(self) -> int | None:
-        """How many rows there are by now; None: without end."""
+        """Return how many rows there are by now, or None if they have no end."""
         if not self._source.paced:
             return self._source.end
         passed = self._now() - self._first

@@ -24,7 +24,10 @@ from state_ops.arrow.unfit_values import UnfitValue
 
 
 class Rows(Protocol):
-    """What a checkpoint hands to one sink: committed, and the same each time. No rows: the marker alone moves."""
+    """The committed rows of a checkpoint for one sink. They are the same each time.
+
+    Without rows, the marker alone moves.
+    """
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -33,7 +36,7 @@ class Rows(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         ...
 
     @property
@@ -49,7 +52,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one publish did.
+    """The result of one publish.
 
     Attributes:
         version: The sink's own number of it, if it has any.
@@ -69,8 +72,10 @@ class Publisher(Protocol):
     """
 
     def check(self, schema: pa.Schema) -> None:
-        """Whether the sink takes rows of these columns: before the first of them, and before each commit. Nothing is
-        created. Raises PipelineError."""
+        """Raise PipelineError unless the sink takes rows of these columns. Nothing is created.
+
+        It is called before the first row, and before each commit.
+        """
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -101,8 +106,10 @@ class Publisher(Protocol):
 
 
 class ValueRules(Protocol):
-    """What a sink asks of values beyond their types. Small, and picklable: each task judges by it the rows that it
-    stages."""
+    """A sink's rules for values beyond their types.
+
+    They are small and picklable: each task judges the rows that it stages by them.
+    """
 
     def refused(self, rows: pa.Table) -> Iterator[UnfitValue]:
         """Yield what the sink would not take of rows in canonical types, whose values are fit for a table already
@@ -112,7 +119,7 @@ class ValueRules(Protocol):
 
 @runtime_checkable
 class Judging(Protocol):
-    """What a publisher has beside it whose sink refuses rows because of their values.
+    """A further part of a publisher whose sink refuses rows because of their values.
 
     After the commit a row that the sink refuses would block all later ones. So rows are judged before, while they are
     staged: a refused one declines its epoch, or is set aside if its source says `on_bad="quarantine"`.
@@ -126,7 +133,7 @@ class Judging(Protocol):
 
 @runtime_checkable
 class TakingBack(Protocol):
-    """What a publisher has beside it whose definition's `stays` is None: rows can be taken back from its sink."""
+    """A further part of a publisher whose definition's `stays` is None: rows can be taken back from its sink."""
 
     def take_back(self, previous: int | None, checkpoint: int, to: int | None, rows: Rows) -> Published:
         """Remove the rows of all checkpoints after `to`, bring others in, and move the marker from `previous` to
@@ -149,7 +156,7 @@ class TakingBack(Protocol):
 
 @runtime_checkable
 class Expiring(Protocol):
-    """What a publisher has beside it whose system may forget the marker, and can make it again from the rows."""
+    """A further part of a publisher whose system may forget the marker, and can make it again from the rows."""
 
     def recalled(self, published: int) -> int | None:
         """The marker; where it was forgotten, what the rows say it was. It only reads.
@@ -166,7 +173,7 @@ class Expiring(Protocol):
 
 @runtime_checkable
 class InParts(Protocol):
-    """What a publisher has beside it that brings a checkpoint's rows in by several transactions."""
+    """A further part of a publisher that brings a checkpoint's rows in by several transactions."""
 
     def begun(self) -> int | None:
         """The checkpoint of whose rows a part is there; None: none is. It only reads."""
@@ -175,7 +182,7 @@ class InParts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SinkOpening:
-    """What a definition is opened with.
+    """The context in which a sink's definition is opened.
 
     Attributes:
         app_id: `weir/<pipeline>/<branch>/<sink>`, stable for ever: whose marker it is.
@@ -201,13 +208,13 @@ class SinkOpening:
 
 
 def default_sink_name(place: str) -> str:
-    """What a sink is called by its place: as a source is, in the letters that may become part of paths."""
+    """Return the default name of a sink by its place: as for a source, in letters that may become part of paths."""
     return re.sub(r"[^a-z0-9_]+", "_", default_name(place).lower()).lstrip("_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """What every sink says of itself. Frozen values, compared by all of them.
+    """The properties of every sink. The values are frozen, and sinks are compared by all of them.
 
     Attributes:
         name: By which checkpoints know it; unique in a pipeline.
@@ -219,12 +226,12 @@ class Sink:
 
     @property
     def kind(self) -> str:
-        """What Dagster and messages call it: "kafka", "postgres"."""
+        """The name in Dagster and messages: "kafka", "postgres"."""
         return type(self).__name__.removesuffix("Sink").lower()
 
     @property
     def exactly_once(self) -> bool:
-        """Whether its publish is a compare-and-set; else rows may come twice after a crash."""
+        """True if the sink's publish is a compare-and-set. Otherwise rows may come twice after a crash."""
         return True
 
     @property

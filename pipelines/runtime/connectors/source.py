@@ -32,7 +32,10 @@ RUNNING, LOOKING = 30.0, 5.0  # `patience` of a process that runs the pipeline, 
 
 
 def default_name(place: str) -> str:
-    """What a source or sink is called by its place: the last part of a path, and a {placeholder} by its name."""
+    """Return the default name of a source or sink by its place.
+
+    It is the last part of a path, and a {placeholder} by its name.
+    """
     return place.rstrip("/").rpartition("/")[2].replace("{", "").replace("}", "")
 
 
@@ -44,12 +47,12 @@ class StartPosition(dict[str, Any]):
 
 
 def start_of(start: str | datetime | Position) -> str | datetime | Position:
-    """Where an author lets a source begin, as its definition keeps it."""
+    """Return the start of a source, as its definition keeps the author's choice."""
     return StartPosition(start) if isinstance(start, Mapping) else start
 
 
 def no_position(position: object, like: str, where: str) -> ConfigurationError:
-    """What is said to a position that is none of the source's.
+    """Return the error for a position that does not belong to this source.
 
     Args:
         like: One that is, as JSON.
@@ -68,8 +71,10 @@ def kind_of(position: Mapping[str, Any]) -> str | None:
 
 
 def changed_kind(source: Source, position: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """What is wrong with a position that a source of another kind has recorded under the same name, and what to do;
-    None: nothing."""
+    """Return the problem with a position that a source of another kind recorded under the same name, and what to do.
+
+    None: there is no problem.
+    """
     was = None if position is None else kind_of(position)
     if was is None or was == source.kind:
         return None
@@ -85,7 +90,7 @@ def changed_kind(source: Source, position: Mapping[str, Any] | None) -> tuple[st
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one slice may hold.
+    """The limits of one slice.
 
     Attributes:
         parts: Parts, at least one.
@@ -119,7 +124,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What cannot be read any more and is left out, since the source says `on_lost="skip"`.
+    """Data that cannot be read any more and is left out, since the source says `on_lost="skip"`.
 
     Attributes:
         where: The partition, file or version.
@@ -186,7 +191,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What waits behind a position; None where nobody knows.
+    """The amount that waits behind a position. None where nobody knows.
 
     Attributes:
         rows: Rows, or what comes nearest.
@@ -241,7 +246,7 @@ class Connector(Protocol):
         ...
 
     def lag(self, position: Position) -> Lag:
-        """What waits behind a position."""
+        """Return the amount that waits behind a position."""
         ...
 
     def where(self, part: Part) -> str:
@@ -260,11 +265,13 @@ class Connector(Protocol):
 
 @runtime_checkable
 class Placing(Protocol):
-    """What a connector may offer besides, for people who look for a row: without it, it is named by its part and its
-    number in that."""
+    """An optional part of a connector, for people who look for a row.
+
+    Without it, a row is named by its part and its number in the part.
+    """
 
     def places(self, part: Part, rows: int) -> Sequence[str | None]:
-        """Where each row of a part is, as people look it up at the source; None: that cannot be told any more.
+        """Return the place of each row of a part, as people look it up at the source, or None where that is lost.
 
         Args:
             rows: How many rows the part has given.
@@ -274,21 +281,24 @@ class Placing(Protocol):
 
 @runtime_checkable
 class Peeking(Protocol):
-    """What a connector may offer besides, whose parts may turn out to have no rows: a sensor asks for no run then."""
+    """An optional part of a connector whose parts may turn out to have no rows. A sensor then asks for no run."""
 
     def is_empty(self, part: Part) -> bool:
-        """Whether a part is known to have no row. Looks at a few of them at most; False: it is not known."""
+        """Return whether a part is known to have no row. It looks at a few rows at most. False: it is not known."""
         ...
 
 
 def _without_options(_: str | None) -> Mapping[str, str]:
-    """What `Opening.connect` says if nothing is configured; a function with a name, so that it can be pickled."""
+    """Return the options of `Opening.connect` if nothing is configured.
+
+    A function with a name can be pickled.
+    """
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a definition is opened with.
+    """The context in which a source's definition is opened.
 
     Attributes:
         pipeline: The pipeline's title.
@@ -310,7 +320,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What every source says of itself. Frozen values, compared by all of them.
+    """The properties of every source. The values are frozen, and sources are compared by all of them.
 
     Attributes:
         name: By which checkpoints record how far it has been read.
@@ -342,17 +352,17 @@ class Source:
 
     @property
     def hands_out_changes(self) -> bool:
-        """Whether its rows say by `_change_type` what became of a row."""
+        """True if the source's rows say by `_change_type` what became of a row."""
         return False
 
     @property
     def kind(self) -> str:
-        """What Dagster and messages call it: "kafka", "postgres"."""
+        """The name in Dagster and messages: "kafka", "postgres"."""
         return type(self).__name__.removesuffix("Source").lower()
 
     @property
     def decodes(self) -> bool:
-        """Whether single rows may turn out to be bad."""
+        """True if single rows may turn out to be bad."""
         return True
 
     @property
@@ -362,7 +372,7 @@ class Source:
 
     @property
     def replayable(self) -> bool:
-        """Whether a part can be read again after a crash, so that exactly once can hold."""
+        """True if a part can be read again after a crash, so that exactly once can hold."""
         return True
 
     def length(self, name: str) -> int | None:

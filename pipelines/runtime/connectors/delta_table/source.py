@@ -129,7 +129,7 @@ class _Place:
         return end is None or (self.version, self.index) < (end.version, end.index)
 
     def counts_halves(self, end: _Place | None) -> bool:
-        """Whether it and the end say a place among the halves of the version's files, as far as they say one."""
+        """Return whether this place and the end count the halves of the version's files, as far as they say."""
         ends = [place for place in (self, end) if place is not None and place.index and place.version == self.version]
         return all(place.halves for place in ends)
 
@@ -237,7 +237,10 @@ class _Connector:
         return Planned(tuple(parts), position_behind, limited, {_PARTITION: is_end}, tuple(lost), passes)
 
     def _continued(self, at: _Place, end: _Place | None, lost: list[Lost]) -> _Place:
-        """Where it is read on. Raises LostError, or adds to `lost`, if versions have been cleaned away."""
+        """Return the place at which reading goes on.
+
+        If versions have been cleaned away, it raises LostError, or adds to `lost`.
+        """
         if self._quiet is not None and self._quiet[0].table == at.table and at.index == 0 and not at.snapshot:
             begin, behind = self._quiet
             if begin.version <= at.version < behind.version and (end is None or not end.is_before(behind)):
@@ -379,7 +382,7 @@ class _Connector:
 
     @contextmanager
     def _about(self, part: Part) -> Iterator[None]:
-        """What is raised here is about a part's file."""
+        """Raise errors as errors about a part's file."""
         try:
             yield
         except WeirError:

@@ -55,7 +55,7 @@ _AHEAD, _REQUESTS, _KEPT_BYTES = 32, 8, 64 << 20  # versions, at a time, of entr
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What holds of a table from a version on.
+    """The properties of a table from one version on.
 
     Attributes:
         id: Of the table.
@@ -119,7 +119,7 @@ class Commit:
 
 @contextmanager
 def asking(where: str) -> Iterator[None]:
-    """What storage or delta-rs raise here is about the table that lies there."""
+    """Raise errors of storage or delta-rs as errors about the table at this place."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -160,14 +160,14 @@ class TableLog:
         self._forget()
 
     def _forget(self) -> None:
-        """What was read of a table is not taken for what another one in its place has."""
+        """Forget all that was read of a table, so that it is not taken for the content of another one in its place."""
         self._newest = -1
         self._entries: dict[int, bytes] = {}
         self._files: tuple[int, Sequence[DataFile], Mapping[str, pa.BooleanArray]] = (-1, (), {})
         self._parsed: tuple[bytes, Commit] | None = None
 
     def asking(self) -> AbstractContextManager[None]:
-        """What storage or delta-rs raise here is about this table."""
+        """Raise errors of storage or delta-rs as errors about this table."""
         return asking(f"{self.where}, {self.uri}")
 
     def problem(self, what: str, next: str, version: int | None = None) -> InputError:
@@ -258,8 +258,10 @@ class TableLog:
         return is_there and raw is not None and _digest(raw) == was
 
     def metadata(self, version: int, table: str) -> Metadata:
-        """What holds of a version. Raises LostError if its entry has been cleaned away, InputError if it is of another
-        table."""
+        """Return the properties of a version.
+
+        Raises LostError if its entry has been cleaned away, InputError if it is of another table.
+        """
         with self._lock:
             newest_id = self._metadata[0][1].id if self._metadata else None
             if newest_id != table or not self._base <= version <= self._top + _AHEAD:
@@ -276,7 +278,7 @@ class TableLog:
             return next(of for since, of in reversed(self._metadata) if since <= version)
 
     def has(self, version: int) -> bool:
-        """Whether the log has the entry of a version."""
+        """Return whether the log has the entry of a version."""
         return self.storage.size(entry_path(self.name, version)) is not None
 
     def commit(self, version: int) -> Commit | None:
@@ -350,7 +352,10 @@ class TableLog:
                 )
 
     def at(self, version: int) -> Metadata:
-        """What holds of any version, which need not be followed. Raises DeltaError if it cannot be opened."""
+        """Return the properties of any version, which need not be followed.
+
+        Raises DeltaError if it cannot be opened.
+        """
         with self._lock:
             return self._open(version)
 
@@ -421,7 +426,7 @@ class TableLog:
             return self._files[1:]
 
     def with_vectors(self, version: int) -> InputError:
-        """What to raise for files of which not all rows count."""
+        """Return the error to raise for files with rows that do not count."""
         return self.problem(
             "The table has files with deletion vectors, which Weir does not read.",
             'Let its writer purge them (REORG TABLE ... APPLY (PURGE)), and begin again behind that, or at "earliest".',
@@ -464,7 +469,7 @@ def _file(action: Mapping[str, Any], change: str | None) -> DataFile:
 
 
 def _table(stream: Any) -> pa.Table:
-    """What delta-rs hands out; `pa.table` would import pandas."""
+    """Return the rows that delta-rs hands out. `pa.table` would import pandas."""
     return pa.RecordBatchReader.from_stream(stream).read_all()
 
 

@@ -1,4 +1,4 @@
-"""What files hold that are not Parquet: bytes of CSV, JSON lines and Avro become Arrow rows, and bad rows with reasons.
+"""Formats other than Parquet: the bytes of CSV, JSON lines and Avro become Arrow rows, and bad rows with reasons.
 
 stream       a file's bytes: decompressed, in blocks of whole lines
 texts        text to values, exactly as Spark reads it or not at all

@@ -328,7 +328,7 @@ class _Symbols:
 
 
 def _restored(array: pa.Array, column: AvroColumn, symbols: _Symbols) -> pa.Array:
-    """What Polars has read as what it is in the file's own schema."""
+    """Return the values that Polars has read, as the file's own schema has them."""
     mask = array.is_null() if array.null_count else None
     if column.symbols is not None:
         return symbols.of(array, column.symbols)

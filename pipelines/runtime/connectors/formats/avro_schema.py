@@ -1,4 +1,4 @@
-"""What the types of an Avro schema are in Arrow, for files and messages alike."""
+"""The Arrow types of an Avro schema, for files and messages alike."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MOST_COLUMNS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
-    """How a CSV file is written.
+    """The way in which a CSV file is written.
 
     Attributes:
         header: The first line has the columns' names. Without it they are those of the schema, in its order.

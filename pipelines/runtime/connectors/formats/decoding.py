@@ -63,7 +63,7 @@ def options_of(format: str, given: Mapping[str, Any]) -> Options:
 
 
 def _is_encoding(value: object) -> bool:
-    """Whether Python has an encoding of text of this name."""
+    """Return whether Python has a text encoding of this name."""
     try:
         return isinstance(value, str) and "".encode(value) is not None
     except LookupError:

@@ -43,7 +43,7 @@ def type_of(text: str | None) -> pa.DataType:
 
 
 def fits(text: str | None, type: pa.DataType) -> bool:
-    """Whether a value is of a type."""
+    """Return whether a value is of a type."""
     if text is None or pa.types.is_string(type):
         return True
     if pa.types.is_int64(type):

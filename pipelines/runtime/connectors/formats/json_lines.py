@@ -44,7 +44,7 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @dataclass(frozen=True, slots=True)
 class JsonOptions:
-    """How a file of JSON lines is written.
+    """The way in which a file of JSON lines is written.
 
     Attributes:
         encoding: By its name in Python.
@@ -375,7 +375,7 @@ def _wire_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _wire(type: pa.DataType) -> pa.DataType:
-    """What Arrow reads a value as: text, where JSON has no such type."""
+    """Return the type in which Arrow reads a value: text, if JSON has no such type."""
     if pa.types.is_nested(type):
         return mapped(type, _wire)
     return pa.string() if pa.types.is_temporal(type) or pa.types.is_binary(type) else type

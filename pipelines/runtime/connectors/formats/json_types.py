@@ -67,7 +67,7 @@ def inferred(file: Bytes, block_bytes: int) -> pa.Schema:
 
 @dataclass(slots=True, eq=False)
 class _Field:
-    """What the lines so far say of a field, of an object, or of the elements of a list.
+    """The type of a field, of an object, or of the elements of a list, as far as the lines so far tell.
 
     Attributes:
         type: That of the first value; of what has parts only the kind. Null: no value has come.
@@ -255,7 +255,7 @@ def _as_text(type: pa.DataType) -> pa.DataType:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether values may be nested deeper than a type should be, for which Arrow has no end."""
+    """Return whether values may be nested deeper than a type should be. Arrow has no such limit."""
     array = np.frombuffer(data, np.uint8)
     steps = _STEPS[array]
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0)) > _DEEPEST

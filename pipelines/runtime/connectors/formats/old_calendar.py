@@ -48,7 +48,7 @@ class OldCalendar:
     zone: str
 
     def shifts(self, column: pq.ColumnSchema) -> Shift | None:
-        """What brings the values of a stored column to the calendar of today; None: they are as they should be."""
+        """Return the shift of a stored column's values to the calendar of today, or None if they need none."""
         if column.physical_type == "INT96":
             return self._times if self.int96 else None
         kind = json.loads(column.logical_type.to_json())
@@ -153,7 +153,7 @@ def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def leaf_count(type: pa.DataType) -> int:
-    """How many columns of a Parquet file a column of this Arrow type has."""
+    """Return how many columns of a Parquet file a column of this Arrow type has."""
     if isinstance(type, pa.BaseExtensionType):
         return leaf_count(type.storage_type)
     return sum(leaf_count(type.field(part).type) for part in range(type.num_fields)) or 1

@@ -1,4 +1,4 @@
-"""Where the records of a CSV file begin and end, by its quotes.
+"""The bounds of a CSV file's records, by its quotes.
 
 Nearly all blocks are regular: each quote opens a value right behind a delimiter, or closes one right before the next.
 NumPy sees that at a glance, and Arrow reads such a block as it is. Only the others are looked at value by value.
@@ -51,11 +51,14 @@ class Records:
         self._delimiter = delimiter
 
     def is_regular(self, data: bytes) -> bool:
-        """Whether Arrow takes these whole lines for the records that they are."""
+        """Return whether Arrow cuts these whole lines into the records that they are."""
         return not self._quote or self._quote not in data or self._is_regular(data, self._quotes(data), is_end=True)
 
     def last(self, data: bytes, is_end: bool) -> int:
-        """Where the last whole record ends; see `stream.Bounds`. Records have one line unless they are `multiline`."""
+        """Return the end of the last whole record; see `stream.Bounds`.
+
+        Records have one line unless they are `multiline`.
+        """
         quotes = self._quotes(data)
         if not self._is_regular(data, quotes, is_end):
             ends = [self._line_end(data, record.end) for record in self.split(data)]

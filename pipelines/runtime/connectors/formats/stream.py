@@ -108,7 +108,7 @@ class Bytes:
             line, rest = line + line_ends(rest[:end]), rest[end:]
 
     def damaged(self, what: str) -> InputError:
-        """What to raise if the file cannot be read from some place on."""
+        """Return the error to raise if the file cannot be read from some place on."""
         return InputError(
             f"An input file is damaged: {what}.",
             where=self.where,
@@ -207,20 +207,20 @@ def in_chunks(block: Block, size: int) -> Iterator[Block]:
 
 
 def line_ends(data: bytes) -> int:
-    """How many lines end in some bytes: with a line feed, a carriage return, or both."""
+    """Return how many lines end in some bytes: with a line feed, a carriage return, or both."""
     ends = data.count(b"\n")
     return ends + (data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0)
 
 
 def last_line(data: bytes, is_end: bool) -> int:
-    """Where the last whole line ends; see `Bounds`."""
+    """Return the end of the last whole line; see `Bounds`."""
     if is_end:
         return len(data)
     return data.rfind(b"\n") + 1 or data.rfind(b"\r", 0, len(data) - 1) + 1
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether bytes are text."""
+    """Return whether bytes are text in UTF-8."""
     if data.isascii():
         return True
     try:

@@ -56,7 +56,7 @@ def stored(schema: str) -> pa.Schema:
 
 
 def columns(schema: str) -> pa.Schema:
-    """The same in canonical types."""
+    """Return the columns of a schema in canonical types."""
     return frames.canonical_schema(stored(schema))
 
 
@@ -97,7 +97,7 @@ def check(rows: pa.Schema, schema: str, where: str) -> None:
 def decoder(
     schema: str, registry: bool, written: Mapping[int, str]
 ) -> Callable[[Sequence[bytes]], tuple[list[Any], dict[int, str]]]:
-    """What makes rows of values.
+    """Return the function that makes rows of values.
 
     Args:
         schema: The record's schema, which says the columns.
@@ -160,14 +160,17 @@ def _without_uuids(schema: Any) -> Any:
 
 
 def _is_read_alone(type: pa.DataType) -> bool:
-    """Whether rows have other values than a type has, and so are not written as such."""
+    """Return whether a type is only read: rows have other values than it has, so they are not written as such."""
     if pa.types.is_nested(type):
         return any(_is_read_alone(type.field(at).type) for at in range(type.num_fields))
     return pa.types.is_time(type) or (pa.types.is_timestamp(type) and (type.tz is None or type.unit == "ns"))
 
 
 def _same(type: pa.DataType, other: pa.DataType) -> bool:
-    """Whether values of one type can be written as the other: names and nullability inside do not count."""
+    """Return whether values of one type can be written as the other.
+
+    Names and nullability inside do not count.
+    """
     if pa.types.is_nested(type) or pa.types.is_nested(other):
         return (
             type.id == other.id

@@ -96,7 +96,7 @@ class Client:
         return self.opened(lambda _: AdminClient(options))
 
     def result(self, future: Future[Result], doing: str) -> Result:
-        """What an administrative call answers.
+        """Return the answer of an administrative call.
 
         Args:
             future: As the client library gives it.
@@ -181,7 +181,7 @@ class Client:
         self.__dict__.pop("admin", None)
 
     def _heard(self, error: KafkaError) -> None:
-        """What a client says by itself, from within one of its calls."""
+        """Note an error that a client reports by itself, from within one of its calls."""
         codes = self.kafka.KafkaError
         if error.code() in (codes._AUTHENTICATION, codes._SSL, codes.SASL_AUTHENTICATION_FAILED):
             self._refusal = error

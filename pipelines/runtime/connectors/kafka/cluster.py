@@ -1,4 +1,4 @@
-"""What a cluster says of topics and of the offsets of their partitions."""
+"""A cluster's answers about topics and the offsets of their partitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """What a partition has: from `low` to below `stable` can be read, and below `high` is all that is there."""
+    """The offsets of a partition. From `low` to below `stable` can be read; all that is there is below `high`."""
 
     low: int
     stable: int
@@ -100,7 +100,7 @@ class Cluster:
         return sorted(name for name in listed if matches(name) and not name.startswith("__"))
 
     def offsets(self, keys: Sequence[Key]) -> dict[Key, Offsets]:
-        """What those partitions have that can be reached."""
+        """Return the offsets of those partitions that can be reached."""
         from confluent_kafka.admin import OffsetSpec
 
         def ask() -> list[dict[Key, int]]:
@@ -119,7 +119,7 @@ class Cluster:
         }
 
     def _answered(self, ask: Callable[[], Answers]) -> Answers:
-        """What partitions answer; where none does, what they answer to a new connection.
+        """Return the answers of partitions. If none answers, they are asked again by a new connection.
 
         If a partition does not answer, the next call is by a new connection in any case: an old one may go on to ask as
         if a partition's leader were what it was, for minutes, and by an epoch of that leader's which a broker that has

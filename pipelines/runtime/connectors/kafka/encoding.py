@@ -21,7 +21,7 @@ JSON, AVRO = "json", "avro"
 
 
 def encoder(values: str, schema: str | None, schema_id: int | None, key: Sequence[str]) -> Encoder:
-    """What makes messages of rows.
+    """Return the function that makes messages of rows.
 
     Args:
         values: "json" or "avro".

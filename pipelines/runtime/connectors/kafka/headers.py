@@ -40,7 +40,7 @@ class Sent:
 
     @property
     def is_last(self) -> bool:
-        """Whether the topic has its checkpoint whole."""
+        """True if the topic has the whole of its checkpoint."""
         return self.row + 1 == self.count
 
 
@@ -117,7 +117,9 @@ def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, ap
 
 
 def _check_open(client: Client, key: Key, stable: int, high: int, app_id: str, newest: Sent | None) -> None:
-    """What is committed cannot be seen behind somebody's open transaction.
+    """Raise unless an open transaction of somebody else hides no newer row of the sink.
+
+    Committed rows behind it cannot be seen.
 
     Raises:
         TransientError: Newer rows of the sink may be hidden there.

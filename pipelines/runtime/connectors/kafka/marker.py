@@ -1,4 +1,4 @@
-"""How far a sink has got, as an offset of a consumer group says it that has no consumers.
+"""The marker of a Kafka sink: an offset of a consumer group without consumers says how far the sink has got.
 
 The offset is the newest checkpoint that the topic has whole. If a part of the next one is there as well, the offset's
 metadata say how many of its rows; 0 is the offset then if there is no whole one.
@@ -22,7 +22,7 @@ _STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a topic has of a sink.
+    """The rows of a sink that a topic has.
 
     Attributes:
         checkpoint: The newest one that is there whole; None: none is.
@@ -46,7 +46,7 @@ class Marker:
 
     @staticmethod
     def at(place: TopicPartition) -> Marker | None:
-        """What a group's offset says; None if it has none."""
+        """Return the marker that a group's offset says, or None if it has none."""
         if place.offset < 0:
             return None
         metadata = place.metadata or ""

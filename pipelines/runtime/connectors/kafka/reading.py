@@ -116,8 +116,10 @@ def messages(
 
 
 def is_empty(client: Client, consumer: Consumer, place: Mapping[str, Any]) -> bool:
-    """Whether a part's offsets are known to have no committed message: marks of transactions, and aborted ones. Of many
-    offsets that is not known."""
+    """Return whether a part's offsets are known to have no committed message: marks of transactions, and aborted ones.
+
+    It is not known of many offsets.
+    """
     begin, end = place["begin"], place["end"]
     if end - begin > _PEEKED:
         return False
@@ -253,7 +255,7 @@ def bunches(batches: Iterator[list[Message]], most: int = _AT_ONCE) -> Iterator[
 
 
 def decoder(values: str, schema: pa.Schema | str | None, registry: bool, written: Mapping[int, str]) -> Decoder:
-    """What makes rows of values; see `KafkaSource` for the arguments."""
+    """Return the function that makes rows of values; see `KafkaSource` for the arguments."""
     columns = columns_of(values, schema)
     if values == BYTES:
         return lambda contents: (pa.table([pa.array(contents, pa.binary())], schema=columns), {})
@@ -350,8 +352,10 @@ def _no_json(value: bytes) -> str | None:
 
 
 def _on_one_line(value: bytes) -> bytes:
-    """The same JSON without line ends. A line end inside a text is no JSON, and is kept out of sight as a control
-    character, which is none either."""
+    """Return this JSON without line ends.
+
+    A line end inside a text is no JSON. It is replaced by a control character, which is none either.
+    """
     return value.replace(b"\r", b"\n").replace(b"\n", b" ") if _is_json(value) else value.translate(_NO_LINE_ENDS)
 
 

@@ -372,7 +372,7 @@ class KafkaConnector:
                 self._idle.append(consumer)
 
     def _continued(self, position: Position, topics: Mapping[str, Topic]) -> tuple[dict[Key, int], list[Lost]]:
-        """Where each partition is read on, and what is lost with whole topics."""
+        """Return where each partition is read on, and the losses of whole topics."""
         lost: list[Lost] = []
         for name, recorded in position.get("topics", {}).items():
             if name in topics and topics[name].id == recorded["id"]:
@@ -407,8 +407,9 @@ class KafkaConnector:
     def _shared_out(
         self, starts: Mapping[Key, int], ends: Mapping[Key, int], limits: Limits, turn: str | None
     ) -> tuple[dict[Key, int], str | None]:
-        """How far each partition is read: as much of each as of the others, as far as they have it. If there may not
-        be as many parts as partitions, the next ones are read in turn.
+        """Return how far each partition is read: as much of each as of the others, as far as they have it.
+
+        If there may not be as many parts as partitions, the next ones are read in turn.
 
         Returns:
             The new offsets by partition, in the order of their parts, and the last partition that got its turn.

@@ -71,7 +71,7 @@ class Transactions:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether brokers may have aborted the transaction that was begun last, since it took too long."""
+        """True if brokers may have aborted the transaction that was begun last, since it took too long."""
         return self._sent_since is not None and time.monotonic() - self._sent_since > self._timeout_s
 
     def run(self, marker: Callable[[int], Marker], messages: Iterator[Message], headers: Callable[[int], Headers],
@@ -207,7 +207,10 @@ class Transactions:
 
 
 def _group(id: str) -> Any:
-    """How a transaction names the group of its marker. Only a consumer makes such a name; this one knows no brokers."""
+    """Return the group of a transaction's marker, as it names it.
+
+    Only a consumer makes that; this one knows no brokers.
+    """
     from confluent_kafka import Consumer
 
     consumer = Consumer({"group.id": id, "log_level": 0})

@@ -1,4 +1,4 @@
-"""What a topic asks of messages: rows are judged by it before they are committed."""
+"""A topic's rules for messages. Rows are judged by them before they are committed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARGIN = 1.1  # of compressed sizes: libraries and levels differ
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What a topic says of its messages, or what it will say once it is created.
+    """The settings of a topic for its messages, or those that it will have once it is created.
 
     Attributes:
         is_compacted: It takes no message without a key.
@@ -108,8 +108,10 @@ class MessageRules:
             before += batch.num_rows
 
     def _surely_small(self, rows: pa.Table) -> bool:
-        """Whether all rows together are no larger than a single one may be, however they are written. Of lists and
-        structs that is not known: each part is written with its field's name."""
+        """Return whether all rows together are no larger than a single message may be, however they are written.
+
+        It is not known of lists and structs, as each part is written with its field's name.
+        """
         if any(pa.types.is_nested(type) for type in rows.schema.types):
             return False
         names = sum(len(name) + 4 for name in rows.column_names)

@@ -135,7 +135,7 @@ def _hashes(keys: pa.Table) -> np.ndarray:
 
 
 class Kept:
-    """What a process keeps of tables. What was used longest ago goes first."""
+    """The tables that a process keeps in memory. The one that was used longest ago goes first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class Kept:
         self._kept: OrderedDict[Hashable, KeyIndex] = OrderedDict()
 
     def get(self, name: Hashable, read: Callable[[], KeyIndex], most_bytes: int) -> KeyIndex:
-        """What is kept under a name; else it is read, once, however many ask for it.
+        """Return the index kept under a name. If there is none, it is read once, however many ask for it.
 
         Args:
             most_bytes: What all that is kept may take.

@@ -61,7 +61,7 @@ class Version:
 
     @property
     def same(self) -> tuple[str | int | None, ...]:
-        """What tells it from other versions."""
+        """The values that tell it from other versions."""
         return self.table, self.number, self.stamp, self.digest
 
     def __str__(self) -> str:
@@ -271,7 +271,7 @@ class LookupTable:
         )
 
     def _asking(self) -> AbstractContextManager[None]:
-        """What storage or delta-rs raise here is about this table."""
+        """Raise errors of storage or delta-rs as errors about this table."""
         return asking(self._place())
 
     def _place(self) -> str:

@@ -1,4 +1,6 @@
-"""How much of a Parquet file is decoded at once, and from where on a file asks for more than its size can be worth.
+"""Bounds of reading Parquet: how much is decoded at once, and the point at which a file asks for too much.
+
+A file asks for too much if its size cannot be worth that.
 
 A file of some hundred bytes can stand for gigabytes: a text that a dictionary has once and a billion rows refer to, a
 page that decompresses to a thousand times its size, a list of a billion nulls. What counts is what is decoded:
@@ -54,7 +56,7 @@ def check(footer: pq.FileMetaData, size: int) -> None:
 
 
 def most(size: int) -> int:
-    """How many bytes may be decoded of a file of so many."""
+    """Return how many bytes may be decoded of a file of so many bytes."""
     return max(MOST_BYTES, MOST_TIMES * size)
 
 
@@ -123,7 +125,7 @@ def leaves(schema: pa.Schema, names: Collection[str]) -> Iterator[int]:
 
 
 def _is_dense(chunk: pq.ColumnChunkMetaData, size: int) -> bool:
-    """Whether a chunk's pages may decompress to more than the file may, whatever the footer says."""
+    """Return whether a chunk's pages may decompress to more than the file may, whatever the footer says."""
     if chunk.compression == "UNCOMPRESSED":
         return False
     return chunk.compression in _DENSE or min(chunk.total_compressed_size, size) * _SNAPPY > MOST_BYTES
@@ -155,8 +157,10 @@ def _pages(source: Any, chunk: pq.ColumnChunkMetaData, size: int) -> list[Page] 
 def _value_bytes(
     source: Any, parquet: pq.ParquetFile, place: tuple[int, int], looked_at: Sequence[Page] | None, rows: int
 ) -> int:
-    """How many bytes a value of a column of texts or bytes may take: the greatest where a few bytes of the file can
-    stand for many values, else the mean."""
+    """Return how many bytes a value of a column of texts or bytes may take.
+
+    It is the greatest value if a few bytes of the file can stand for many values, otherwise the mean.
+    """
     group, leaf = place
     chunk = parquet.metadata.row_group(group).column(leaf)
     whole, values = max(int(chunk.total_uncompressed_size), 0), max(int(chunk.num_values), 1)

@@ -48,7 +48,7 @@ class BadValue:
 
     @property
     def reason(self) -> str:
-        """What is wrong with the row, on one line."""
+        """The reason why the row is bad, on one line."""
         return f"column {self.column!r} {self.problem}"
 
 

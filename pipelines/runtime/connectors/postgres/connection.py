@@ -105,7 +105,10 @@ class Connection:
             cursor.adbc_ingest(table, batches, mode="append", temporary=True)
 
     def answers(self) -> bool:
-        """Whether the server still has it: one that nobody uses is ended by a restart, a time limit or a proxy."""
+        """Return whether the server still has the connection.
+
+        An idle connection is ended by a restart, a time limit or a proxy.
+        """
         try:
             self.execute("SELECT 1")
         except WeirError:

@@ -44,7 +44,7 @@ ORDER BY i.indexrelid, k.at"""
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """How a unique index compares one of its columns.
+    """A column of a unique index, as the index compares it.
 
     Attributes:
         name: The column's.

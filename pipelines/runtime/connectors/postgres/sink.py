@@ -365,7 +365,7 @@ def _exists(connection: Connection, table: str) -> bool:
 
 
 def _type(type: pa.DataType) -> str | None:
-    """What Postgres calls a type of Arrow; None if it has none that holds all its values."""
+    """Return the Postgres name of an Arrow type, or None if Postgres has none that holds all its values."""
     if pa.types.is_timestamp(type) and type.unit != "ns":
         return "timestamptz" if type.tz else "timestamp"
     if pa.types.is_decimal(type) and type.scale >= 0:
@@ -379,7 +379,7 @@ def _type(type: pa.DataType) -> str | None:
 
 
 def _text_rule(column: dict[str, Any]) -> TextRule:
-    """What a column of the table asks of texts."""
+    """Return the rule of a table's column for texts."""
     if column["enum"]:
         return TextRule("enum", labels=tuple(column["labels"]))
     type, modifier = column["type"].replace("text[]", "_text"), column["modifier"]

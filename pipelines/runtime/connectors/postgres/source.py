@@ -1,4 +1,4 @@
-"""What a query on a Postgres server returns, as a source that grows: rows behind a cursor, a column that only rises.
+"""A growing source from a query on a Postgres server: rows behind a cursor, which is a column that only rises.
 
 A part is a closed range of the cursor, with the number of its rows and a digest of them, which the server computes when
 the range is planned and again before an epoch is committed.
@@ -89,7 +89,7 @@ _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresSource(Source):
-    """What a query returns, over tables to which rows are only added.
+    """The result of a query, over tables to which rows are only added.
 
     Attributes:
         query: A SELECT without ORDER BY and LIMIT.
@@ -415,7 +415,10 @@ class _Connector:
         return InputError(what, where=self._where, next=next)
 
     def _changed(self, part: Part) -> InputError:
-        """Where rows may be missed, one that has just been committed is no damage: the next plan has it."""
+        """Return the error for rows that changed.
+
+        If rows may be missed, a row that has just been committed is no damage: the next plan has it.
+        """
         kind = VanishedError if self._source.may_miss else InputError
         return kind(
             "Rows are not what they were when they were planned: some were changed, deleted or added below the cursor.",

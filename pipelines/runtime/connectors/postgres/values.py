@@ -1,4 +1,4 @@
-"""What a table of Postgres asks of values, beyond their types: rows are judged by it before they are committed.
+"""A Postgres table's rules for values beyond their types. Rows are judged by them before they are committed.
 
 What the server alone knows stays for the publish: constraints, triggers, the size of an index entry.
 """
@@ -31,7 +31,7 @@ _CODECS = {"UTF8": None, "SQL_ASCII": None, "LATIN1": "latin-1", "LATIN2": "iso8
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """What a column asks of texts.
+    """A column's rule for texts.
 
     Attributes:
         type: The column's type: text, varchar, uuid, json, jsonb; of an enum "enum", of an array _text.
@@ -173,7 +173,10 @@ def _no_json(text: str) -> str | None:
 
 
 def _no_jsonb(text: str, codec: str | None) -> str | None:
-    """The same of the type jsonb, which takes numbers and escapes only as far as it can store them."""
+    """Return the reason why the type jsonb does not take a text, or None if it does.
+
+    It takes numbers and escapes only as far as it can store them.
+    """
     if len(text) > _LONGEST_JSONB // 4 and len(text.encode()) > _LONGEST_JSONB:
         return "is longer than 256 MiB, which is the most that jsonb holds"
     try:
