@@ -1,4 +1,4 @@
-"""What a person does with a pipeline: fork, compare, promote, backfill, plan, edit, import, drill, try a pull request.
+"""Operations on a pipeline: fork, compare, promote, backfill, plan, edit, import, drill, try a pull request.
 
 Imports `run` and below.
 """

@@ -239,7 +239,7 @@ def backfill(
 
 
 def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
-    """What promoting a branch would do now, as `promotion.plan` says.
+    """Return the plan of promoting a branch now, as `promotion.plan` does.
 
     If the branch is a backfill's, input that was corrected since the replay is an obstacle too.
     """
@@ -280,7 +280,7 @@ def approve(
 
 
 def step(configured: PartitionSettings) -> timedelta:
-    """How long a partition is."""
+    """Return the length of a partition."""
     return timedelta(hours=1 if configured.every == "hour" else 24)
 
 
@@ -382,6 +382,6 @@ def _note(source: Storage, note: dict[str, Any]) -> None:
 
 
 def _noted(source: Storage) -> dict[str, Any]:
-    """What a branch's backfill has noted beside its registry; empty if it has noted nothing yet."""
+    """Return the note that a branch's backfill has left beside its registry. It is empty if there is none yet."""
     raw = source.read_bytes(forks.NOTE)
     return json.loads(raw) if raw else {}

@@ -1,4 +1,4 @@
-"""How a branch differs from its pipeline: in the rows that both made of the same input since the fork, and in state.
+"""The differences of a branch and its pipeline, in state and in rows of the same input since the fork.
 
 Rows are compared as `row_diff` says.
 """
@@ -94,7 +94,7 @@ class BranchDiff:
 
     @property
     def same(self) -> bool:
-        """Whether neither rows, nor state, nor the columns of either differ."""
+        """True if neither rows, nor state, nor the columns of either differ."""
         rows = all(table.same and not table.columns for table in self.tables)
         return rows and all(state.same and not state.why for state in self.states)
 
@@ -123,7 +123,7 @@ class BranchDiff:
         }
 
     def left_out(self) -> Iterator[str]:
-        """What was not compared, in sentences."""
+        """Yield the columns that were not compared, in sentences."""
         of_tables = [(f"the table {table.table}", table.left_out) for table in self.tables]
         of_states = [(f"the state of {state.stage}", state.left_out) for state in self.states]
         for of, names in (*of_tables, *of_states):

@@ -236,7 +236,7 @@ def _problem(error: Exception) -> str:
 
 
 def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings:
-    """The same settings, with directories of the drill's own."""
+    """Return these settings with directories of the drill's own."""
     changed: dict[str, Any] = {"local": settings.local.model_copy(update={"work_dir": str(work)})}
     if root is not None:
         changed["storage"] = settings.storage.model_copy(update={"root": str(root)})
@@ -365,7 +365,7 @@ def _raised(epoch: int, error: WeirError) -> None:
 def _compared(
     pipeline: Pipeline, here: Pipeline, settings: Settings, there: Settings, head: Checkpoint, replayed: Checkpoint
 ) -> tuple[int, list[str]]:
-    """How many entries of state were compared, and how the replay differs from the checkpoint."""
+    """Return how many entries of state were compared, and the differences of the replay and the checkpoint."""
     problems, entries = [], 0
     for uid, stats in head.operators.items():
         again = replayed.operators.get(uid)
@@ -407,7 +407,7 @@ def _compared(
 
 
 def _rightly(stats: OperatorStats, again: OperatorStats) -> str:
-    """What to say of a difference where today's code is another than the epoch's."""
+    """Return the words to add to a difference if today's code is not the epoch's."""
     if stats.code in (None, again.code):
         return ""
     return ". Its code was changed since, so that may be right: the next epoch can be compared again"
@@ -447,7 +447,7 @@ def _kind(entry: tuple[bytes, bytes]) -> int:
 def _differing_rows(
     pipeline: Pipeline, here: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint
 ) -> str | None:
-    """How the rows differ, in words; None if they differ at most in the last digits of floats."""
+    """Return the differences of the rows in words, or None if they differ at most in the last digits of floats."""
     at = int(head.id)
     with (
         compared(pipeline, settings, uid, at, at, there, here) as difference,

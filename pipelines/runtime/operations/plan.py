@@ -74,7 +74,7 @@ class StatePlan:
 
     @property
     def stops(self) -> bool:
-        """Whether a run would be refused."""
+        """True if a run would be refused."""
         return any(finding.verdict.stops for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -252,8 +252,10 @@ class PlanBuilder:
         )
 
     def _look_at_delivery(self, head: Checkpoint) -> None:
-        """Whether sinks are where another delivery needs them, if the newest checkpoint is published and no run is at
-        work, which might change that."""
+        """Report sinks that are not where another delivery needs them.
+
+        Only a published newest checkpoint is looked at, and only while no run is at work, which might change that.
+        """
         changed = any(finding.aspect == "delivery" for finding in self.findings)
         holder, newest = lease.read(self._storage), self._registry.head()
         is_at_rest = not self._only_code and lease.alive(holder) is False and not unpublished(self._registry)
@@ -320,7 +322,7 @@ class PlanBuilder:
                 )
 
     def _look_at_new_columns(self, name: str, expected: pa.Schema | None, planned: pa.Schema | None) -> None:
-        """What `evolve="add"` makes of the columns of what waits."""
+        """Report the changes that `evolve="add"` makes to the columns of the input that waits."""
         if expected is None or planned is None:
             return
         new = [f"{field.name} ({field.type}) is new" for field in planned if field.name not in expected.names]
@@ -433,7 +435,7 @@ class PlanBuilder:
             self.findings.report("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
 
     def _look_at_lost_versions(self, stage: Stage, recorded: OperatorStats) -> None:
-        """Whether rows wait to be joined with a version of a table that is gone."""
+        """Report rows that wait to be joined with a version of a table that is gone."""
         if stage.lookup is None:
             return
         waited_for = [raw["lookups"][stage.uid] for raw in recorded.waiting if stage.uid in raw.get("lookups", {})]

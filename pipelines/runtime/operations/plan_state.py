@@ -1,5 +1,6 @@
-"""What becomes of a stage's state with today's code: compared by what its checkpoint records, and where that does not
-tell, by opening snapshots.
+"""Compare a stage's state with today's code.
+
+The checkpoint's record of the stage is compared. If that does not tell, snapshots are opened.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Sample:
 
 
 class Findings(list[Finding]):
-    """What has been found so far.
+    """The findings so far.
 
     Args:
         raises_transient: Whether what does not answer ends the plan, instead of being a finding.
@@ -123,7 +124,7 @@ class StateCheck:
             self._look_for_timers(stage)
 
     def _taken(self, stage: Stage) -> tuple[View, list[int]]:
-        """How the stage's state is read, and the subtasks that have state, the smallest snapshot first."""
+        """Return the view of the stage's state, and the subtasks that have state, the smallest snapshot first."""
         taken = snapshots_of(self._registry.files(self._head), stage.uid)
         view = view_of(self._pipeline, self._settings, self._storage, self._head, stage.uid, taken)
         return view, sorted(taken, key=lambda subtask: sum(file.bytes for file in taken[subtask].files))
@@ -174,8 +175,9 @@ class StateCheck:
                 return
 
     def _counted(self, stage: Stage, fitted: Fit, recorded: OperatorStats) -> list[Finding]:
-        """What is to be said of a stage's state. If its time to live became shorter or comes back, this includes how
-        many rows are deleted at once.
+        """Return the findings about a stage's state.
+
+        If its time to live became shorter or comes back, they include how many rows are deleted at once.
         """
         if not fitted.losses:
             return list(fitted.findings)
@@ -189,8 +191,9 @@ class StateCheck:
         ]
 
     def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl | None) -> str:
-        """How many rows the stage's time to live deletes at once that were kept before, in words, from a sample of its
-        state.
+        """Return in words how many rows the stage's time to live deletes at once that were kept before.
+
+        The number comes from a sample of the state.
         """
         assert stage.ttl is not None
         now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
@@ -215,7 +218,7 @@ class StateCheck:
 
 
 def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expiry: Expiry) -> int:
-    """How many rows of state, and elements of lists and maps, a key group has that have not expired."""
+    """Return how many rows of state, and elements of lists and maps, in a key group have not expired."""
     number = 0
     for rows in scan_state(backend, fixed.state, fixed.collections, keys, range(group, group + 1), expiry):
         columns = [rows.column(collection.name) for collection in fixed.collections]

@@ -74,7 +74,7 @@ log = Logger("weir.promotion")
 
 @dataclass(frozen=True, slots=True)
 class TablePromotion:
-    """What a promotion does to one table.
+    """The changes that a promotion makes to one table.
 
     Attributes:
         back: Which of the pipeline's rows since the fork go; None if the pipeline has no such table.
@@ -99,7 +99,7 @@ class TablePromotion:
 
     @property
     def in_words(self) -> str:
-        """What becomes of its rows, for people."""
+        """The changes of the table's rows, for people."""
         goes = f"{counted(self.rows_removed, 'row', 'goes', 'go')}"
         if self.ranged is None and self.back is not None:
             goes = self.back.in_words
@@ -161,7 +161,7 @@ class KeptSink:
 
     @property
     def obstacles(self) -> list[str]:
-        """What has to be accepted, in words."""
+        """The obstacles that have to be accepted, in words."""
         if self.brings is not None:
             return [self.lost] if self.lost is not None else []
         return [str(self)]
@@ -174,7 +174,7 @@ class KeptSink:
 
 @dataclass(frozen=True, slots=True)
 class PromotionPlan:
-    """What a promotion would do.
+    """The changes that a promotion would make.
 
     Attributes:
         head: The pipeline's newest checkpoint.
@@ -237,7 +237,7 @@ Planner = Callable[[Pipeline, Settings, str], PromotionPlan]
 
 
 def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
-    """What promoting a branch would do now. Only reads.
+    """Return the plan of promoting a branch now. It only reads.
 
     Raises:
         WeirError: The branch cannot be promoted at all.
@@ -325,12 +325,12 @@ def _taken_back(
     only: Range | None,
     scratch: Path,
 ) -> tuple[TakenBack, ...]:
-    """What other branches or people have changed in the pipeline since this branch was forked, and its promotion would
-    take back.
+    """Return the changes in the pipeline since the fork that the promotion would take back.
 
-    Promotions are found in the logs of the tables, which reach back to the base, since rows of the registry may be
-    pruned. What the branch itself has brought does not count, because the branch has it. Nor does what came between its
-    base and the fork: whoever forks from an older checkpoint wants all since then made anew.
+    Other branches or people have made them. Promotions are found in the logs of the tables, which reach back to the
+    base, since rows of the registry may be pruned. The branch's own changes do not count, because the branch has them.
+    Nor do changes between its base and the fork: a person who forks from an older checkpoint wants all since then made
+    anew.
 
     Args:
         here: The branch.
@@ -373,7 +373,10 @@ def _said(what: str, row: Checkpoint | None) -> str:
 
 
 def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
-    """Whether a promotion is of this very branch. Earlier releases recorded only the branch's name, in the reason."""
+    """Return whether a promotion is of this very branch.
+
+    Earlier releases recorded only the branch's name, in the reason.
+    """
     assert here.branch is not None
     branches = (
         {branch}
@@ -386,7 +389,10 @@ def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
 
 
 def _changed(storage: Storage, table: TablePromotion, promoted: Promoted, only: Range, scratch: Path) -> bool:
-    """Whether a promotion has brought or taken away rows of a range; True also if this cannot be seen any more."""
+    """Return whether a promotion has brought or taken away rows of a range.
+
+    True also if this cannot be seen any more.
+    """
     if promoted.range is not None:
         return replace_where.overlaps(promoted.range, only)
     assert table.column is not None, "the plan has found one, or refused"
@@ -423,7 +429,7 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint, sources: Map
 
 
 def _are_taken_back(stage: Stage, column: str) -> bool:
-    """Whether what a stage hands out are changes of state that has rows of several days, by a column with their day."""
+    """Return whether a stage hands out changes of state that has rows of several days, by a column with their day."""
     if stage.key or not stage.hands_out_changes:
         return stage.hands_out_changes and column not in stage.key
     lanes = [lane for lane in stage.lanes if isinstance(lane.input, Stage)]
@@ -439,7 +445,7 @@ def _ranged(
     only: Range,
     scratch: Path,
 ) -> TablePromotion:
-    """What a promotion of a range alone does to one table, with the rows that it takes away and brings."""
+    """Return the changes of one table by a promotion of a range alone, with the rows it takes away and brings."""
     name = table.table
     if isinstance(as_handed_out(pipeline, tip, name), UpsertSink | ReplaceSink):
         raise WeirError(
@@ -521,7 +527,7 @@ def as_handed_out(pipeline: Pipeline, tip: Checkpoint, table: str) -> Sink | Non
 
 
 def _how(tip: Checkpoint, table: str) -> dict[str, Any]:
-    """What the promotion's link records of how the rows come into a table."""
+    """Return the promotion link's record of how the rows come into a table."""
     link = tip.sinks.get(table)
     return {"how": link.how} if link is not None and link.how is not None else {}
 
@@ -810,7 +816,7 @@ def _epoch_of(file: DataFile) -> int:
 def changes_of(
     source: Storage, sink: UpsertSink, comes: Sequence[DataFile], scratch: Path
 ) -> AbstractContextManager[Changes]:
-    """What a branch's rows make of a table with keys, netted over all its epochs."""
+    """Return the changes that a branch's rows make to a table with keys, netted over all its epochs."""
     files = [
         StateFile(
             "", _epoch_of(file), OUTPUT, sink.name, file_path(sink.name, file), file.bytes, "", True, AttemptId("")
@@ -821,7 +827,7 @@ def changes_of(
 
 
 def _check_whole(table: str, comes: Sequence[DataFile]) -> None:
-    """Whether it can be told in which order a branch has made its changes to a table with keys."""
+    """Raise WeirError unless the order is known in which a branch has made its changes to a table with keys."""
     if any(_epoch_of(file) < 0 for file in comes):
         raise WeirError(
             f"Somebody has rewritten the branch's table {table}, so the order of its changes is lost.",

@@ -1,4 +1,4 @@
-"""How the rows of two sides differ, as multisets: what of both is loaded into a database is compared there.
+"""The differences of two sides' rows, as multisets. Both sides are loaded into a database and compared there.
 
 If a row of one side has a counterpart of the same key on the other side, it counts as changed. Floats count as equal if
 their first nine digits are, since sums depend on the order in which rows arrive. Columns that say when a row was
@@ -126,12 +126,12 @@ def compared_rows(
 
 
 def _names_inside(names: Iterable[str]) -> dict[str, str]:
-    """What a table's columns are called in `differing`, whose own columns may have any of their names."""
+    """Return the names of a table's columns in `differing`, whose own columns may have any of their names."""
     return {name: f"column_{number}" for number, name in enumerate(names)}
 
 
 def _title(name: str) -> str:
-    """What a column is called in a sample, whose first column is `change`."""
+    """Return the name of a column in a sample, whose first column is `change`."""
     return quoted(f"{name} (of the table)" if name.casefold() == "change" else name)
 
 

@@ -62,7 +62,7 @@ _SCRATCH = "forget-"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a retained checkpoint has of the key.
+    """The entries of a key in a retained checkpoint.
 
     Attributes:
         savepoints: The names of the checkpoint.
@@ -95,7 +95,7 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What forgetting a key did, or would do.
+    """The result of forgetting a key, or the plan of it.
 
     Attributes:
         holdings: By checkpoint, oldest first.
@@ -153,7 +153,7 @@ class _State:
 
 
 def plan(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> Deletion:
-    """What `delete` would do. Nothing is changed, and a coordinator may be running.
+    """Return the deletion that `delete` would make. Nothing is changed, and a coordinator may be running.
 
     Raises:
         ConfigurationError: The texts cannot be a key of the stage.
@@ -283,8 +283,10 @@ def _copied(
 
 
 def _has_traces(storage: Storage, state: _State, taken: Snapshot, backend: Backend) -> bool:
-    """Whether files of a subtask that has not the key's group may have bytes of the key: it had the group before its
-    parallelism changed."""
+    """Return whether files of a subtask without the key's group may have bytes of the key.
+
+    The subtask had the group before its parallelism changed.
+    """
     is_immutable = composite.is_immutable(named(state.stats.backend))
     if composite.has_traces(backend, *state.key.range):
         return True
@@ -355,7 +357,7 @@ def _committed(
 
 
 def _changes(state: _State, copies: Copies) -> bool:
-    """Whether the checkpoint's row or listing is another one without the key."""
+    """Return whether the checkpoint's row or listing changes without the key."""
     cleaned = _without_samples(state.row.operators)
     is_cleaned = cleaned != state.row.operators or _cleaned(state) != state.stats
     return is_cleaned or any((state.row.id, subtask) in copies for subtask in state.snapshots)
@@ -364,7 +366,7 @@ def _changes(state: _State, copies: Copies) -> bool:
 def _rewritten(
     state: _State, uid: str, listing: Sequence[StateFile], copies: Copies, id: CheckpointId
 ) -> tuple[Checkpoint, list[StateFile]]:
-    """What takes the place of a retained checkpoint: its row and its listing, with the copies instead."""
+    """Return the row and the listing that replace a retained checkpoint, with the copies in place of the old files."""
     of_stage, others = _divided(listing, uid, state, copies, new=False)
     files = others + of_stage
     stats = _cleaned(state).updated(
@@ -389,7 +391,7 @@ def _rewritten(
 def _without_state(
     registry: Registry, having: Collection[CheckpointId], id: CheckpointId
 ) -> list[tuple[Checkpoint, list[StateFile]]]:
-    """What takes the place of retained checkpoints in which the stage has no state, and whose gates have samples.
+    """Return the replacements of retained checkpoints in which the stage has no state, and whose gates have samples.
 
     Args:
         having: The checkpoints in which it has some.
@@ -427,16 +429,21 @@ def _divided(
 
 
 def _cleaned(state: _State) -> OperatorStats:
-    """What the checkpoint records of the stage, without the key: a sweep that had come to it goes on from the beginning
-    of its group, and samples of what its gates refused are dropped."""
+    """Return the checkpoint's record of the stage without the key.
+
+    A sweep that had come to the key goes on from the beginning of its group, and samples that gates refused are
+    dropped.
+    """
     text, stats = state.key.encoded.hex(), _unsampled(state.stats)
     swept = {subtask: key[: 2 * KIND_BYTES] if text in key else key for subtask, key in stats.swept.items()}
     return stats.updated(swept=swept) if swept != stats.swept else stats
 
 
 def _without_samples(operators: Mapping[str, OperatorStats]) -> dict[str, OperatorStats]:
-    """What a checkpoint records of its stages without samples of what gates refused: those of every stage may be of
-    anybody."""
+    """Return a checkpoint's record of its stages without samples that gates refused.
+
+    Samples of any stage may be of the key.
+    """
     return {uid: _unsampled(stats) for uid, stats in operators.items()}
 
 
@@ -468,7 +475,7 @@ def _remaining(
     holdings: Sequence[Holding],
     read: Sequence[Checkpoint] = (),
 ) -> tuple[Remaining, ...]:
-    """Where the key may be still.
+    """Return the places where the key may still be.
 
     Args:
         head: The newest checkpoint.

@@ -61,7 +61,7 @@ class Target:
 
     @property
     def is_there(self) -> bool:
-        """Whether the newest checkpoint has state of the stage."""
+        """True if the newest checkpoint has state of the stage."""
         return stats_of(self.head, self.uid).has_state
 
 
@@ -226,5 +226,5 @@ def edited(
 
 
 def _idle(stats: OperatorStats) -> OperatorStats:
-    """What is recorded of a stage in a checkpoint in which it has done nothing."""
+    """Return the record of a stage in a checkpoint in which it has done nothing."""
     return stats.updated(**IDLE, outputs=dict.fromkeys(stats.outputs, 0), files_new=0, bytes_new=0, ms={}, cache=None)

@@ -44,7 +44,7 @@ from state_ops.storage.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What an import did, or would do.
+    """The result of an import, or the plan of it.
 
     Attributes:
         rows: By subtask, how many rows.

@@ -71,7 +71,7 @@ def _fewer(sample: int) -> Iterator[int]:
 
 
 def verdict(review: Review) -> str:
-    """What has come out, on one line."""
+    """Return the verdict on one line."""
     named = f"weir ci {review.pipeline}"
     verdicts = [_SAYS[kind](review) for kind in review.found]
     if verdicts:
@@ -373,7 +373,7 @@ def _plain(text: str) -> str:
 
 
 def _html(text: str) -> str:
-    """The same where Markdown is not looked at."""
+    """Return a text for a place where Markdown is not looked at."""
     return html.escape(_apart(_INVISIBLE.sub(" ", redacted(text)))).replace("@", "&#64;")
 
 

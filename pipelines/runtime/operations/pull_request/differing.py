@@ -160,7 +160,7 @@ _OF_TIMERS = pa.schema([("timer", pa.binary())])
 
 
 def _timers_differ(first: View, second: View) -> str:
-    """How many timers only one side has, in words; "" if both have the same."""
+    """Return in words how many timers only one side has. It is "" if both have the same."""
     parts = []
     for kind, clock in _TIMERS.items():
         with database() as connection:

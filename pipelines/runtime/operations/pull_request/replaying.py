@@ -115,7 +115,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What the branch has made of production's epochs.
+    """The result of the branch's replay of production's epochs.
 
     Attributes:
         played: Those that it came to the end of, oldest first.
@@ -137,7 +137,7 @@ def branch_of(pipeline: Pipeline) -> Pipeline:
 
 
 def settings_for(settings: Settings, directory: Path, epochs: int) -> Settings:
-    """The same settings with storage and local files below a directory, for epochs that are all retained."""
+    """Return these settings with storage and local files below a directory, for epochs that are all retained."""
     changed: dict[str, Any] = {
         "storage": settings.storage.model_copy(update={"root": str(directory / "storage")}),
         "local": settings.local.model_copy(update={"work_dir": str(directory / "work"), "objects_mb": 0}),
@@ -211,7 +211,7 @@ def replay(
 
 
 def _cause(error: WeirError, *, is_of_plan: bool) -> str:
-    """What is to blame for an error. is_of_plan: the epoch was still being planned."""
+    """Return the cause to blame for an error. is_of_plan: the epoch was still being planned."""
     if isinstance(error, GateError):
         return "gates"
     is_input = isinstance(error, VanishedError | LostError) or (is_of_plan and isinstance(error, InputError))

@@ -66,7 +66,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True, slots=True)
 class GateOutcome:
-    """What one gate says of the branch over all epochs.
+    """The verdicts of one gate on the branch, over all epochs.
 
     Attributes:
         of: A stage, or "table NAME", "state NAME" of what is expected of a restored checkpoint.
@@ -89,7 +89,7 @@ class GateOutcome:
 
     @property
     def holds(self) -> bool:
-        """Whether it would have held an epoch, or a restore by the fault of the code."""
+        """True if the gate would have held an epoch, or a restore by the fault of the code."""
         return bool(self.failed) and self.on_failure == HOLD and not (self._is_of_restore and self.before)
 
     @property
@@ -98,7 +98,7 @@ class GateOutcome:
 
     @property
     def does(self) -> str:
-        """What it would do, for people."""
+        """The action of the gate, for people."""
         if not self.failed:
             return "passes"
         ids = ", ".join(map(str, self.failed[:5])) + (", ..." if len(self.failed) > 5 else "")
@@ -148,17 +148,17 @@ class Review:
 
     @property
     def rows_differing(self) -> int:
-        """How many rows of tables differ, a changed one once."""
+        """The number of rows of tables that differ, a changed one once."""
         return sum(sum(table.counts.values()) for table in self.tables)
 
     @property
     def keys_differing(self) -> int:
-        """How many keys differ in state."""
+        """The number of keys that differ in state."""
         return sum(sum(state.counts.values()) for state in self.states if state.counts is not None)
 
     @property
     def found(self) -> tuple[str, ...]:
-        """Those of `KINDS` that there is something to be said of."""
+        """The members of `KINDS` that were found."""
         is_so = {
             PLAN: self.plan is not None and self.plan.stops,
             CODE: self._failed_by(CODE),
@@ -173,7 +173,7 @@ class Review:
         return self.failed is not None and self.failed.cause == cause
 
     def fails(self, on: Collection[str]) -> bool:
-        """Whether something is found that is named among `KINDS`."""
+        """Return whether a kind is found that is named in `on`."""
         return not set(on).isdisjoint(self.found)
 
     def to_dict(self, *, values: bool = True) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _epoch_to_dict(epoch: EpochPlayed) -> dict[str, Any]:
 
 
 def to_commit_seconds(checkpoint: Checkpoint) -> float | None:
-    """How long an epoch took from its barrier to its commit; None if that is not recorded."""
+    """Return the seconds from an epoch's barrier to its commit, or None if they are not recorded."""
     took = checkpoint.ms.get("to_commit")
     return None if took is None else round(took / 1000, 3)
 
@@ -452,7 +452,7 @@ def _retried(call: Callable[[], Done]) -> Done:
 
 
 def _about_code(pipeline: Pipeline, taken: Taken) -> Iterator[str]:
-    """What the replay cannot show of the code."""
+    """Yield the changes of the code that the replay cannot show."""
     for name in new_sources(pipeline, taken.chosen.epochs[-1]):
         yield f"The source {name} is new, so the epochs have read nothing of it."
     for name in restore_gates.not_asked(pipeline):
@@ -463,7 +463,10 @@ def _about_code(pipeline: Pipeline, taken: Taken) -> Iterator[str]:
 
 
 def _about_watermarks(pipeline: Pipeline, last: EpochPlayed) -> Iterator[str]:
-    """Where stages stand in event time otherwise than in production, so that other rows come too late from there on."""
+    """Yield the stages whose event time differs from production.
+
+    Other rows come too late there from then on.
+    """
     for stage in pipeline.stages:
         was, now = (row.watermarks.get(stage.uid) for row in (last.recorded, last.now))
         if was is not None and now != was:
@@ -478,7 +481,7 @@ def _about_watermarks(pipeline: Pipeline, last: EpochPlayed) -> Iterator[str]:
 
 
 def _outcomes(pipeline: Pipeline, played: Iterable[EpochPlayed]) -> list[GateOutcome]:
-    """What the gates on epochs said."""
+    """Return the outcomes of the gates on epochs."""
     by_gate: dict[tuple[str, str, str, str], list[tuple[EpochPlayed, Verdict]]] = {}
     for epoch in played:
         for verdict in epoch.verdicts:
@@ -510,7 +513,7 @@ def _outcomes(pipeline: Pipeline, played: Iterable[EpochPlayed]) -> list[GateOut
 def _restore_outcomes(
     here: Pipeline, there: Settings, taken: Taken, played: Sequence[EpochPlayed]
 ) -> Iterator[GateOutcome]:
-    """What is expected of a restored checkpoint, asked of the branch's last one and of the rows of these epochs."""
+    """Yield the outcomes of the gates on restore, asked of the branch's last checkpoint and of these epochs' rows."""
     if not here.on_restore:
         return
     storage, _ = open_storage(here, there)
@@ -526,8 +529,10 @@ def _restore_outcomes(
 
 
 def _failed_then(here: Pipeline, table: str, taken: Taken, played: Sequence[EpochPlayed]) -> set[str] | None:
-    """What of that which is expected of a table does not hold of production's rows of these epochs, either: they may be
-    too few for it. None: it cannot be told."""
+    """Return the gates on restore of a table that production's rows of these epochs do not satisfy either.
+
+    The rows may be too few. None: it cannot be told.
+    """
     files = [file for files in taken.handed_out(table, [epoch.recorded for epoch in played]) for file in files]
     if not files or any(file.path in taken.gone for file in files):
         return None

@@ -119,13 +119,13 @@ def choose(pipeline: Pipeline, registry: Registry, where: str, most: int, upto: 
 
 
 def _continues(line: Sequence[Checkpoint], at: int) -> bool:
-    """Whether a checkpoint is an epoch's, and what the epoch was begun on is retained, or nothing."""
+    """Return whether a checkpoint is an epoch's, and the checkpoint before it is retained, if it has one."""
     row = line[at]
     return row.kind == EPOCH and (row.parent_id is None or (at > 0 and line[at - 1].id == row.parent_id))
 
 
 def waits(row: Checkpoint) -> bool:
-    """Whether rows wait in front of a stage: how far that came depended on the clock."""
+    """Return whether rows wait in front of a stage. How far that came depended on the clock."""
     return any(stats.waiting for stats in row.operators.values())
 
 
