@@ -47,12 +47,12 @@ _PLAIN = (
 
 
 def looked_at(stage: Stage, columns: pa.Schema) -> pa.Schema:
-    """Those of a source's columns that a stage looks at."""
+    """Return the columns of a source that a stage looks at."""
     return columns if stage.reads is None else pa.schema([field for field in columns if field.name in stage.reads])
 
 
 def narrowed(stage: Stage, rows: Landed | Channel) -> Landed | Channel:
-    """The same rows with no more columns than the stage and its where look at; all of them where that is not known."""
+    """Return these rows with only the columns that the stage and its where look at, or all where that is not known."""
     reads = frozenset[str]() if stage.columns else stage.reads
     if isinstance(rows, Channel) or reads is None or stage.transform is not None:
         return rows
@@ -72,7 +72,7 @@ def read_by(stages: Iterable[Stage], rows: Landed) -> frozenset[str]:
 
 
 def can_read(stage: Stage, rows: Landed | Channel) -> bool:
-    """Whether tasks can read these rows themselves, exactly as Spark would hand them out.
+    """Return whether tasks can read these rows themselves, exactly as Spark would hand them out.
 
     Not what Spark has to evaluate (a transform, and what `spark_alone` says of a where), nor nested types.
     """
@@ -156,7 +156,7 @@ def as_seen(stage: Stage, rows: Landed | Channel, tables: Iterable[pa.Table]) ->
 
 
 def is_small(rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
-    """Whether each subtask may read all of it."""
+    """Return whether the rows are so few that each subtask may read all of them."""
     if parallelism > _MOST_SUBTASKS or sum(file.rows or 0 for file in rows.files) * len(rows.schema) > _MOST_CELLS:
         return False
     if isinstance(rows, Channel):
@@ -228,7 +228,7 @@ def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
 
 
 def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Share = WHOLE) -> Iterator[pa.Table]:
-    """The same of one file of a slice, by its number in it.
+    """Yield the tables of one file of a slice, by its number in the slice.
 
     Args:
         share: Of a file of a source, which of its rows.

@@ -70,7 +70,7 @@ def chosen(
 
 
 def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema, way: str = CUT) -> bool:
-    """Whether rows are so narrow that blocks of them cost less than Spark's rows.
+    """Return whether rows are so narrow that blocks of them cost less than Spark's rows.
 
     Args:
         rows: What they are read from.
@@ -87,12 +87,15 @@ def is_narrow(stage: Stage, rows: Landed | Channel, columns: pa.Schema, way: str
 
 
 def stored_bytes(file: SourceFile | StagedFile | StateFile) -> int:
-    """How large a file is where it is stored, without columns that nobody reads where that is known."""
+    """Return the stored size of a file, without columns that nobody reads where that is known."""
     return file.stored_bytes if isinstance(file, SourceFile) else file.bytes
 
 
 def _rows_at_once(file: SourceFile | StagedFile | StateFile) -> int:
-    """How many rows of a file are read at once: fewer of wide ones, so that a batch of them fits into memory."""
+    """Return how many rows of a file are read at once.
+
+    It is fewer of wide rows, so that a batch of them fits into memory.
+    """
     return min(_READ_ROWS, max(1, _CUT_BYTES * (file.rows or 0) // max(1, stored_bytes(file))))
 
 

@@ -81,7 +81,7 @@ class Several:
 
 
 def uri(storage: Storage, file: StagedFile | StateFile) -> str:
-    """Where staged rows are read from: the disk that their subtask shares with the coordinator, or storage."""
+    """Return the place of staged rows: the disk that their subtask shares with the coordinator, or storage."""
     return file.local if isinstance(file, StagedFile) else storage.full(file.path)
 
 
@@ -134,7 +134,7 @@ def _staged(storage: Storage, file: StagedFile | StateFile) -> Iterator[pq.Parqu
 
 
 def unreadable(storage: Storage, file: StagedFile | StateFile, problem: str) -> WeirError:
-    """What to raise for staged rows that are there and damaged; see `staged_table`."""
+    """Return the error to raise for staged rows that are there and damaged; see `staged_table`."""
     what, where = f"Rows that a stage has staged cannot be read: {problem}", uri(storage, file)
     if isinstance(file, StagedFile):
         advice = "The epoch was declined and is replayed. Look at that disk if it happens again."

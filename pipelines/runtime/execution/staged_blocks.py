@@ -60,7 +60,7 @@ class Extent:
 
 
 def pays(task: KeyedTask, rows: Landed | Channel | Several, hosts: int) -> bool:
-    """Whether the fetch of the state that would move costs more than to put the rows' blocks and to get them again.
+    """Return whether the state that would move costs more to fetch than the rows' blocks cost to put and get.
 
     Half of the state moves between two hosts, and two thirds between three. Each map task puts an object, and each
     subtask asks for its part of each.
@@ -77,7 +77,7 @@ def pays(task: KeyedTask, rows: Landed | Channel | Several, hosts: int) -> bool:
 
 
 def directory(stage: Stage, generation: Generation, epoch: CheckpointId) -> str:
-    """Where the map tasks of a stage put their objects in one epoch."""
+    """Return the directory to which the map tasks of a stage put their objects in one epoch."""
     return f"exchange/{stage.uid}/{epoch_dir(generation, epoch)}"
 
 

@@ -1,4 +1,8 @@
-"""What of this process's environment may reach the JVM that it starts.
+"""The environment of the JVM that this process starts: which of this process's variables may reach it.
+
+A local Spark is Weir's own: variables meant for another Spark on this machine do not reach it. A Spark on a cluster is
+configured by the person who runs it. There the variables do reach it, except those that cannot work, which are refused
+by name.
 
 A local Spark is Weir's own: variables that are meant for another Spark on this machine do not reach it. A Spark on a
 cluster is configured by whoever runs it, so there they do, but those that cannot work are refused by name.

@@ -101,7 +101,7 @@ def _is_java(home: Path) -> bool:
 
 
 def _inspect(home: Path) -> _Java | None:
-    """What the Java at `home` is, or None if it is not one that starts."""
+    """Return the Java at `home`, or None if it is not one that starts."""
     if not _is_java(home):
         return None
     return _read_release(home) or _ask(home)

@@ -55,7 +55,7 @@ class Placement:
 
     @property
     def hosts(self) -> int:
-        """How many there are with executors."""
+        """The number of hosts with executors."""
         return len(self._alive())
 
     def start(self, uid: str, parallelism: int) -> DataFrame:

@@ -1,8 +1,9 @@
-"""What a failed Spark job means, as what the operator should do.
+"""Errors of Spark jobs, as errors that tell the operator what to do.
 
 Spark wraps what went wrong in several layers: the job, the task, the reader, the store's client. What counts is the
 innermost one. A store that is throttled and an executor without credentials both come as "cannot read the file", which
-is then whole and needs no repair."""
+is then whole and needs no repair.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ _SERVER_GONE = re.compile(
 
 
 def is_connect(error: BaseException) -> bool:
-    """Whether Spark Connect's client, or the library below it, raised this."""
+    """Return whether Spark Connect's client, or the library below it, raised this."""
     return type(error).__module__.startswith(("grpc", "pyspark.errors.exceptions.connect"))
 
 
@@ -84,7 +85,7 @@ def of_connect(error: BaseException, where: str) -> WeirError | None:
 
 
 def _server_is_gone(error: BaseException) -> bool:
-    """Whether a call found no server, or one that does not know the session."""
+    """Return whether a call found no server, or one that does not know the session."""
     status = getattr(error, "getGrpcStatusCode", None) or getattr(error, "code", None)  # of Spark's error, and gRPC's
     if status is not None and status() is not None and status().name == "UNAVAILABLE":
         return True
@@ -94,7 +95,7 @@ def _server_is_gone(error: BaseException) -> bool:
 def of_job(
     stage: Stage, error: Exception, master: str = "", rows: Landed | Channel | Several | None = None
 ) -> WeirError:
-    """What a stage's job failed of.
+    """Return the error that a stage's job failed with.
 
     Args:
         error: What Spark raised, or the bridge to it.
@@ -123,7 +124,7 @@ def of_job(
 
 
 def _of_worker(stage: Stage, text: str) -> WeirError | None:
-    """What went wrong before a subtask began: its Python, or what that raised of its own accord."""
+    """Return the error that came before a subtask began: of its Python, or of what that raised by itself."""
     where = f"a worker of the stage {stage.uid}"
     raised = _IN_A_WORKER.search(text)
     if raised is not None:
@@ -174,7 +175,7 @@ def _of_local_disk(stage: Stage, text: str) -> DiskFullError | None:
 
 
 def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | Several | None) -> WeirError | None:
-    """What went wrong while Spark read files: the store, the right to read it, or a file."""
+    """Return the error of Spark's reading of files: of the store, of the right to read it, or of a file."""
     read, named = _FILE_READ.search(text), _PATH.search(text)
     written = read["uri"] if read is not None else named["sought"] or named["word"] if named is not None else None
     if written is None:
@@ -203,14 +204,19 @@ def _without_path(text: str, path: str) -> str:
 
 
 def _same_place(uri: str, other: str) -> bool:
-    """Whether two URIs, none of them escaped, name one file. Hadoop writes them in its own way: s3a for s3, and no
-    double slashes."""
+    """Return whether two URIs, none of them escaped, name one file.
+
+    Hadoop writes them in its own way: s3a for s3, and no double slashes.
+    """
     first, another = (normpath(_SCHEME.sub("", place)) for place in (uri, other))
     return first == another
 
 
 def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirError | None:
-    """What went wrong, by a text from which the path of the file was taken. place: that path, if the text had one."""
+    """Return the error of a text from which the path of the file was taken.
+
+    `place` is that path, if the text had one.
+    """
     where = place or f"stage {stage.uid}"
     applied = "nothing of this epoch was applied"
     if _NO_CREDENTIALS.search(text):
@@ -258,8 +264,10 @@ def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirErr
 
 
 def _with_causes(error: Exception) -> str:
-    """What an error says, and Java's trace with all causes, which PySpark keeps beside its message, under one of two
-    names."""
+    """Return an error's text, and Java's trace with all causes.
+
+    PySpark keeps the trace beside its message, under one of two names.
+    """
     trace = getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None)
     return redacted("\n".join(filter(None, [str(error), trace])))
 

@@ -166,7 +166,7 @@ class SparkExecutor:
             done.set()
 
     def _way(self, stage: Stage, rows: Landed | Channel, parallelism: int, asked: str) -> str:
-        """How rows reach their subtasks. asked: the setting, or BLOCKS where these go through storage."""
+        """Return the way of rows to their subtasks. asked: the setting, or BLOCKS where these go through storage."""
         configured = self._settings.spark
         by_python = not any(name.startswith(_HOW_SPARK_READS) for name in configured.conf)
         if not rows.as_seen and by_python:
@@ -175,7 +175,7 @@ class SparkExecutor:
         return exchange.chosen(stage, rows, parallelism, configured.direct_read_mb << 20, asked, by_python=by_python)
 
     def _is_staged(self, task: KeyedTask, rows: Landed | Channel | Several) -> bool:
-        """Whether blocks of these rows go through storage, unless subtasks read the rows by themselves."""
+        """Return whether blocks of these rows go through storage, unless subtasks read the rows by themselves."""
         configured = self._settings.spark
         if not task.stage.key or self.placement is None or configured.second_hop == staged_blocks.OFF:
             return False
@@ -274,7 +274,7 @@ class SparkExecutor:
     def _through_storage(
         self, task: KeyedTask, cuts: Sequence[_Cut], columns: Sequence[pa.Schema], whole: pa.Schema | None, way: str
     ) -> list[Ack] | None:
-        """The same by two jobs, of which the second one's tasks start where the state of their subtasks is."""
+        """Return the acks of two jobs. The tasks of the second one start where the state of their subtasks is."""
         storage, batch_rows = task.storage, self._settings.spark.batch_rows
         place, began = staged_blocks.directory(task.stage, task.generation, task.epoch), time.monotonic()
         cancels = self._cancels
@@ -382,8 +382,10 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
 
 @contextmanager
 def _translated(stage: Stage, master: str, rows: Landed | Channel | Several | None = None) -> Iterator[None]:
-    """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone
-    is left as it is. rows: what the stage reads."""
+    """Raise Spark's errors as errors that tell the operator what to do, while a stage is prepared, planned or run.
+
+    A JVM that is gone is left as it is. rows: the rows that the stage reads.
+    """
     load_pyspark()
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException

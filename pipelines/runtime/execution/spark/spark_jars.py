@@ -94,7 +94,7 @@ def s3_jars(cache_dir: Path) -> list[Path]:
 
 
 def locked_jars(purpose: str) -> list[LockedJar]:
-    """What `infra/jars.lock` names for a purpose, in its order."""
+    """Return the jars that `infra/jars.lock` names for a purpose, in its order."""
     lock = resources.files("infra") / "jars.lock"
     section, jars = "", []
     for line in lock.read_text("utf-8").splitlines():

@@ -82,7 +82,10 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
 
 
 def same(given: DataFrame, made: DataFrame, name: str) -> bool:
-    """Whether a column is the very one of the rows that a plan begins with, as far as Spark tells: Connect does not."""
+    """Return whether a column is the very one of the rows that a plan begins with, as far as Spark tells.
+
+    Connect does not tell.
+    """
 
     def ids(rows: DataFrame) -> list[int]:
         plan = rows._jdf.queryExecution().analyzed()
@@ -92,7 +95,7 @@ def same(given: DataFrame, made: DataFrame, name: str) -> bool:
 
 
 def unresolved(stage: Stage, error: Exception) -> PipelineError:
-    """That Spark's analyser refuses the stage's plan, as it would each time.
+    """Return the error that Spark's analyser refuses the stage's plan, as it would each time.
 
     Args:
         error: An AnalysisException.
@@ -253,7 +256,7 @@ def quoted(name: str) -> str:
 
 
 def data_error(stage: Stage, error: Exception) -> WeirError | None:
-    """What a failed Spark job says about the rows or the author's code. A replay would fail the same way.
+    """Return the error of a failed Spark job that is about the rows or the author's code. A replay would fail as well.
 
     Args:
         error: From an action on the stage's rows.

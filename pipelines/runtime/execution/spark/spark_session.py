@@ -148,8 +148,10 @@ def _with_patience(spark: SparkSession) -> None:
 
 
 def worker_python(settings: Settings) -> dict[str, str]:
-    """What tells PySpark which Python runs the workers. On other hosts this process's own path may not exist: there it
-    is `python3` unless something names another."""
+    """Return the variables that tell PySpark which Python runs the workers.
+
+    On other hosts this process's own path may not exist. There it is `python3` unless a setting names another one.
+    """
     named = settings.spark.python or settings.spark.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     if named is None and settings.spark.master.startswith("local"):
         named = sys.executable
@@ -179,13 +181,13 @@ def _unix_sockets() -> dict[str, str]:
 
 
 def reads_s3(settings: Settings) -> bool:
-    """Whether storage or a source may be on S3: by its root, a pipeline's parameter, or a storage.s3 block."""
+    """Return whether storage or a source may be on S3: by its root, a pipeline's parameter, or a storage.s3 block."""
     values = [value for pipeline in settings.pipelines.values() for value in pipeline.params.values()]
     return any(map(is_s3, [settings.storage.root, *values])) or settings.storage.s3 != S3Settings()
 
 
 def log_file(settings: Settings) -> Path:
-    """Where the JVM and the Python workers of local runs write what they have to say."""
+    """Return the file to which the JVM and the Python workers of local runs write their logs."""
     return settings.work_dir / "spark.log"
 
 

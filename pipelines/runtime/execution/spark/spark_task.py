@@ -1,4 +1,4 @@
-"""What a Spark task runs in Python: the keyed task of the subtask whose number its partition has."""
+"""The Python of a Spark task: the keyed task of the subtask that has its partition's number."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def with_blocks(
     way: str,
     blocks: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """The same for rows that come in blocks.
+    """Yield the acks of the subtask for rows that come in blocks.
 
     Args:
         columns: Theirs by input, without the key group.
@@ -64,7 +64,7 @@ def reading_blocks(
     task: KeyedTask, extents: Mapping[int, Sequence[Extent]], columns: Sequence[pa.Schema], whole: pa.Schema | None,
     batch_rows: int, way: str, numbers: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The same for blocks that are in storage.
+    """Yield the acks of the subtask for blocks that are in storage.
 
     Args:
         extents: By subtask, where its blocks are.
@@ -90,7 +90,7 @@ def _acked_blocks(
 def reading_rows(
     task: KeyedTask, rows: Landed | Channel | Several | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The same for rows that each subtask reads by itself, or for none.
+    """Yield the acks of the subtask for rows that it reads by itself, or for none.
 
     They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for
     another.
