@@ -333,7 +333,7 @@ class InFlightEpoch:
 
     @property
     def to_upload(self) -> list[PendingUpload]:
-        """The snapshots that are still to be uploaded."""
+        """The uploads that are still to be made."""
         acks = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
         return [ack.pending_upload for ack in acks if ack.pending_upload is not None]
 
