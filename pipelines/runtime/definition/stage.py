@@ -173,10 +173,8 @@ class Stage:
 
     @property
     def hands_out_changes(self) -> bool:
-        """True if the stage's rows say by `_change_type` what became of a row, as far as the definition tells.
-
-        For a function it does not tell: the columns of its rows do.
-        """
+        """True if the stage's rows say by `_change_type` what became of a row, as far as the definition tells. It does
+        not tell this of a function's rows: their columns do."""
         if self.aggregation is not None:
             return self.aggregation.changes
         if self.top_n is not None:
@@ -315,10 +313,7 @@ class Stage:
 
     @property
     def by_clock(self) -> bool:
-        """True if the stage's windows go by processing time.
-
-        All texts about its event time then mean processing time.
-        """
+        """True if the stage's windows go by processing time, which all texts about its event time then mean."""
         return self.window is not None and self.window.on is None
 
     def times_in(self, output: str) -> tuple[str | None, ...]:

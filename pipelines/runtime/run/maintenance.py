@@ -2,9 +2,6 @@
 
 A process that wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`),
 or owns the pipeline for a moment where none lives (`asked`). No other process deletes anything.
-
-Whoever wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`), or owns
-the pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
 """
 
 from __future__ import annotations

@@ -33,9 +33,6 @@ class Pace:
 
     Epochs overlap. The time of one begins when the one before was committed, when it was triggered, or when Spark was
     there, whichever came last. These times add up, and leave out Spark's start.
-
-    They overlap, so what counts is the time since the one before was committed, or since the epoch was triggered, or
-    since Spark was there, whichever came last. These times add up, and hold nothing of Spark's start.
     """
 
     executor: Executor | None = None

@@ -87,8 +87,6 @@ class PublishedTable:
         """Return whether the next publish may be a plain put.
 
         The table must be at this transaction version, and no Delta checkpoint may be due.
-
-        The table must be at this transaction version, and no Delta checkpoint may be due.
         """
         return self.version.transaction_version(sink_app) == number and not is_due(self.version.number, self.interval)
 

@@ -45,8 +45,6 @@ def _place(storage: Storage, name: str) -> str:
     """Return the place of a table in one spelling.
 
     Links are followed on a disk. In a bucket there is one scheme and no empty part.
-
-    Links are followed on a disk. In a bucket there is one scheme and no empty part.
     """
     full = storage.full(table_path(name))
     if storage.is_local:

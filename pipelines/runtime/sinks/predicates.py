@@ -66,8 +66,6 @@ class Predicate:
         """Return whether all rows of a file satisfy the condition (True) or none does (False).
 
         None: the file has to be read.
-
-        None: the file has to be read.
         """
         if not self.schema.names:
             return bool(self._asked(_ANY)[0])

@@ -3,9 +3,6 @@
 A deploy between the commit and the publish therefore changes nothing of it
 (docs/adr/0121-rows-are-published-as-their-checkpoint-says.md).
 
-A deploy between the commit and the publish therefore changes nothing of it
-(docs/adr/0121-rows-are-published-as-their-checkpoint-says.md).
-
     {"v": 1, "as": "upsert", "key": ["id"], "order_by": ["at"]}             of a Delta table, without what is default
     {"v": 1, "as": "kafka", "facts": {"topic": "clicks", "key": ["id"]}}    of another system
 

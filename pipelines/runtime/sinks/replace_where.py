@@ -70,8 +70,6 @@ def overlaps(text: str, wanted: Range) -> bool:
     """Return whether a range that a table's log has as text may share rows with another range.
 
     The text is of whole minutes. True if it cannot be read.
-
-    The text is of whole minutes. True if it cannot be read.
     """
     try:
         start, end = (

@@ -151,8 +151,6 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
 
     `to` is None for the time before the first one.
 
-    `to` is None for the time before the first one.
-
     Raises:
         DamageError: The table's log does not reach back so far.
     """

@@ -4,11 +4,6 @@ Each slice of a source with `archive=True` leaves its landed files and a note ab
 began. The epoch's checkpoint names them like files of state. So does every later one, as long as a retained checkpoint
 lies before them. A rewind, a fork or a backfill that goes on from there finds the slice under its position, and takes
 it as it was instead of asking the source.
-
-Each slice of a source with `archive=True` leaves its landed files and a note of what it was, under the position that it
-began at. The epoch's checkpoint names them like files of state, and so does every later one as long as a retained
-checkpoint lies before them: a rewind, a fork or a backfill that goes on from there finds the slice under its position,
-and takes it as it was instead of asking the source.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 Each part is one file, below the pipeline's `landed/<source>/`, under a name that no other try has. Nothing but the
 slice of an epoch in flight names it. The owner of the pipeline deletes it once that epoch has ended.
-
-One file a part, below the pipeline's `landed/<source>/`, under a name that no other try has. Nothing but the slice of
-an epoch in flight names it; whoever owns the pipeline deletes it once that epoch has ended.
 """
 
 from __future__ import annotations

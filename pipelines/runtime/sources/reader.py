@@ -1,8 +1,6 @@
 """The engine's view of a source: slices of rows that lie in Parquet files.
 
 `files` reads a directory, `parts` a connector. Everything that epochs, gates, branches and commands ask is here.
-
-`files` reads a directory, `parts` a connector. Everything that epochs, gates, branches and commands ask is here.
 """
 
 from __future__ import annotations
@@ -275,10 +273,7 @@ class SourceReader(ABC):
         """The file's place as people know it."""
 
     def places(self, file: SourceFile) -> Sequence[str | None]:  # noqa: ARG002  of files, name and number say it
-        """Return the place of each row, as people look it up at the source.
-
-        It is empty if the file's name and the rows' numbers say it.
-        """
+        """Return the place of each row at the source. Empty: the file's name and the rows' numbers say it."""
         return ()
 
     def stored_uri(self, file: SourceFile) -> str:
@@ -286,10 +281,7 @@ class SourceReader(ABC):
         return self._directory_of(file).uri(file)
 
     def spark_path(self, file: SourceFile) -> str:
-        """Return the path of the Parquet file for Spark.
-
-        Spark takes a path for a pattern unless its special characters are escaped.
-        """
+        """Return the path of the Parquet file for Spark, with escaped characters that Spark takes for a pattern."""
         return self._directory_of(file).spark_path(file)
 
     def open_in_workers(self, files: Sequence[SourceFile]) -> bool:
@@ -323,10 +315,7 @@ class SourceReader(ABC):
                 yield part.numbers, frames.aligned(part.table, columns)
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
-        """Return the slice without some more rows, whose event times must close nothing.
-
-        The event times of its files are read.
-        """
+        """Read event times, and return the slice without some more rows, whose event times must close nothing."""
         planned, column = replace(planned, left_out=(*planned.left_out, *more)), self.source.event_time
         if (planned.newest is None and not planned.seen) or column is None:
             return planned

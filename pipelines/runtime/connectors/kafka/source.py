@@ -407,9 +407,8 @@ class KafkaConnector:
     def _shared_out(
         self, starts: Mapping[Key, int], ends: Mapping[Key, int], limits: Limits, turn: str | None
     ) -> tuple[dict[Key, int], str | None]:
-        """Return how far each partition is read: as much of each as of the others, as far as they have it.
-
-        If there may not be as many parts as partitions, the next ones are read in turn.
+        """Return how far each partition is read: as much of each as of the others, as far as they have it. If there
+        may not be as many parts as partitions, the next ones are read in turn.
 
         Returns:
             The new offsets by partition, in the order of their parts, and the last partition that got its turn.

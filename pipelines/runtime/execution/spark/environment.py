@@ -3,9 +3,6 @@
 A local Spark is Weir's own: variables meant for another Spark on this machine do not reach it. A Spark on a cluster is
 configured by the person who runs it. There the variables do reach it, except those that cannot work, which are refused
 by name.
-
-A local Spark is Weir's own: variables that are meant for another Spark on this machine do not reach it. A Spark on a
-cluster is configured by whoever runs it, so there they do, but those that cannot work are refused by name.
 """
 
 from __future__ import annotations
