@@ -221,9 +221,11 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         from deltalake.exceptions import DeltaError
 
         if hasattr(error, "format_message"):  # click's usage errors: typer carries its own copy of their classes
+            if not error.format_message():  # a group of commands without a command: its help was printed
+                return 2
             if _is_logged(error):
                 return 2
-            err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
+            err.print(f"[bold red]usage:[/] {escape(error.format_message())}\n  next:  {escape(_help_of(error))}")
             return 2
         if _is_logged(error):
             return 1
@@ -246,6 +248,14 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         return 1
 
 
+def _help_of(error: Exception) -> str:
+    """The next step after a usage error: the help of the command that was typed."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "weir"
+    lists = "lists the commands" if context is None or hasattr(context.command, "commands") else "has its arguments"
+    return f"`{command} --help` {lists}."
+
+
 def _is_logged(error: Exception) -> bool:
     """Whether log lines are JSON; then the error that ended the command is one."""
     if not logs.is_json():
@@ -257,6 +267,7 @@ def _is_logged(error: Exception) -> bool:
         logs.write("error", "weir", error.what, **facts)
     else:
         usage = getattr(error, "format_message", None)
+        facts |= {"next": _help_of(error)} if usage is not None else {}
         logs.write("error", "weir", usage() if usage is not None else plainly(error), **facts)
     return True
 

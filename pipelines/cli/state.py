@@ -43,7 +43,7 @@ from pipelines.runtime.inspection.export import STDOUT, Format, check_output, li
 from pipelines.runtime.inspection.sql import answered
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.arrow import frames
-from state_ops.counts import counted
+from state_ops.counts import agrees, counted
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, InputError, first_line
 from state_ops.storage.storage import Storage
@@ -318,16 +318,17 @@ def state_import(
         done = import_rows(
             definition, settings, stage, rows, replaces=replaces, savepoint=savepoint, dry_run=dry_run, reason=reason
         )
-    number = f"{sum(done.rows.values()):,} rows"
-    how = "are all of the state" if replaces else "are merged into the state"
+    number = sum(done.rows.values())
+    rows, are = counted(number, "row"), agrees(number, "is", "are")
+    how = f"{are} all of the state" if replaces else f"{are} merged into the state"
     answer(
         json,
         done.to_dict(),
         (
-            f"{number} fit the state of {escape(stage)}. Nothing was changed."
+            f"{rows} {agrees(number, 'fits', 'fit')} the state of {escape(stage)}. Nothing was changed."
             if done.checkpoint is None
             else (
-                f"{number} {how} of {escape(stage)} in checkpoint {done.checkpoint}. `weir run {pipeline}` goes on from"
+                f"{rows} {how} of {escape(stage)} in checkpoint {done.checkpoint}. `weir run {pipeline}` goes on from"
                 " there."
             )
         ),

@@ -27,7 +27,7 @@ from state_ops.coordination.publishing_refused import Refused
 from state_ops.coordination.restore_progress import Restoring
 from state_ops.counts import counted
 from state_ops.ids import CheckpointId
-from state_ops.moments import from_micros
+from state_ops.moments import from_micros, to_the_second
 from state_ops.storage.storage import Storage
 
 _FILES_SHOWN = 10
@@ -66,7 +66,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         whose = f"process {holder['pid']} on {holder['host']}, generation {holder['generation']}"
         yield "died", f"the last run ended without a word ({whose}): weir run {pipeline} goes on where it was"
     if suspended is not None:
-        how = f"{suspended['how']} by a person at {suspended['when']} ({suspended['why']})"
+        how = f"{suspended['how']} by a person at {to_the_second(suspended['when'])} ({suspended['why']})"
         yield "halted", f"{how}: weir resume {pipeline}"
     if head is None:
         yield "checkpoint", f"none yet: weir run {pipeline}"
@@ -87,7 +87,7 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for restoring in facts["restoring"]:
         whose = f"{restoring['stage']}, subtask {restoring['subtask']}, on" if restoring["stage"] else "on"
         progress = restore_progress.described([Restoring(**restoring)])
-        yield "restoring", f"{whose} {restoring['host']}: {progress} at {restoring['at']}"
+        yield "restoring", f"{whose} {restoring['host']}: {progress} at {to_the_second(restoring['at'])}"
     for name, number in facts["lag"].items():
         place = short(facts["sources"][name])
         missing, problem = name in facts["missing"], facts.get("unreachable", {}).get(name)
@@ -131,8 +131,8 @@ def _held(note: dict[str, Any]) -> str:
     """
     if note["error"] == gate_hold.GATE:
         by = f" by a gate of {note['stage']}" if note["stage"] else ""
-        return f"since {note['when']}, epoch {note['epoch']}{by}: see below"
-    return f"{GateHold.from_dict(note).subject}, since {note['when']}: see below"
+        return f"since {to_the_second(note['when'])}, epoch {note['epoch']}{by}: see below"
+    return f"{GateHold.from_dict(note).subject}, since {to_the_second(note['when'])}: see below"
 
 
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:

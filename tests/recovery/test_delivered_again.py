@@ -34,7 +34,7 @@ def test_status_plan_and_fsck_name_it(bank, weir):
     }
 
     planned = weir(bank.site, "plan", "small")
-    assert planned.code == 0 and "1 file: 00001.parquet" in planned.out
+    assert planned.code == 0 and "1 file: 00001.parquet: delivered again after being read" in planned.out
     findings = [
         finding
         for finding in json.loads(weir(bank.site, "plan", "small", "--json").out)["findings"]

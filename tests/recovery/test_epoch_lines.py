@@ -68,7 +68,7 @@ def test_what_ends_a_command_is_a_json_line_with_where_and_what_next(bank, weir)
     assert error["next"] and "Traceback" in error["exception"] and "nobody" in error["event"]
     ended = weir(bank.site, "run", "--no-such-option", "small", **JSON)
     (error,) = lines(ended.err)
-    assert ended.code == 2 and "--no-such-option" in error["event"]
+    assert ended.code == 2 and "--no-such-option" in error["event"] and "run --help`" in error["next"]
 
 
 def test_what_a_stage_raises_is_a_json_line_with_its_trace(bank, weir, monkeypatch):

@@ -16,6 +16,7 @@ from state_ops.coordination.lease import FAILED, Lease
 from state_ops.coordination.results import Checked
 from state_ops.counts import agrees, counted
 from state_ops.errors import DISK_FULL, WeirError, page_about, plainly
+from state_ops.moments import to_the_second
 
 WRONG, LOOK, NOTE = "wrong", "look", "note"
 """Somebody has to act; somebody should look; it is good to know."""
@@ -91,7 +92,7 @@ def _holds(look: Look) -> Iterator[Problem]:
     if look.hold is not None:
         first, _, rest = look.hold.message.partition("\n")
         advice = rest.partition("next:")[2].strip().replace("\n", " ")
-        since = f"held since {look.hold.when[:19]}: " if look.hold.when else "held: "
+        since = f"held since {to_the_second(look.hold.when)}: " if look.hold.when else "held: "
         yield Problem(
             WRONG,
             since + first,
@@ -114,7 +115,7 @@ def _who_runs(name: str, look: Look) -> Iterator[Problem]:
     if look.suspended is not None:
         yield Problem(
             NOTE,
-            f"{look.suspended.how} by a person at {look.suspended.when} ({look.suspended.why})",
+            f"{look.suspended.how} by a person at {to_the_second(look.suspended.when)} ({look.suspended.why})",
             f"weir resume {name}",
         )
     if holder is not None and look.alive is False and not holder.stopped:
@@ -153,7 +154,9 @@ def _waits(look: Look) -> str:
 
 def _message(holder: Lease) -> str:
     last = last_failure(holder)
-    return f" at {last['when'][:19]}: {last['error']}: {last['message']}" if last and last.get("message") else ""
+    return (
+        f" at {to_the_second(last['when'])}: {last['error']}: {last['message']}" if last and last.get("message") else ""
+    )
 
 
 def _page(holder: Lease) -> str | None:

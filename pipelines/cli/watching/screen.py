@@ -20,6 +20,7 @@ from pipelines.cli.watching.keys import BACK, DOWN, ENTER, UP
 from pipelines.cli.watching.monitor import Row
 from pipelines.cli.watching.problems import LOOK, NOTE, WRONG, Problem, kind_of, last_failure
 from state_ops.counts import counted
+from state_ops.moments import to_the_second
 
 _LETTERS = {
     "stages": ("s", "green"),
@@ -284,7 +285,7 @@ def _about(row: Row, width: int) -> Iterator[Text]:
         yield Text(clean(f"last {', '.join(results)}"), no_wrap=True, overflow="ellipsis")
     failure = last_failure(look.holder)
     if failure is not None:
-        text = f"last failure: {failure.get('how')} {str(failure.get('when'))[:19]} {failure.get('message') or ''}"
+        text = f"last failure: {failure.get('how')} {to_the_second(failure['when'])} {failure.get('message') or ''}"
         yield Text(clean(text), no_wrap=True, overflow="ellipsis")
 
 

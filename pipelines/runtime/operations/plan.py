@@ -295,7 +295,7 @@ class PlanBuilder:
                         "source",
                         name,
                         "files",
-                        f"{named(again)} were delivered again after they were read, and are not read again",
+                        f"{named(again)}: delivered again after being read, and not read again",
                         DELIVERED_AGAIN,
                     )
                 planned = reader.preview(position, self._settings.epoch, expected)

@@ -13,7 +13,7 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
 from pipelines.runtime.timings import shares
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.counts import counted
+from state_ops.counts import agrees, counted
 from state_ops.durations import roughly
 from state_ops.logs import Logger
 from state_ops.moments import from_micros
@@ -110,8 +110,8 @@ def _of_checkpoint(row: Checkpoint, seconds: float | None, width: int = 9) -> It
     bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
     took = "" if seconds is None else f"  {seconds:.2f} s"
     yield _Part(9, [
-        f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} rows  state"
-        f" {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f} KiB){took}"
+        f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} {agrees(row.rows_read, 'row ', 'rows')}"
+        f"  state {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f} KiB){took}"
     ])  # fmt: skip
     yield _Part(1, [f"  {row.rows_read / seconds:,.0f} rows/s"] if row.rows_read and seconds else [])
     yield _Part(3, [f"  late: {text}" for text in _by_name(rows_late(row), "in", "stage")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +52,8 @@ class FileCheck:
         landing.check_name(file)
         footer, stored = landing.parquet.footer(file)
         columns = frames.canonical_schema(retyped(stored, enums(footer, stored)))
-        columns = pa.schema([field for field in columns if field.name not in unnameable(stored)])
+        problems = unnameable(stored)
+        columns = pa.schema([field for field in columns if field.name not in problems])
         checked = cls(source, landing, file, footer, stored, columns, where)
         return replace(checked, columns=checked._with_partitions()) if file.partitions else checked
 
@@ -78,7 +79,7 @@ class FileCheck:
         schema = self.columns if expected is None else self._common(expected)
         if not schema.names:
             raise self._unfit(f"The input file {self.file.name} has no columns.")
-        self._check_types(schema.names)
+        self._check_types(set(schema.names))
         self._check_event_time()
         return schema
 
@@ -88,8 +89,8 @@ class FileCheck:
         Args:
             read: The columns that are read.
         """
-        partitions = dict(self.file.partitions)
-        names = [name for name in read.names if name in self.columns.names and name not in partitions]
+        there = set(self.columns.names)
+        names = there.intersection(read.names).difference(dict(self.file.partitions))
         by_nanos = tuple(name for name in nanos(self.footer, self.stored) if name in names)
         # Spark does not read every type as every wider one.
         is_widened = any(wider_type(self.columns.field(name).type, read.field(name).type) for name in names)
@@ -98,7 +99,7 @@ class FileCheck:
             rows=self.rows,
             nanos=by_nanos,
             by_arrow=is_widened or by_arrow(self.footer, self.stored, names),
-            lacks=tuple(name for name in read.names if name not in self.columns.names),
+            lacks=tuple(name for name in read.names if name not in there),
         )
 
     def newest(self, without: np.ndarray = NO_ROWS) -> int | None:
@@ -143,12 +144,12 @@ class FileCheck:
 
     def _common(self, expected: pa.Schema) -> pa.Schema:
         as_bytes = frames.canonical_schema(self.stored)  # as earlier releases took the names of enums
-        fields, partitions = [], dict(self.file.partitions)
+        fields, partitions, there = [], dict(self.file.partitions), set(self.columns.names)
         for field in expected:
             if field.name in partitions:
                 fields.append(field.with_type(self._partition_type(field.name, partitions[field.name], field.type)))
                 continue
-            if field.name not in self.columns.names:
+            if field.name not in there:
                 check_spelling(expected.names, self.columns.names, f"The input file {self.file.name}", self.where)
                 if self.source.evolve == ADD:
                     fields.append(field)
@@ -169,10 +170,11 @@ class FileCheck:
                 )
             fields.append(field.with_type(common))
         if self.source.evolve == ADD:
-            fields += [field for field in self.columns if field.name not in expected.names]
+            before = set(expected.names)
+            fields += [field for field in self.columns if field.name not in before]
         return pa.schema(fields)
 
-    def _check_types(self, names: Sequence[str]) -> None:
+    def _check_types(self, names: Collection[str]) -> None:
         unreadable = self.landing.parquet.unreadable
         for field in frames.canonical_schema(self.stored):
             if field.name in names and (part := frames.unreadable(field.type)) is not None:

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -121,6 +122,21 @@ def test_a_file_of_too_many_columns_or_too_deep_ones_is_bad_by_name(tmp_path: Pa
         deep = pa.list_(deep)
     pq.write_table(pa.table({"n": pa.nulls(1, deep)}), tmp_path / "1.parquet")
     refused(tmp_path, "1.parquet")
+
+
+def test_what_a_column_costs_does_not_grow_with_the_number_of_columns(tmp_path: Path):
+    def calls(columns: int) -> int:
+        pq.write_table(pa.table({f"c{number}": [1] for number in range(columns)}), tmp_path / "1.parquet")
+        done: Counter[str] = Counter()
+        sys.setprofile(lambda _, event, __: done.update([event]))
+        try:
+            read(tmp_path, read(tmp_path).schema)
+        finally:
+            sys.setprofile(None)
+        return done["call"] + done["c_call"]
+
+    calls(10)  # all is imported
+    assert calls(400) < 6 * calls(100)
 
 
 def test_wide_rows_are_decoded_few_at_a_time_and_narrow_ones_many(tmp_path: Path):

@@ -93,8 +93,9 @@ def rows_at_once(
     """
     fixed, footer, limit = _LEAST_ROW, parquet.metadata, rows
     groups = [group for group in groups if footer.row_group(group).num_rows]  # of others, writers note no place
-    for leaf in leaves(parquet.schema_arrow, names):
-        column = footer.schema.column(leaf)
+    stored = footer.schema
+    for _, leaf in leaves(parquet.schema_arrow, names):
+        column = stored.column(leaf)
         is_bytes, is_nested = column.physical_type == "BYTE_ARRAY", column.max_repetition_level > 0
         width = 16 if is_bytes else _WIDTHS.get(column.physical_type) or max(column.length or 0, 1)
         if not is_nested:
@@ -114,13 +115,13 @@ def rows_at_once(
     return max(1, min(limit, _BATCH_BYTES // fixed))
 
 
-def leaves(schema: pa.Schema, names: Collection[str]) -> Iterator[int]:
-    """Yield the numbers that some columns have in the file, where a nested one may have several."""
-    at = 0
+def leaves(schema: pa.Schema, names: Collection[str]) -> Iterator[tuple[str, int]]:
+    """Yield some columns with the number that each has in the file, where a nested one may have several."""
+    at, names = 0, frozenset(names)
     for field in schema:
         count = leaf_count(field.type)
         if field.name in names:
-            yield from range(at, at + count)
+            yield from ((field.name, number) for number in range(at, at + count))
         at += count
 
 

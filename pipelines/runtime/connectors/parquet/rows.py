@@ -137,12 +137,8 @@ class ParquetRows:
 
     def _days_of_int96(self, names: Sequence[str], groups: range, rows: int) -> Iterator[pa.Table]:
         """Yield the days of times of 96 bits, which as microseconds may have wrapped around."""
-        schema = self.parquet.schema_arrow
-        timed = [
-            name
-            for name in names
-            if any(self.parquet.schema.column(leaf).physical_type == "INT96" for leaf in bounds.leaves(schema, [name]))
-        ]
+        stored, of_columns = self.parquet.schema, bounds.leaves(self.parquet.schema_arrow, names)
+        timed = list(dict.fromkeys(name for name, at in of_columns if stored.column(at).physical_type == "INT96"))
         if not timed:
             return
         with _parquet(self.source, "s", self.parquet.metadata) as seconds:

@@ -170,8 +170,9 @@ class ParquetFiles:
     ) -> Iterator[Rows]:
         opened = ParquetRows.opened(source, file.stored_bytes)
         with opened.parquet as parquet:
-            names = parquet.schema_arrow.names if columns is None else list(columns)
-            if any(name not in parquet.schema_arrow.names for name in names):
+            there = parquet.schema_arrow.names
+            names = there if columns is None else list(columns)
+            if not set(names).issubset(there):
                 raise self.changed(file)
             texts = enums(parquet.metadata, parquet.schema_arrow)
 
