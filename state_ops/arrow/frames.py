@@ -176,9 +176,9 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     types. Columns that the rows lack are null; those that the schema lacks are left out.
     """
     rows = canonical(table)
+    there = set(rows.column_names)
     columns = [
-        rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in schema
+        rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type) for field in schema
     ]
     return pa.table(columns, names=schema.names).cast(schema)
 

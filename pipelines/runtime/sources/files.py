@@ -400,7 +400,8 @@ def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str)
     from pipelines.runtime.connectors.formats.spelling import check_spelling
 
     check_spelling(schema.names, there.names, f"The input file {file.name}", where)
-    earlier = [field for field in schema if field.name in there.names]
+    own, before = set(there.names), set(schema.names)
+    earlier = [field for field in schema if field.name in own]
     for field in earlier:
         if (path := _new_within(field.type, there.field(field.name).type, field.name)) is not None:
             raise InputError(
@@ -410,7 +411,7 @@ def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str)
                 next="Declare the source's columns in schema=: this one with all of its fields, with those that are "
                 "wanted, or as a map; or move the file away. Nothing of this epoch was applied.",
             )
-    return pa.schema([*earlier, *(field for field in there if field.name not in schema.names)])
+    return pa.schema([*earlier, *(field for field in there if field.name not in before)])
 
 
 def _new_within(type: pa.DataType, there: pa.DataType, path: str) -> str | None:

@@ -75,7 +75,14 @@ def page_of_zeros(path: Path) -> None:
     pq.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
 
 
+def texts_of_many(path: Path) -> None:
+    notes = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), pa.array(["x" * (1 << 20)]))
+    table = pa.table({f"note{number}": notes for number in range(100)})
+    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False)
+
+
 BOMBS = {
+    "a text that all rows of many columns have": texts_of_many,
     "a text that all rows have": lambda path: texts_of_one(path, 1500, 1 << 20),
     "more rows of it": lambda path: texts_of_one(path, 100_000, 1 << 16),
     "a list of zeros": lists_of_nothing,

@@ -91,8 +91,9 @@ def rows_at_once(
         TooMuchError: A column chunk decompresses to more than the file may.
         ValueError: Pages are damaged.
     """
-    fixed, footer, limit = _LEAST_ROW, parquet.metadata, rows
+    fixed, footer = _LEAST_ROW, parquet.metadata
     groups = [group for group in groups if footer.row_group(group).num_rows]  # of others, writers note no place
+    varying = dict.fromkeys(groups, 0)  # bytes of a row in all columns of values that are not of one width
     stored = footer.schema
     for _, leaf in leaves(parquet.schema_arrow, names):
         column = stored.column(leaf)
@@ -111,8 +112,8 @@ def rows_at_once(
                 wide = _value_bytes(source, parquet, (group, leaf), looked_at, min(rows, values))
             elif values * width > most(size):
                 raise TooMuchError(f"has {values:,} values in one row group of the column {chunk.path_in_schema!r}")
-            limit = min(limit, _BATCH_BYTES * max(count, 1) // (values * wide + 1))
-    return max(1, min(limit, _BATCH_BYTES // fixed))
+            varying[group] += -(-values * wide // count)
+    return max(1, min(rows, _BATCH_BYTES // (fixed + max(varying.values(), default=0))))
 
 
 def leaves(schema: pa.Schema, names: Collection[str]) -> Iterator[tuple[str, int]]:
