@@ -56,7 +56,8 @@ class Gathered:
             )
         self.schema = schema
         name, partition = opened.file.name, opened.file.part.partition if opened.file.part is not None else ""
-        self.unread = dict.fromkeys(set(opened.columns.names).difference(schema.names), name) | self.unread
+        read = set(schema.names)
+        self.unread = {column: name for column in opened.columns.names if column not in read} | self.unread
         self.opened.append(opened)
         self.rows, self.size = self.rows + opened.rows, self.size + size
         self.bad_rows += bad_rows
