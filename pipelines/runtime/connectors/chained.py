@@ -27,6 +27,7 @@ from pipelines.runtime.connectors.source import (
     Planned,
     Position,
     Source,
+    Titling,
     no_position,
 )
 
@@ -136,6 +137,10 @@ class _Chained:
     def lag(self, position: Position) -> Lag:
         position = _of_chain(position)
         return self._by_name[position["of"]].lag(position["at"])
+
+    def title(self, part: Part) -> str:
+        connector, inner = self._inner(part)
+        return connector.title(inner) if isinstance(connector, Titling) else part.name
 
     def where(self, part: Part) -> str:
         connector, inner = self._inner(part)

@@ -280,6 +280,18 @@ class Placing(Protocol):
 
 
 @runtime_checkable
+class Titling(Protocol):
+    """An optional part of a connector whose parts have names that say nothing to people.
+
+    Without it, the part's name stands in errors and in quarantine tables.
+    """
+
+    def title(self, part: Part) -> str:
+        """Return what people know the part by: a file of a table, a range of a query's rows."""
+        ...
+
+
+@runtime_checkable
 class Peeking(Protocol):
     """An optional part of a connector whose parts may turn out to have no rows. A sensor then asks for no run."""
 

@@ -24,7 +24,7 @@ from pipelines.runtime.definition import POSITIONS, ROW, Gate, Source, Stage
 from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.gates.evaluation import Verdict, columns_of, refusal
 from pipelines.runtime.sources.reader import SourceReader, picked
-from pipelines.runtime.sources.slices import LeftOut, Slice
+from pipelines.runtime.sources.slices import LeftOut, Slice, SourceFile
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.arrow.unfit_values import storable
@@ -143,11 +143,11 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
     assert planned.schema is not None
     uid, schema = stage.uid, table_schema(stage, planned.schema)
     if _keeps_raw(stage) and planned.bad_rows:
-        bad = planned.bad_rows
+        bad, titles = planned.bad_rows, {file.name: reader.title(file) for file in planned.files}
         facts: dict[str, list[Any]] = {
             "_weir_stage": [uid] * len(bad), "_weir_gate": [_ON_BAD] * len(bad),
             "_weir_epoch": [int(epoch)] * len(bad),
-            "_weir_file": [row.file for row in bad], ROW: [row.row for row in bad],
+            "_weir_file": [titles.get(row.file, row.file) for row in bad], ROW: [row.row for row in bad],
             "_weir_reason": [row.reason for row in bad], "_weir_raw": [row.raw for row in bad],
         }  # fmt: skip
         yield pa.table(
@@ -167,13 +167,19 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
             rows = storable(picked(reader, file, planned.schema, np.array([row.row for row in left_out], np.int64)))
             columns = [
                 [row.stage for row in left_out], [row.gate for row in left_out], [int(epoch)] * len(left_out),
-                [row.file for row in left_out], [row.row for row in left_out], [row.reason for row in left_out],
+                _places(reader, file, left_out), [row.row for row in left_out], [row.reason for row in left_out],
             ]  # fmt: skip
             for (name, kind), values in zip(_TOLD, columns, strict=True):
                 rows = rows.append_column(name, pa.array(values, kind))
             if _keeps_raw(stage):
                 rows = rows.append_column("_weir_raw", pa.nulls(len(left_out), pa.string()))
             yield rows
+
+
+def _places(reader: SourceReader, file: SourceFile, rows: Sequence[LeftOut]) -> list[str]:
+    """The places of rows as people look them up; where none are known, the file's title."""
+    places, title = reader.places(file), reader.title(file)
+    return [(places[row.row] if places else None) or title for row in rows]
 
 
 def with_rows(

@@ -97,10 +97,14 @@ def _placed(error: RefusedError, read: Read, found: Found, why_not: str | None) 
     if found:
         (source, at) = min(found)
         planned = read.plan.slices[source]
-        file, row = planned.place(at)
-        where = f"{where}; source {source}, {file}, row {row}"
+        name, row = planned.place(at)
+        file = next(there for there in planned.files if there.name == name)
+        reader = read.readers[source]
+        places = reader.places(file)
+        known = places[row] if places else None
+        where = f"{where}; source {source}, {known or f'{reader.title(file)}, row {row}'}"
         if why_not is None:  # of a file that is blamed alone, a source may set the whole aside
-            files = read.readers[source].blamed(next(there for there in planned.files if there.name == file))
+            files = reader.blamed(file)
     if why_not is not None:
         what = f'{what} on_bad="{QUARANTINE}" cannot set it aside: {why_not}.'
     placed = RefusedError(what, where=where, next=error.next)

@@ -25,7 +25,7 @@ from pipelines.runtime.sources.landed import MOST_REJECTED_BYTES, LandedFiles, L
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.parquet import unfit_rows
 from pipelines.runtime.sources.positions import Arrivals, Position
-from pipelines.runtime.sources.reader import SourceReader
+from pipelines.runtime.sources.reader import SourceReader, accepted
 from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
 from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
@@ -296,7 +296,7 @@ class FilesReader(SourceReader):
             landed = attempt.land(batches, source.event_time, gathered.latest, where)
         rows = replace(file, landed=landed.stored, landed_bytes=landed.size)
         bad_rows = [BadRow(file.name, row.number, row.reason, row.raw) for row in landed.rejected]
-        return rows, self._accepted(bad_rows, where)
+        return rows, accepted(self, bad_rows, file)
 
     def sets_aside(self, file: SourceFile) -> bool:
         """Return whether a file that cannot be read is left out.

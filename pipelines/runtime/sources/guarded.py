@@ -7,7 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from pipelines.runtime.connectors.source import Batch, Connector, Lag, Limits, Part, Peeking, Placing, Planned, Position
+from pipelines.runtime.connectors.source import (
+    Batch,
+    Connector,
+    Lag,
+    Limits,
+    Part,
+    Peeking,
+    Placing,
+    Planned,
+    Position,
+    Titling,
+)
 from state_ops.errors import PipelineError, TransientError, WeirError, plainly
 
 
@@ -52,6 +63,10 @@ class GuardedConnector:
     def places(self, part: Part, rows: int) -> Sequence[str | None]:
         with asking(self.source):
             return self.inner.places(part, rows) if isinstance(self.inner, Placing) else ()
+
+    def title(self, part: Part) -> str:
+        with asking(self.source):
+            return self.inner.title(part) if isinstance(self.inner, Titling) else part.name
 
     def is_empty(self, part: Part) -> bool:
         with asking(self.source):

@@ -38,7 +38,7 @@ from pipelines.runtime.sources.guarded import GuardedConnector, asking
 from pipelines.runtime.sources.landed import LandedFiles, LandingAttempt
 from pipelines.runtime.sources.partition_times import PartitionTimes, merged, quiet
 from pipelines.runtime.sources.positions import Arrivals
-from pipelines.runtime.sources.reader import SourceReader, times_from_dict, times_to_dict
+from pipelines.runtime.sources.reader import SourceReader, accepted, times_from_dict, times_to_dict
 from pipelines.runtime.sources.slices import ArchivedFile, BadRow, LeftOut, PartitionTime, Slice, SourceFile
 from state_ops.errors import ConfigurationError, InputError, TransientError, WeirError
 from state_ops.logs import Logger
@@ -110,6 +110,11 @@ class PartsReader(SourceReader):
         if self._opening is None or file.part is None:
             return f"{self.location}: {file.name}"
         return self.connector.where(file.part)
+
+    def title(self, file: SourceFile) -> str:
+        if self._opening is None or file.part is None:
+            return file.name
+        return self.connector.title(file.part)
 
     def places(self, file: SourceFile) -> Sequence[str | None]:
         if self._opening is None or file.part is None:
@@ -286,9 +291,9 @@ class PartsReader(SourceReader):
         gathered = Gathered(self.source, expected)
         for file, bad_rows in landed:
             with self._about(file):
-                accepted = self._accepted(bad_rows, self.uri(file))
+                kept = accepted(self, bad_rows, file)
                 opened = FileCheck.opened(self.source, self._directory_of(file), file, self.uri(file))
-                gathered.add(opened, file.size, accepted)
+                gathered.add(opened, file.size, kept)
         return gathered
 
     def _land(

@@ -248,19 +248,6 @@ class SourceReader(ABC):
         self._warned.add(what)
         return new
 
-    def _accepted(self, bad_rows: Sequence[BadRow], where: str) -> tuple[BadRow, ...]:
-        """Rows that cannot be decoded, if the source sets them aside. Raises InputError."""
-        if bad_rows and self.source.on_bad != "quarantine":
-            first = bad_rows[0]
-            raise InputError(
-                f"{counted(len(bad_rows), 'row')} of {first.file} cannot be decoded, the "
-                f"first at {first.row}: {first.reason}",
-                where=where,
-                next='Repair it, or let the source set such rows aside with on_bad="quarantine"; nothing of this '
-                "epoch was applied.",
-            )
-        return tuple(bad_rows)
-
     # -- rows
 
     def _directory_of(self, file: SourceFile) -> LandingDirectory:
@@ -271,6 +258,10 @@ class SourceReader(ABC):
     @abstractmethod
     def uri(self, file: SourceFile) -> str:
         """The file's place as people know it."""
+
+    def title(self, file: SourceFile) -> str:
+        """Return the file's name as people know it, beside its source."""
+        return file.name
 
     def places(self, file: SourceFile) -> Sequence[str | None]:  # noqa: ARG002  of files, name and number say it
         """Return the place of each row at the source. Empty: the file's name and the rows' numbers say it."""
@@ -345,6 +336,20 @@ def times_to_dict(partitions: Mapping[str, PartitionTime]) -> dict[str, Any]:
 def times_from_dict(raw: Mapping[str, Sequence[int | None]]) -> dict[str, PartitionTime]:
     """The inverse of `times_to_dict`."""
     return {name: PartitionTime(*times) for name, times in raw.items()}
+
+
+def accepted(reader: SourceReader, bad_rows: Sequence[BadRow], file: SourceFile) -> tuple[BadRow, ...]:
+    """Rows that cannot be decoded, if the source sets them aside. Raises InputError."""
+    if bad_rows and reader.source.on_bad != "quarantine":
+        first = bad_rows[0]
+        raise InputError(
+            f"{counted(len(bad_rows), 'row')} of {reader.title(file)} cannot be decoded, the "
+            f"first at {first.row}: {first.reason}",
+            where=reader.uri(file),
+            next='Repair it, or let the source set such rows aside with on_bad="quarantine"; nothing of this '
+            "epoch was applied.",
+        )
+    return tuple(bad_rows)
 
 
 def picked(reader: SourceReader, file: SourceFile, columns: pa.Schema, numbers: np.ndarray) -> pa.Table:

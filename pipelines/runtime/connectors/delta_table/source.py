@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -156,7 +156,7 @@ class _Connector:
     def begin(self, start: str | datetime | Position) -> Position:
         with self._log.asking():
             first, newest, metadata = self._log.opened()
-            self._columns(metadata)
+            _columns(self._source, self._log, metadata)
             if isinstance(start, Mapping):
                 return self._given(start, metadata.id)
             if start == EARLIEST:
@@ -308,7 +308,7 @@ class _Connector:
     def _changed(self, table: str, commit: Commit) -> tuple[DataFile, ...]:
         """The files of a commit that are read. Raises InputError for what is no append, unless changes are read."""
         metadata = self._log.metadata(commit.version, table)
-        self._columns(metadata)
+        _columns(self._source, self._log, metadata)
         if self._source.changes and commit.changes:
             return commit.changes
         restored = commit.operation == "RESTORE" and commit.adds
@@ -352,21 +352,6 @@ class _Connector:
                 "A removed file's partition is not said in the log.", "Leave this version out.", commit.version
             )
         return (*commit.removes, *commit.adds)
-
-    def _columns(self, metadata: Metadata) -> pa.Schema:
-        """The columns of rows. Raises InputError if there is no event time among them."""
-        columns, named = metadata.columns, self._source.event_time
-        if self._source.changes:
-            if taken := set(columns.names) & set(_CHANGES.names):
-                raise self._log.problem(
-                    f"The table has a column {min(taken)} itself.", "Rename it, or read the table without changes=True."
-                )
-            columns = pa.schema([*columns, *_CHANGES])
-        if named is not None and not (named in columns.names and pa.types.is_timestamp(columns.field(named).type)):
-            raise self._log.problem(
-                f"The event time {named} is no timestamp of the table.", f"It has {', '.join(columns.names)}."
-            )
-        return columns
 
     def read(self, part: Part) -> Iterator[Batch]:
         place = part.place
@@ -439,13 +424,40 @@ class _Connector:
         return Lag(rows, size, time * 1000 if time else None, is_estimate or bool(lost))
 
     def where(self, part: Part) -> str:
-        return f"source {self._source.name}, {self._log.uri}, version {part.place['version']}, {part.place['path']}"
+        return f"source {self._source.name}, {self.title(part)}"
+
+    def title(self, part: Part) -> str:
+        return f"{self._log.uri}, version {part.place['version']}, {part.place['path']}"
+
+    def places(self, part: Part, rows: int) -> Sequence[str | None]:
+        numbers: list[int] = []
+        with suppress(WeirError):
+            for batch in self.read(part):
+                assert batch.numbers is not None, "each of its batches says them"
+                numbers += batch.numbers()
+        return [f"{self.title(part)}, row {number}" for number in numbers] if len(numbers) == rows else [None] * rows
 
     def committed(self, position: Position) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+
+def _columns(source: DeltaTableSource, log: TableLog, metadata: Metadata) -> pa.Schema:
+    """The columns of rows. Raises InputError if there is no event time among them."""
+    columns, named = metadata.columns, source.event_time
+    if source.changes:
+        if taken := set(columns.names) & set(_CHANGES.names):
+            raise log.problem(
+                f"The table has a column {min(taken)} itself.", "Rename it, or read the table without changes=True."
+            )
+        columns = pa.schema([*columns, *_CHANGES])
+    if named is not None and not (named in columns.names and pa.types.is_timestamp(columns.field(named).type)):
+        raise log.problem(
+            f"The event time {named} is no timestamp of the table.", f"It has {', '.join(columns.names)}."
+        )
+    return columns
 
 
 def _batch(found: Rows, place: Mapping[str, Any], changes: bool) -> Batch:

@@ -12,6 +12,7 @@ and what it has written is seen or will never be there. Rows at or above it wait
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ from pipelines.runtime.connectors.source import (
     Source,
     no_position,
 )
-from state_ops.errors import InputError, PipelineError, VanishedError
+from state_ops.errors import InputError, PipelineError, VanishedError, WeirError
 from state_ops.logs import Logger
 
 log = Logger("weir.source")
@@ -84,6 +85,12 @@ _ENDLESS = {
     **dict.fromkeys(("date", "timestamp", "timestamptz"), "NOT isfinite({0})"),
     "numeric": "{0} IN ('NaN', 'Infinity', '-Infinity')",
 }
+_HOLDER = (  # the oldest transaction that runs
+    "SELECT xid::text AS transaction, holder, since::text FROM (SELECT backend_xid AS xid, "
+    "'pid ' || pid || coalesce(', ' || state, '') || coalesce(', ' || nullif(application_name, ''), '') AS "
+    "holder, xact_start AS since FROM pg_stat_activity UNION ALL SELECT transaction, 'prepared as ' || gid, "
+    "prepared FROM pg_prepared_xacts) AS running WHERE xid = pg_snapshot_xmin(pg_current_snapshot())::xid"
+)
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
@@ -138,6 +145,7 @@ class _Connector:
         self._server = Server(opening.options, self._where, InputError, opening.patience)
         self._query = f"(\n{source.query.strip().rstrip(';')}\n) AS {_Q}"
         self._cursor = f"{_Q}.{quoted(source.cursor)}"
+        self._order = f'ORDER BY {self._cursor}, {_Q}::text COLLATE "C"'
         self._read_columns: list[_Column] | None = None
         self._holder: str | None = None
 
@@ -204,24 +212,19 @@ class _Connector:
     def read(self, part: Part) -> Iterator[Batch]:
         with self._server.connection() as connection:
             kind, columns = self._cursor_kind(connection), self._columns(connection)
-            reasons = " ".join(
-                f"WHEN {column.bad[0]} THEN {literal(f'{column.name} {column.bad[1]}')}"
-                for column in columns
-                if column.bad
-            )
-            reason = f"CASE {reasons} END" if reasons else "NULL::text"
+            reason = _reason(columns)
             selected = ", ".join(f"{column.select} AS {quoted(column.name)}" for column in columns)
             raw = f"CASE WHEN {reason} IS NOT NULL THEN left({_Q}::text, {_RAW}) END"
             query = (
                 f"SELECT {selected}, {reason} AS {_REASON}, {raw} AS {_RAW_TEXT} FROM {self._query} "
-                f'WHERE {self._within(kind, part)} ORDER BY {self._cursor}, {_Q}::text COLLATE "C"'
+                f"WHERE {self._within(kind, part)} {self._order}"
             )
             number = 0
             connection.execute(_SNAPSHOT)  # what is compared is what is read
             self._compare(connection, kind, part)
             with connection.stream(query) as reader:
                 for batch in reader:
-                    yield _decoded(batch, columns, number)
+                    yield _decoded(batch, columns, number, self._source.cursor)
                     number += batch.num_rows
             connection.execute("COMMIT")
 
@@ -250,7 +253,22 @@ class _Connector:
         return Lag(counted["rows"], is_estimate=counted["rows"] > _COUNTED)
 
     def where(self, part: Part) -> str:
-        return f"{self._where}, rows with {self._source.cursor} from {part.place['low']} to {part.place['high']}"
+        return f"{self._where}, {self.title(part)}"
+
+    def title(self, part: Part) -> str:
+        return f"rows with {self._source.cursor} from {part.place['low']} to {part.place['high']}"
+
+    def places(self, part: Part, rows: int) -> Sequence[str | None]:
+        cursors: list[str] = []
+        with suppress(WeirError), self._server.connection() as connection:
+            self._compare(connection, self._cursor_kind(connection), part)
+            kind, reason = self._cursor_kind(connection), _reason(self._columns(connection))
+            with connection.stream(
+                f"SELECT {self._cursor}::text AS c FROM {self._query} "
+                f"WHERE {self._within(kind, part)} AND {reason} IS NULL {self._order}"
+            ) as reader:
+                cursors = [cursor for batch in reader for cursor in batch.column("c").to_pylist()]
+        return [f"{self._source.cursor} = {cursor}" for cursor in cursors] if len(cursors) == rows else [None] * rows
 
     def committed(self, position: Position) -> None:
         pass
@@ -347,12 +365,7 @@ class _Connector:
 
     def _say_who_holds(self, connection: Connection) -> None:
         """Rows wait for the oldest transaction that runs: warn of it, once."""
-        holder = connection.rows(
-            "SELECT xid::text AS transaction, holder, since::text FROM (SELECT backend_xid AS xid, "
-            "'pid ' || pid || coalesce(', ' || state, '') || coalesce(', ' || nullif(application_name, ''), '') AS "
-            "holder, xact_start AS since FROM pg_stat_activity UNION ALL SELECT transaction, 'prepared as ' || gid, "
-            "prepared FROM pg_prepared_xacts) AS running WHERE xid = pg_snapshot_xmin(pg_current_snapshot())::xid"
-        )
+        holder = connection.rows(_HOLDER)
         if holder and holder[0]["transaction"] != self._holder:
             self._holder = holder[0]["transaction"]
             log.warning(
@@ -427,11 +440,19 @@ class _Connector:
         )
 
 
-def _decoded(batch: pa.RecordBatch, columns: list[_Column], before: int) -> Batch:
+def _reason(columns: list[_Column]) -> str:
+    """Why a row cannot be decoded, in SQL; null if it can be."""
+    reasons = " ".join(
+        f"WHEN {column.bad[0]} THEN {literal(f'{column.name} {column.bad[1]}')}" for column in columns if column.bad
+    )
+    return f"CASE {reasons} END" if reasons else "NULL::text"
+
+
+def _decoded(batch: pa.RecordBatch, columns: list[_Column], before: int, cursor: str) -> Batch:
     """Rows as Arrow has them, and those of which a value has no like there. before: rows of the part before these."""
-    reasons, raw = batch.column(_REASON), batch.column(_RAW_TEXT)
+    reasons, raw, at = batch.column(_REASON), batch.column(_RAW_TEXT), batch.column(cursor)
     rejected = tuple(
-        Rejected(before + number + 1, reason.as_py(), raw[number].as_py())
+        Rejected(before + number + 1, f"{reason} (of the row with {cursor} = {at[number]})", raw[number].as_py())
         for number, reason in enumerate(reasons)
         if reasons.null_count < len(reasons) and reason.is_valid
     )
