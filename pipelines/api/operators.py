@@ -350,12 +350,13 @@ def join(  # as long as what is said of its arguments
             raise PipelineError(
                 f"{uid} says within=, by which rows are forgotten, and ttl=.", where=place, next="Say one of the two."
             )
-        bounds = tuple(signed(bound, place, "within") for bound in within)
-        if len(bounds) != 2 or bounds[0] > bounds[1]:
+        is_pair = isinstance(within, tuple | list) and len(within) == 2
+        bounds = tuple(signed(bound, place, "within") for bound in within) if is_pair else (0, -1)
+        if bounds[0] > bounds[1]:
             raise PipelineError(
                 f"within={within!r} is no stretch of time.",
                 where=place,
-                next='Say from when to when, e.g. within=("-1h", "0s").',
+                next='Say from when to when a right row comes, seen from the left one, e.g. within=("-1h", "0s").',
             )
         for given in of:
             check_event_time(given.source, f"Nothing would ever be forgotten by {uid}")

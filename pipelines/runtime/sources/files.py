@@ -27,6 +27,7 @@ from pipelines.runtime.sources.parquet import unfit_rows
 from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.reader import SourceReader, accepted
 from pipelines.runtime.sources.slices import BadRow, LeftOut, SetAside, Slice, SourceFile
+from state_ops.arrow.frames import wider_type
 from state_ops.counts import counted
 from state_ops.errors import InputError, VanishedError
 from state_ops.logs import Logger
@@ -395,8 +396,8 @@ class FilesReader(SourceReader):
 
 
 def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str) -> pa.Schema:
-    """The columns of earlier files that a file has, and those that it has beside them. Raises InputError for a column
-    in other capitals, and for one within which there is a new field."""
+    """The columns of earlier files that a file has, each in the wider of its two types where one is, and those that it
+    has beside them. Raises InputError for a column in other capitals, and for one within which there is a new field."""
     from pipelines.runtime.connectors.formats.spelling import check_spelling
 
     check_spelling(schema.names, there.names, f"The input file {file.name}", where)
@@ -411,7 +412,8 @@ def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str)
                 next="Declare the source's columns in schema=: this one with all of its fields, with those that are "
                 "wanted, or as a map; or move the file away. Nothing of this epoch was applied.",
             )
-    return pa.schema([*earlier, *(field for field in there if field.name not in before)])
+    widened = [field.with_type(wider_type(field.type, there.field(field.name).type) or field.type) for field in earlier]
+    return pa.schema([*widened, *(field for field in there if field.name not in before)])
 
 
 def _new_within(type: pa.DataType, there: pa.DataType, path: str) -> str | None:
@@ -426,6 +428,8 @@ def _new_within(type: pa.DataType, there: pa.DataType, path: str) -> str | None:
             if field.name in names
         )
         return next(new, None) or next(filter(None, within), None)
-    if type.num_fields == there.num_fields == 1 and type.id == there.id:  # lists, and maps, which are lists of entries
+    if type.num_fields == there.num_fields == 1 and type.id == there.id:
         return _new_within(type.field(0).type, there.field(0).type, path)
+    if pa.types.is_map(type) and pa.types.is_map(there):
+        return _new_within(type.item_type, there.item_type, path)
     return None

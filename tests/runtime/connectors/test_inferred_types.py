@@ -138,13 +138,20 @@ def test_later_numbers_that_an_inferred_float64_would_shorten_are_bad_and_a_decl
         rows, [(line, reason)] = of_inferred(format, data.encode(), schema)
         assert [row["v"] for row in rows] == [0.5, 2.5]
         assert line == (3 if format == "csv" else 2) and "'v' has more digits than double" in reason
-        if number != "1e400":
-            declared = [
-                row
-                for batch in decode(format, {}, io.BytesIO(data.encode()), schema, "a")
-                for row in batch.rows.to_pylist()
-            ]
-            assert declared[1] == {"v": float(number)}
+        batches = list(decode(format, {}, io.BytesIO(data.encode()), schema, "a"))
+        declared = [row["v"] for batch in batches for row in batch.rows.to_pylist()]
+        assert declared == ([0.5, 2.5] if number == "1e400" else [0.5, float(number), 2.5])
+        assert sum(len(batch.rejected) for batch in batches) == (number == "1e400")
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "+1e39", "3.4028236e38"])
+@pytest.mark.parametrize("beside", ["1", "Infinity"])
+def test_a_number_beyond_its_type_is_a_bad_row_of_csv_whatever_is_beside_it(number: str, beside: str):
+    """And no infinity, which people write as a word."""
+    schema = pa.schema([("v", pa.float32())])
+    batches = list(decode("csv", {}, io.BytesIO(f"v\n{beside}\n{number}\n".encode()), schema, "a"))
+    assert [row["v"] for batch in batches for row in batch.rows.to_pylist()] == [float(beside)]
+    assert [row.number for batch in batches for row in batch.rejected] == [3]
 
 
 def test_fields_that_are_empty_objects_have_no_column_and_the_others_are_read():
@@ -165,6 +172,22 @@ def test_a_json_document_is_no_lines_and_is_said_as_that(data: bytes):
         with pytest.raises(InputError, match="JSON lines") as refused:
             call()
         assert "jq" in str(refused.value.next)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.int64())])])
+def test_lines_in_another_encoding_are_named_and_not_all_bad(encoding: str, schema: pa.Schema | None):
+    data = '{"a":1}\n{"a":2}\n'.encode(encoding)
+    with pytest.raises(InputError, match="UTF-16 or UTF-32") as refused:
+        infer("json", {}, io.BytesIO(data), "a") if schema is None else of_inferred("json", data, schema)
+    assert "encoding=" in str(refused.value.next)
+    options = {"encoding": encoding}
+    columns = infer("json", options, io.BytesIO(data), "a")
+    assert [row for batch in decode("json", options, io.BytesIO(data), columns, "a") for row in batch.rows.to_pylist()] == [
+        {"a": 1}, {"a": 2},
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="its line 1 is bad: it is no UTF-8"):
+        infer("json", {}, io.BytesIO('{"é":1}'.encode("latin-1")), "a")
 
 
 def test_a_line_that_is_an_array_before_others_is_one_bad_row():

@@ -252,6 +252,7 @@ def test_arrays_that_count_from_elsewhere_are_read(by_transaction: PostgresSyste
         ("'infinity'::date", "is infinite"),
         ("'24:00'::time", "is 24:00"),
         ("'{{1,2},{3,4}}'::int[]", "several dimensions"),
+        ("'9223372036854775808'::xid8", "larger than a whole number of 64 bits"),
     ],
 )
 def test_values_without_a_like_are_rejected_alone(by_transaction: PostgresSystem, column: str, reason: str):
@@ -266,6 +267,31 @@ def test_values_without_a_like_are_rejected_alone(by_transaction: PostgresSystem
         rows, (rejected,) = read(connector, part)
     assert [row["id"] for row in rows] == [0, 2] and rejected.number == 2
     assert rejected.reason.startswith("strange is") and reason in rejected.reason and rejected.raw.startswith("(1,")
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_texts_of_a_database_in_another_encoding_are_read_as_they_are(by_transaction: PostgresSystem, encoding: str):
+    server, name = by_transaction.server, f"encoded_{encoding.lower()}"
+    server.query(f"CREATE DATABASE {name} ENCODING {encoding} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    try:
+        server.query("CREATE TABLE t (id int8, tx xid8 DEFAULT pg_current_xact_id(), text text)", name)
+        server.query("INSERT INTO t (id, text) VALUES (1, 'caf' || chr(233))" if encoding == "LATIN1" else
+                     r"INSERT INTO t (id, text) VALUES (1, E'caf\303\251')", name)  # fmt: skip
+        opening = Opening("p", str, {**server.options, "dbname": name, "client_encoding": "LATIN1"})
+        connector = PostgresSource(query='SELECT id, tx, text AS "é" FROM t', cursor="tx").open(opening)
+        (part,) = connector.plan({"after": None}, LARGE).parts
+        rows, _ = read(connector, part)
+        connector.close()
+        assert [row["é"] for row in rows] == ["café"]
+    finally:
+        server.query(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_a_value_that_the_query_cannot_work_with_says_what_to_do(by_transaction: PostgresSystem):
+    by_transaction.append(3)
+    source = PostgresSource(query=f"SELECT tx, 1 / (id - 1) AS x FROM {by_transaction.table}", cursor="tx")
+    with opened(source, by_transaction) as connector, pytest.raises(InputError, match="leave such rows out by WHERE"):
+        connector.plan({"after": None}, LARGE)
 
 
 @pytest.mark.parametrize(

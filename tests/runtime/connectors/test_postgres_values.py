@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.runtime.connectors.postgres.sink import CHANGE, PostgresSink
+from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule
 from pipelines.runtime.connectors.sink import Publisher, SinkOpening
 from pipelines.runtime.sinks.staged_rows import StagedRows
 from state_ops.errors import WeirError
@@ -93,6 +94,65 @@ def agree(publisher: Publisher, rows: pa.Table) -> None:
     refused = list(rules.refused(rows))
     assert takes(publisher, rows) == (not refused), (rows.to_pylist(), refused)
     assert all(value.row < rows.num_rows for value in refused)
+
+
+ENCODINGS = """LATIN1 LATIN2 LATIN3 LATIN4 LATIN5 LATIN6 LATIN7 LATIN8 LATIN9 LATIN10 WIN866 WIN874 WIN1250 WIN1251 WIN1252
+WIN1253 WIN1254 WIN1255 WIN1256 WIN1257 WIN1258 KOI8R KOI8U ISO_8859_5 ISO_8859_6 ISO_8859_7 ISO_8859_8 EUC_CN EUC_JP EUC_KR"""
+QUICK = ("LATIN1", "WIN1252", "EUC_JP", "EUC_KR")
+LETTERS_OF = """
+CREATE OR REPLACE FUNCTION letters_of(encoding text) RETURNS int[] LANGUAGE plpgsql AS $$
+DECLARE found int[] := '{}'; letter int;
+BEGIN
+  FOR letter IN 1..65535 LOOP
+    CONTINUE WHEN letter BETWEEN 55296 AND 57343;
+    BEGIN PERFORM convert_to(chr(letter), encoding); found := found || letter;
+    EXCEPTION WHEN OTHERS THEN NULL; END;
+  END LOOP;
+  RETURN found;
+END $$"""
+
+
+@pytest.mark.parametrize(
+    "encoding", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in ENCODINGS.split()]
+)
+def test_letters_are_refused_that_the_encoding_of_the_database_lacks(postgres, encoding):
+    """All of the basic plane; of a few symbols of EUC_JP and EUC_KR the rules are stricter than the server."""
+    postgres.query(LETTERS_OF)
+    ((has,),) = postgres.query(f"SELECT letters_of('{encoding}')")
+    letters = [code for code in range(1, 1 << 16) if not 0xD800 <= code < 0xE000]
+    rules = PostgresRules((), (), (("v", TextRule("text")),), encoding, (CHANGE, (), ()))
+    refused = {letters[value.row] for value in rules.refused(pa.table({"v": [chr(code) for code in letters]}))}
+    taken = set(letters) - refused
+    assert taken <= set(has)
+    assert len(set(has) - taken) <= {"EUC_JP": 173, "EUC_KR": 1}.get(encoding, 0)
+    row = pa.table({"v": ["ok", "a\U0001f600"]})
+    assert [value.row for value in rules.refused(row)] == [1]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP", "SQL_ASCII", "EUC_TW"])
+def test_rows_are_written_into_a_database_in_another_encoding(postgres, encoding):
+    database, has_word = f"sink_{encoding.lower()}", {"LATIN1": "café", "EUC_JP": "日本"}.get(encoding, "a")
+    options = "LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    postgres.query(f"CREATE DATABASE {database} ENCODING '{encoding}' {options}")
+    try:
+        sink = PostgresSink(name="out", table=f"t_{has_word}", key=("id",), connection="db")
+        opening = SinkOpening("p/main/out", str, {**postgres.options, "dbname": database}, lambda: None)
+        publisher = sink.open(opening)
+        rows = pa.table({"id": [1], "v": [has_word], "of": [[has_word]]})
+        try:
+            if encoding == "EUC_TW":
+                with pytest.raises(WeirError, match="in EUC_TW, and which letters that has is not known"):
+                    publisher.rules(rows.schema)
+                return
+            assert not list(publisher.rules(rows.schema).refused(rows))
+            publisher.prepare(rows.schema)
+            publisher.publish(None, 1, Batch(rows))
+        finally:
+            publisher.close()
+        ((v, of, letters),) = postgres.query(f'SELECT v, of, length(v) FROM "t_{has_word}"', database)
+        assert (v, of, letters) == (has_word, [has_word], len(has_word))
+    finally:
+        postgres.query(f"DROP DATABASE {database} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("declared", TEXTS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import fastavro
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,6 +94,37 @@ def test_types_widen_in_what_is_read_and_are_refused_by_the_table(tmp_path):
     put(fresh, "3", id=["c"], n=pa.array([3], pa.int32()), x=pa.array([1.5], pa.float32()))
     epochs(fresh)
     assert rows(fresh, "id", "n", "x") == [("a", 1, 0.5), ("b", 1 << 40, 0.25), ("c", 3, 1.5)]
+
+
+@pytest.mark.parametrize("format", ["avro", "json"])
+def test_types_of_decoded_files_widen_as_those_of_parquet(tmp_path, format):
+    """Avro says its types; a text of JSON is a date, or a moment."""
+    site = site_of(tmp_path, files("{landing}/*", format=format, evolve="add"))
+    narrow, wide = ("int", "long") if format == "avro" else ("date", "moment")
+    cases = [
+        ("1", narrow, 1, "2026-01-02"),
+        ("2", wide, 1 << 40, "2026-01-03T04:05:06Z"),
+        ("3", narrow, 3, "2026-01-04"),
+    ]
+    for name, type, number, text in cases:
+        if format == "json":
+            (site.landing / name).write_text(f'{{"id":"{name}","n":"{text}"}}\n')
+            continue
+        schema = {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "id", "type": "string"}, {"name": "n", "type": type}],
+        }
+        with (site.landing / name).open("wb") as file:
+            fastavro.writer(file, fastavro.parse_schema(schema), [{"id": name, "n": number}])
+    epochs(site)
+    moments = [
+        datetime(2026, 1, 2, tzinfo=UTC),
+        datetime(2026, 1, 3, 4, 5, 6, tzinfo=UTC),
+        datetime(2026, 1, 4, tzinfo=UTC),
+    ]
+    expected = [1, 1 << 40, 3] if format == "avro" else moments
+    assert [n for _, n in rows(site, "id", "n")] == expected
 
 
 def test_a_widened_key_is_refused_because_it_would_hash_differently(tmp_path):

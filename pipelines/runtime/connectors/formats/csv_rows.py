@@ -101,11 +101,11 @@ class CsvReader:
         for field in self.schema:
             values, lost = texts.converted(table.column(field.name), field.type)
             columns.append(values)
-            for row in lost:
-                reasons.setdefault(int(row), f"column {field.name!r} is no {field.type}")
-            if self._keeps_digits:
+            if self._keeps_digits:  # first, since that says what helps
                 for row in texts.shortened(table.column(field.name), field.type):
                     reasons.setdefault(int(row), f"column {field.name!r} {texts.NO_LONGER}")
+            for row in lost:
+                reasons.setdefault(int(row), f"column {field.name!r} is no {field.type}")
         rows = pa.table(columns, schema=self.schema)
         if records is None and not unfit and not reasons:
             return Batch(rows, numbers=lambda: _lines(block, self._records.split(block.data)))

@@ -8,7 +8,6 @@ import binascii
 import json
 import math
 import re
-from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,15 +22,7 @@ import pyarrow.json as pj
 
 from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.spelling import respelled
-from pipelines.runtime.connectors.formats.stream import (
-    LONGEST_LINE,
-    Block,
-    Bytes,
-    in_pieces,
-    is_utf8,
-    last_line,
-    line_ends,
-)
+from pipelines.runtime.connectors.formats.stream import Block, Bytes, in_pieces, is_utf8, last_line, line_ends
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
 from state_ops.arrow.types import mapped
@@ -40,7 +31,6 @@ from state_ops.errors import InputError
 _RAW = 4096  # characters of a bad row that are kept
 _BY_PYTHON = 256  # lines: a call of Arrow takes a millisecond
 _BLANK = b" \t\r\n"
-_LOOKED_AT = 4096  # bytes at the beginning of a line that is too long
 _OPEN, _CLOSE, _LF = 123, 125, 10
 _LONG = re.compile(rb"[0-9.]{16}|[0-9][eE][+-]?[0-9]")
 _LONG_NUMBER = re.compile(rb"(?<![0-9.])(?:[0-9.]{16,}(?:[eE][+-]?[0-9]+)?|[0-9.]+[eE][+-]?[0-9]+)")
@@ -49,6 +39,7 @@ _EXACT = 1 << 53  # whole numbers up to it are all float64
 _MOST_VALUES = 4_000_000  # of one line that Python reads, in which each takes a hundred bytes
 _MOST_CELLS = 8_000_000  # rows times columns of one block: `{}` has three bytes, whatever columns it lacks
 _TINY = re.compile(rb"[0-9][eE]-[0-9]{2,}\s*[],}]|\.[0-9]{38}")
+_WIDE = re.compile(rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[{\[]\0[^\0]\0|\0[{\[]\0[^\0]|[{\[]\0\0\0|\0\0\0[{\[]")
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -200,8 +191,7 @@ def _scalar(raw: Any, type: pa.DataType) -> Any:
         return texts.value(raw, type) if isinstance(raw, str) else None
     if not (is_number or (isinstance(raw, str) and pa.types.is_decimal(type))):
         return None
-    value = texts.value(str(raw), type)
-    return None if isinstance(value, float) and math.isinf(value) else value
+    return texts.value(str(raw), type)
 
 
 def _unpacked(text: str) -> bytes | None:
@@ -261,9 +251,15 @@ def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def lines_or_refused(file: Bytes, block_bytes: int) -> Iterator[Block]:
     """Yield a file's lines. Raises InputError for a JSON document that is no lines of objects: an array, or one object
-    that people have laid out."""
-    blocks = file.blocks(block_bytes, lambda data, is_end: _last_line(file, data, is_end))
+    that people have laid out; and for lines in UTF-16 or UTF-32."""
+    blocks = file.blocks(block_bytes, last_line)
     for block in blocks:
+        if block.first == 1 and _WIDE.match(block.data):
+            raise InputError(
+                "An input file is UTF-16 or UTF-32, and is read as UTF-8.",
+                where=file.where,
+                next="Give the source its encoding=, or write the file anew; nothing of this epoch was applied.",
+            )
         lines = block.data.lstrip(_BLANK).splitlines()
         if lines and lines[0][:1] == b"[" and _is_json(lines[0]) and not any(map(bytes.strip, lines[1:])):
             following = next(blocks, None)  # an array alone in its line: a bad row if others follow
@@ -279,14 +275,6 @@ def lines_or_refused(file: Bytes, block_bytes: int) -> Iterator[Block]:
         if lines:
             break
     yield from blocks
-
-
-def _last_line(file: Bytes, data: bytes, is_end: bool) -> int:
-    """`last_line`. Raises InputError for an array that is longer than any line may be."""
-    end = last_line(data, is_end)
-    if not end and len(data) > LONGEST_LINE and data[:_LOOKED_AT].lstrip(BOM_UTF8 + _BLANK)[:1] == b"[":
-        raise _document(file, "array")
-    return end
 
 
 def _document(file: Bytes, what: str) -> InputError:

@@ -59,7 +59,9 @@ def inferred(file: Bytes, block_bytes: int) -> pa.Schema:
         has_lines = True
     schema = tree.schema(untold)
     if has_lines and not schema.names:
-        raise tree.refused("has no field with a value")
+        raise tree.refused(
+            "has no field with a value" + (f"; its line {tree.bad[0]} is bad: {tree.bad[1]}" if tree.bad else "")
+        )
     if untold:
         log.warning(f"fields that are empty objects in all lines are not read: {', '.join(untold)}", file=file.where)
     return schema
@@ -109,9 +111,13 @@ class _Tree:
 
     Args:
         file: For errors.
+
+    Attributes:
+        bad: The first line that is no JSON object, by its number, and why.
     """
 
     def __init__(self, file: Bytes) -> None:
+        self.bad: tuple[int, str] | None = None
         self._file, self._root, self._count = file, _Field(_STRUCT), 0
 
     def add(self, block: Block) -> None:
@@ -172,11 +178,12 @@ class _Tree:
 
     def _add_lines(self, block: Block) -> None:
         told: dict[_Field, list[str]] = {}
-        for _, text in lines_of(block):
+        for number, text in lines_of(block):
             try:
                 raw = loaded(text)
                 _check_depth(raw)
-            except UnfitError:
+            except UnfitError as error:
+                self.bad = self.bad or (number, str(error))
                 continue
             self._add_value(self._root, raw, told)
         for into, values in told.items():

@@ -114,7 +114,7 @@ def keeps_digits(text: str) -> bool:
     """
     number = float(text)
     if not math.isfinite(number):
-        return "n" in text.lower()  # NaN and Infinity, but not 1e400
+        return _is_word(text)
     digits = len(_EXPONENT.split(text)[0].replace(".", "").lstrip("+-0").rstrip("0"))
     if number == 0 or digits == 0:
         return digits == 0
@@ -152,8 +152,14 @@ def value(text: str, type: pa.DataType) -> Any:
     if kind == "decimal":
         return _decimal(text, type)
     if type == pa.float64():
-        return float(text)
+        number = float(text)
+        return None if math.isinf(number) and not _is_word(text) else number
     return converted(pa.array([text]), type)[0][0].as_py()
+
+
+def _is_word(text: str) -> bool:
+    """Whether a float is written as a word: NaN or Infinity, which 1e400 is not."""
+    return "n" in text.lower()
 
 
 def _or_none(call: Callable[[], T]) -> T | None:
@@ -208,6 +214,8 @@ def _cast(texts: pa.Array, type: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(type):
         return _in_years(_moments(texts), _LEAST, _MOST)
     values = texts.cast(type)
+    if pa.types.is_floating(type) and pc.any(pc.is_inf(values)).as_py():  # beyond the largest, since no text is a word
+        raise _UnfitError
     return _in_years(values, _LEAST // _DAY, _MOST // _DAY) if pa.types.is_date(type) else values
 
 
@@ -255,6 +263,9 @@ def _converted_slowly(texts: pa.Array, type: pa.DataType) -> tuple[pa.Array, np.
         has_zone = pc.match_substring_regex(spelled, _ZONE)
         spelled = pc.if_else(has_zone, spelled, pc.binary_join_element_wise(spelled, "Z", ""))
     values = pa.concat_arrays(_by_halves(spelled, type))
+    if kind == "float":
+        is_beyond = pc.and_(pc.is_inf(values), pc.invert(pc.match_substring(spelled, "n", ignore_case=True)))
+        values = pc.if_else(is_beyond, pa.scalar(None, type), values)
     return values, np.union1d(unfit, _lost(valued, values))
 
 

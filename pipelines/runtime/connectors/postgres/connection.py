@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipelines.runtime.connectors.source import RUNNING
 from state_ops import extras
-from state_ops.errors import ConfigurationError, TransientError, WeirError, plainly
+from state_ops.errors import ConfigurationError, InputError, TransientError, WeirError, plainly
 from state_ops.logs import Logger
 
 log = Logger("weir.sink")
@@ -39,11 +39,15 @@ _SETTINGS = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
 }
+# The driver writes and takes for UTF-8 whatever a session speaks, which without a word is the database's own encoding.
+# A database without one hands out bytes, and what is no text among them is found where all values are looked at.
+_ENCODING = "CASE current_setting('server_encoding') WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
 _CONNECT_SECONDS = 10
 _SECRETS = ("password", "sslpassword")
 _TRANSIENT = ("08", "25P03", "25P04", "53", "55006", "55P03", "57", "58", "72", "XX")
 _CONFLICTS = ("40",)
 _READ_ONLY = "25006"
+_VALUES = "22"
 _CONFIGURATION = ("28", "3D", "42501")
 _REACHED = "See whether it is up and can be reached from here, then run again."
 _NEXT = {
@@ -52,6 +56,9 @@ _NEXT = {
     "options: -c statement_timeout=10min.",
     "25P04": "Run again. If it comes again, raise transaction_timeout for this role.",
 }
+_OF_A_QUERY = (
+    "A row has a value that the query cannot work with: leave such rows out by WHERE, or hand the value out as text."
+)
 _ATTEMPTS = 8
 _FIRST_PAUSE = 0.1  # seconds; each later one is twice as long
 _DETAIL = re.compile(r"^DETAIL:\s+(.*)$", re.MULTILINE)
@@ -190,7 +197,7 @@ class Server:
             connection = Connection(connected, self._where, self._refused)
         settings = {**_SETTINGS, "lock_timeout": f"{math.ceil(self._patience)}s"}
         calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
-        connection.execute(f"SELECT {calls}")
+        connection.execute(f"SELECT set_config('client_encoding', {_ENCODING}, false), {calls}")
         return connection
 
 
@@ -248,6 +255,7 @@ def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str
     return refused(
         f"The Postgres server refuses a statement: {text}{f' ({listed})' if more else ''}.",
         where=f"{where}: {row}" if row else where,
+        next=_OF_A_QUERY if refused is InputError and state.startswith(_VALUES) else "",
     )
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines.runtime.connectors.postgres.connection import Connection, Server, quoted
 from pipelines.runtime.connectors.postgres.keys import UniqueKey, matches, newest, unique_keys, widest
-from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule
+from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule, codec_of
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 from state_ops.errors import DamageError, PipelineError
 
@@ -131,6 +131,13 @@ class _Publisher:
             for name, type in columns.items()
             if type in ("text", "text[]")
         ]
+        try:
+            codec_of(server["encoding"])
+        except LookupError:
+            raise self._refusal(
+                f"The database is in {server['encoding']}, and which letters that has is not known here.",
+                "Take a database in UTF8.",
+            ) from None
         change = (CHANGE, CHANGES, DELETES)
         return PostgresRules(self._sink.key, tuple(required), tuple(texts), server["encoding"], change)
 

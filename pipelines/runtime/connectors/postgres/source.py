@@ -79,6 +79,7 @@ _BAD = {
     "timestamp": ("{0} < '0001-01-01 00:00+00' OR {0} >= '10000-01-01 00:00+00'", _OUTSIDE),
     "numeric": ("{0} = 'NaN'", "is NaN, which a decimal cannot be"),
     "array": ("array_ndims({0}) > 1", "is an array of several dimensions"),
+    "xid8": ("{0} > '9223372036854775807'", "is larger than a whole number of 64 bits"),
 }
 _BAD["timestamptz"] = _BAD["timestamp"]
 _ENDLESS = {
@@ -303,7 +304,8 @@ class _Connector:
             if modifier < 0 or precision > 38 or scale > precision:
                 raise self._refusal(
                     f"The column {field.name} is a numeric that no decimal of 38 digits holds for certain.",
-                    f"Say its digits in the query: {field.name}::numeric(38, 9), or {field.name}::float8.",
+                    f"Say its digits in the query: {field.name}::numeric(38, 9), or hand out {field.name}::text, which "
+                    "holds each value.",
                 )
             type = pa.decimal128(precision, scale)
         elif kind.startswith("_") and kind[1:] in _SIMPLE and kind[1:] not in _BAD:

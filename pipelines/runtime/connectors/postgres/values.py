@@ -24,9 +24,18 @@ _WHOLE_DIGITS, _DECIMALS = 131_072, 16_383  # of a numeric
 _HEX = "[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}"
 _UUID = rf"\A(?:\{{{_HEX}\}}|{_HEX})\z"
 _SHOWN = 40
-_CODECS = {"UTF8": None, "SQL_ASCII": None, "LATIN1": "latin-1", "LATIN2": "iso8859-2", "LATIN9": "iso8859-15",
-           "WIN1250": "cp1250", "WIN1251": "cp1251", "WIN1252": "cp1252", "KOI8R": "koi8-r", "EUC_JP": "euc_jp",
-           "EUC_KR": "euc_kr", "ISO_8859_5": "iso8859-5", "ISO_8859_7": "iso8859-7"}  # fmt: skip
+_CODECS = {
+    "LATIN1": "latin-1", "LATIN2": "iso8859-2", "LATIN3": "iso8859-3", "LATIN4": "iso8859-4", "LATIN5": "iso8859-9",
+    "LATIN6": "iso8859-10", "LATIN7": "iso8859-13", "LATIN8": "iso8859-14", "LATIN9": "iso8859-15",
+    "LATIN10": "iso8859-16", "WIN866": "cp866", "WIN874": "cp874", "KOI8R": "koi8-r", "KOI8U": "koi8-u",
+    "EUC_CN": "gb2312", "EUC_JP": "euc_jp", "EUC_KR": "euc_kr",
+    **{f"WIN{number}": f"cp{number}" for number in range(1250, 1259)},
+    **{f"ISO_8859_{number}": f"iso8859-{number}" for number in range(5, 9)},
+}  # fmt: skip
+_LARGE = ("euc_jp", "euc_kr")  # codecs of Python with letters that the encodings of Postgres do not have
+_MOST_BYTES = 3  # of a letter; Python writes a syllable that EUC_KR lacks as four letters
+_LACKING = frozenset("\xa2\xa3\xa5\xac\u2016\u203e\u2212\u301c")
+_ALL = ("UTF8", "SQL_ASCII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class PostgresRules:
             if rule.type.startswith("_"):
                 values, counts = elements(chunk)
                 owners = counts.cumsum()
-            for at, problem in _problems(values, rule, _CODECS.get(self.encoding)):
+            for at, problem in _problems(values, rule, codec_of(self.encoding)):
                 row = at if owners is None else int(owners.searchsorted(at, side="right"))
                 yield UnfitValue(before + row, name, problem)
             before += len(chunk)
@@ -150,12 +159,20 @@ def _shown(text: str | None) -> str:
     return repr(text if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
+def codec_of(encoding: str) -> str | None:
+    """Return Python's codec for an encoding of Postgres, or None for one that has all letters. Raises LookupError."""
+    return None if encoding in _ALL else _CODECS[encoding]
+
+
 def _misencoded(text: str, codec: str) -> str | None:
     try:
         text.encode(codec)
+        if codec not in _LARGE:
+            return None
+        lacking = next((letter for letter in text if letter in _LACKING or len(letter.encode(codec)) > _MOST_BYTES), "")
     except UnicodeEncodeError as error:
-        return f"has the character {text[error.start]!r}, which the database's encoding does not have"
-    return None
+        lacking = text[error.start]
+    return f"has the character {lacking!r}, which the database's encoding does not have" if lacking else None
 
 
 # -- JSON
