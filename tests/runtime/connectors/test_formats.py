@@ -397,9 +397,9 @@ def test_a_text_is_converted_alike_among_others_alone_and_by_python(type: pa.Dat
         assert (at in lost) == bool(len(bad))
         assert repr(values[at].as_py()) == repr(value.as_py())
         if text and type != pa.bool_():
-            assert repr(texts.value(text, type)) == repr(value.as_py()) or str(texts.value(text, type)) == str(
-                value.as_py()
-            )
+            # As a column takes it: a decimal has no negative zero.
+            by_python = pa.scalar(texts.value(text, type), type).as_py()
+            assert repr(by_python) == repr(value.as_py()) or str(by_python) == str(value.as_py())
 
 
 @given(
