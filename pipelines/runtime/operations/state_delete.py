@@ -43,6 +43,7 @@ from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Registry
 from state_ops.coordination import gate_hold, publishing_refused
 from state_ops.errors import PrunedError, WeirError
+from state_ops.fsck.sinks import OUTPUTS
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.keyed.forget import ForgottenKey, copy_without
 from state_ops.keyed.owners import KIND_BYTES
@@ -500,7 +501,7 @@ def _listed(ids: Sequence[CheckpointId]) -> str:
 def _staged_beside(file: StateFile) -> str | None:
     """Return the sink for which a file has rows, if it is no part of the sink's own table."""
     top, _, below = file.path.partition("/")
-    return below.partition("/")[0] if file.kind == OUTPUT and top == "outputs" else None
+    return below.partition("/")[0] if file.kind == OUTPUT and top == OUTPUTS else None
 
 
 def _places(

@@ -236,7 +236,8 @@ class LandingDirectory:
             )
 
     def _refuse_nameless(self, file: SourceFile) -> None:
-        if "\\x" in file.name and any(file.name == other.name for other in self._nameless()):
+        may_be = "\\x" in file.name and not Path(self._path, file.name).exists()
+        if may_be and any(file.name == other.name for other in self._nameless()):
             raise InputError(
                 f"The input file {file.name} has a name that is not UTF-8, so it cannot be opened by it.",
                 where=self.uri(file),
