@@ -428,8 +428,6 @@ def _new_within(type: pa.DataType, there: pa.DataType, path: str) -> str | None:
             if field.name in names
         )
         return next(new, None) or next(filter(None, within), None)
-    if type.num_fields == there.num_fields == 1 and type.id == there.id:
+    if type.num_fields == there.num_fields == 1 and type.id == there.id:  # lists, and maps, which are lists of entries
         return _new_within(type.field(0).type, there.field(0).type, path)
-    if pa.types.is_map(type) and pa.types.is_map(there):
-        return _new_within(type.item_type, there.item_type, path)
     return None

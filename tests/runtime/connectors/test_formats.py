@@ -520,3 +520,12 @@ def test_no_value_of_a_message_ends_the_process(value: bytes):
     for around in ([], [b'{"a":7}']):
         rows, reasons = decoder([*around, value, *around])
         assert rows.column("a").to_pylist() == [7] * 2 * len(around) and list(reasons) == [len(around)]
+
+
+def test_an_array_that_is_longer_than_a_line_may_be_is_refused_as_an_array():
+    data = b"\xef\xbb\xbf [" + b'{"a":1},' * (9 << 20) + b'{"a":1}]'
+    for call in (lambda: read("json", data, TWO), lambda: infer("json", {}, io.BytesIO(data), "f")):
+        with pytest.raises(InputError, match="is a JSON array"):
+            call()
+    with pytest.raises(InputError, match="has more than 64 MiB"):
+        read("json", b'{"a":1}' + data, TWO)

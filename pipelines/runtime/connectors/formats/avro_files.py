@@ -21,19 +21,21 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.avro_schema import (
     WRITABLE,
     AvroColumn,
     AvroSchema,
     NoSchemaError,
     UnreadSchemaError,
+    are_alike,
     mistaken,
 )
 from pipelines.runtime.connectors.formats.spelling import there_of
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
-from state_ops.arrow.nested import elements
+from state_ops.arrow.nested import elements, elements_type
 from state_ops.arrow.unfit_values import unfit
 from state_ops.errors import InputError, first_line
 
@@ -41,6 +43,7 @@ _MAGIC, _SYNC = b"Obj\x01", 16
 _MOST_BYTES = 64 << 20  # of one block, packed and unpacked, and of a value in the header
 _DICTIONARY = 256 << 20  # bytes that xz may take to unpack a block
 _MOST_SYMBOLS = 256 << 20  # bytes that the symbols of enums may have in a block, in which each is a number
+_ALL_WHOLE = pa.decimal128(19, 0)  # holds each int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +348,7 @@ def _restored(array: pa.Array, column: AvroColumn, symbols: _Symbols) -> pa.Arra
         return pa.StructArray.from_arrays(values, fields=list(column.type), mask=mask)
     if column.parts:
         values, counts = elements(array)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        offsets = _offsets(counts)
         if pa.types.is_map(column.type):
             keys, items = values.flatten()
             return pa.MapArray.from_arrays(
@@ -353,6 +356,10 @@ def _restored(array: pa.Array, column: AvroColumn, symbols: _Symbols) -> pa.Arra
             )
         return pa.ListArray.from_arrays(offsets, _restored(values, column.parts[0], symbols), mask=mask)
     return array.cast(column.type) if array.type != column.type else array
+
+
+def _offsets(counts: np.ndarray) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
 
 
 def _decimals(array: pa.Array, type: pa.DataType) -> pa.Array:
@@ -382,10 +389,59 @@ def _cast(array: pa.Array, type: pa.DataType) -> tuple[pa.Array, list[int]]:
     """Values in a canonical type, and at which of them there is none: null stands there."""
     try:
         canonical = _whole(frames.canonical(pa.table({"": array})).column(0))
-        return (canonical if canonical.type == type else canonical.cast(type)), []
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return _as(canonical, type).cast(type), []
+    except pa.ArrowNotImplementedError:  # no value of the one type is any of the other
+        return pa.nulls(len(array), type), np.flatnonzero(array.is_valid()).tolist()
+    except pa.ArrowInvalid:
         if len(array) > 1:
             middle = len(array) // 2
             (first, bad), (second, more) = _cast(array[:middle], type), _cast(array[middle:], type)
             return pa.concat_arrays([first, second]), [*bad, *(middle + row for row in more)]
         return pa.nulls(1, type), [0]
+
+
+def _as(array: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return the values in another canonical type. Fields of records are taken by name.
+
+    Raises:
+        pa.ArrowInvalid: A value is none of that type.
+        pa.ArrowNotImplementedError: No value can be.
+    """
+    if array.type == type or pa.types.is_null(array.type):
+        return array if array.type == type else pa.nulls(len(array), type)
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_struct(array.type) and pa.types.is_struct(type):
+        stored = dict(zip(array.type.names, array.flatten(), strict=True))
+        parts = [_as(stored.get(field.name, pa.nulls(len(array))), field.type) for field in type]
+        return pa.StructArray.from_arrays(parts, names=type.names, mask=mask)
+    if pa.types.is_nested(array.type) and are_alike(array.type, type):
+        values, counts = elements(array)
+        offsets, values = _offsets(counts), _as(values, elements_type(type).type)
+        if pa.types.is_map(type):
+            return pa.MapArray.from_arrays(offsets, *values.flatten(), mask=mask)
+        return pa.ListArray.from_arrays(offsets, values, mask=mask)
+    if pa.types.is_nested(array.type) or pa.types.is_nested(type):
+        raise pa.ArrowNotImplementedError(f"{array.type} is no {type}")
+    return _leaf_as(array, type)
+
+
+def _leaf_as(array: pa.Array, type: pa.DataType) -> pa.Array:
+    """`_as` for values without parts. Arrow rounds floats to decimals, makes infinity of large ones and another number
+    of a decimal, takes no whole number as a decimal that is narrower than all of them, and reads texts by rules of its
+    own."""
+    if pa.types.is_integer(array.type) and pa.types.is_decimal(type):
+        return array.cast(_ALL_WHOLE).cast(type)
+    if pa.types.is_decimal(array.type) and pa.types.is_floating(type):
+        return array.cast(pa.string()).cast(type)
+    if pa.types.is_string(array.type) and not (pa.types.is_time(type) or pa.types.is_duration(type)):
+        values, lost = texts.converted(array, type)
+        is_kept = not len(lost) and values.null_count == array.null_count
+    else:
+        values, is_kept = array.cast(type), True
+    if pa.types.is_floating(array.type) and pa.types.is_decimal(type):
+        is_kept = pc.all(pc.equal(values.cast(array.type), array)).as_py() is not False
+    elif pa.types.is_floating(array.type) and pa.types.is_floating(type):
+        is_kept = pc.all(pc.equal(pc.is_inf(values), pc.is_inf(array))).as_py() is not False
+    if not is_kept:
+        raise pa.ArrowInvalid(f"a value is no {type}")
+    return values

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats.spelling import respelled
+from state_ops.arrow.nested import elements_type
 
 _SIMPLE = {
     "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
@@ -258,16 +259,25 @@ def mistaken(stored: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
         if (other := respelled(names, here)) is not None:
             return f"the field '{path}.{other[1]}' differs from '{path}.{other[0]}' by capitals alone"
         pairs = [(stored.field(name).type, wanted.field(name).type, f"{path}.{name}") for name in names if name in here]
-    elif pa.types.is_map(stored) and pa.types.is_map(wanted):
-        pairs = [(stored.item_type, wanted.item_type, path)]
-    elif pa.types.is_list(stored) and pa.types.is_list(wanted):
-        pairs = [(stored.value_type, wanted.value_type, path)]
+    elif are_alike(stored, wanted):
+        within, as_which = elements_type(stored).type, elements_type(wanted).type
+        is_map = pa.types.is_map(stored)
+        pairs = [(within.field(1).type, as_which.field(1).type, path) if is_map else (within, as_which, path)]
     else:
         is_other = {_kind(stored), _kind(wanted)} in _OTHERS or (
-            pa.types.is_timestamp(stored) and pa.types.is_date(wanted)
+            pa.types.is_timestamp(stored) and (pa.types.is_date(wanted) or pa.types.is_time(wanted))
         )
         return f"the field {path!r} is {stored}, which is not read as {wanted}" if is_other else None
     return next(filter(None, (mistaken(*pair) for pair in pairs)), None)
+
+
+def are_alike(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether the elements of one type can be those of another: of two lists, of two maps, and of a map as a
+    list of its pairs, which are called `key` and `value`."""
+    if pa.types.is_map(stored) and pa.types.is_list(wanted):
+        pair = wanted.value_type
+        return pa.types.is_struct(pair) and [field.name for field in pair] == ["key", "value"]
+    return any(is_kind(stored) and is_kind(wanted) for is_kind in (pa.types.is_list, pa.types.is_map))
 
 
 _OTHERS: tuple[set[str | None], ...] = ({"number", "truth"}, {"number", "time"}, {"truth", "time"})

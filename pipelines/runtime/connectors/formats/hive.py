@@ -28,7 +28,7 @@ def partitions_of(name: str) -> tuple[Partition, ...]:
 
 
 def _unescaped(text: str) -> str:
-    """A text without its escapes; as it stands where they are no UTF-8, so that no two texts become one."""
+    """A text without its escapes; as it stands where they are no UTF-8."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:

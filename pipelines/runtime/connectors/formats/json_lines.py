@@ -8,6 +8,7 @@ import binascii
 import json
 import math
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ import pyarrow.json as pj
 
 from pipelines.runtime.connectors.formats import texts
 from pipelines.runtime.connectors.formats.spelling import respelled
-from pipelines.runtime.connectors.formats.stream import Block, Bytes, in_pieces, is_utf8, last_line, line_ends
+from pipelines.runtime.connectors.formats.stream import (
+    LONGEST_LINE,
+    Block,
+    Bytes,
+    in_pieces,
+    is_utf8,
+    last_line,
+    line_ends,
+)
 from pipelines.runtime.connectors.source import Batch, Rejected
 from state_ops.arrow import frames
 from state_ops.arrow.types import mapped
@@ -31,6 +40,7 @@ from state_ops.errors import InputError
 _RAW = 4096  # characters of a bad row that are kept
 _BY_PYTHON = 256  # lines: a call of Arrow takes a millisecond
 _BLANK = b" \t\r\n"
+_LOOKED_AT = 4096  # bytes at the beginning of a line that is too long
 _OPEN, _CLOSE, _LF = 123, 125, 10
 _LONG = re.compile(rb"[0-9.]{16}|[0-9][eE][+-]?[0-9]")
 _LONG_NUMBER = re.compile(rb"(?<![0-9.])(?:[0-9.]{16,}(?:[eE][+-]?[0-9]+)?|[0-9.]+[eE][+-]?[0-9]+)")
@@ -252,7 +262,7 @@ def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def lines_or_refused(file: Bytes, block_bytes: int) -> Iterator[Block]:
     """Yield a file's lines. Raises InputError for a JSON document that is no lines of objects: an array, or one object
     that people have laid out; and for lines in UTF-16 or UTF-32."""
-    blocks = file.blocks(block_bytes, last_line)
+    blocks = file.blocks(block_bytes, lambda data, is_end: _last_line(file, data, is_end))
     for block in blocks:
         if block.first == 1 and _WIDE.match(block.data):
             raise InputError(
@@ -275,6 +285,14 @@ def lines_or_refused(file: Bytes, block_bytes: int) -> Iterator[Block]:
         if lines:
             break
     yield from blocks
+
+
+def _last_line(file: Bytes, data: bytes, is_end: bool) -> int:
+    """`last_line`. Raises InputError for an array that is longer than any line may be."""
+    end = last_line(data, is_end)
+    if not end and len(data) > LONGEST_LINE and data[:_LOOKED_AT].lstrip(BOM_UTF8 + _BLANK)[:1] == b"[":
+        raise _document(file, "array")
+    return end
 
 
 def _document(file: Bytes, what: str) -> InputError:

@@ -24,7 +24,7 @@ _CODECS = {
 }
 _XZ = (".xz", ".lzma")
 _UNREADABLE = (".snappy", ".lzo", ".zip", ".7z", ".z", ".deflate")
-_LONGEST_LINE = 64 << 20  # bytes
+LONGEST_LINE = 64 << 20  # bytes
 _SURE, _MOST_TIMES = 256 << 20, 1000  # bytes that any file may have, and how far compression goes in larger ones
 _DICTIONARY = 256 << 20  # bytes that xz may take
 
@@ -99,8 +99,8 @@ class Bytes:
                 is_first = False
                 yield Block(rest[:end], line)
                 line, rest = line + line_ends(rest[:end]), rest[end:]
-            elif len(rest) > _LONGEST_LINE:
-                raise self.damaged(f"the row at line {line} has more than {_LONGEST_LINE >> 20} MiB")
+            elif len(rest) > LONGEST_LINE:
+                raise self.damaged(f"the row at line {line} has more than {LONGEST_LINE >> 20} MiB")
         rest = rest.removeprefix(codecs.BOM_UTF8) if is_first else rest
         while rest:
             end = bounds(rest, True)
