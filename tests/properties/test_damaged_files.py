@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _written(number: int) -> bytes:
-    number, data = number << 1, bytearray()
+    number, data = (number << 1) ^ (-1 if number < 0 else 0), bytearray()
     while number > 0x7F:
         data.append(number & 0x7F | 0x80)
         number >>= 7
@@ -145,6 +146,7 @@ def _level(at: int, last: int) -> dict[str, Any]:
     return {"type": "record", "name": f"L{at}", "fields": fields}
 
 
+LISTS = {"type": "array", "items": {"type": "array", "items": "int"}}
 BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "deflate.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": "bytes"}], _deflated(1 << 28), 1 << 28, b"deflate")),
     "bzip2.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": "bytes"}], bz2.compress(bytes(1 << 28)), 1 << 28, b"bzip2")),
@@ -156,6 +158,10 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "items.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "array", "items": "int"}}], b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1" + bytes(9), 1)),
     "symbols.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "enum", "name": "E", "symbols": ["A" * (1 << 20)]}}], bytes(60_000), 60_000)),
     "nested.avro": ("avro", lambda: _forged_avro([{"name": n, "type": {"type": "array", "items": {"type": "enum", "name": f"E{n}", "symbols": ["A" * (1 << 14)]}}} for n in "uv"], (_written(9_000) + bytes(9_001)) * 2, 1)),
+    "empty.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "array", "items": "int"}}], _deflated(60_000_000), 60_000_000, b"deflate")),
+    "lists.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": LISTS}], _deflate((_written(1_000_000) + bytes(1_000_000)) * 50 + b"\0"), 1, b"deflate")),
+    "sized.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": LISTS}], _deflate((_written(-1) + _written(1) + bytes(1)) * 15_000_000 + b"\0"), 1, b"deflate")),
+    "null.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "array", "items": ["null", {"type": "record", "name": "R", "fields": [{"name": f"f{n}", "type": "string"} for n in range(1_000)]}]}}], _written(200_000) + bytes(200_001), 1)),
     "nothing.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "fixed", "name": "F", "size": 0}}], b"", 1 << 30)),
     "header.avro": ("avro", lambda: b"Obj\1" + _written(2) + _written(1 << 63)),
     "schema.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": _level(0, 24)}], b"", 0)),
@@ -169,6 +175,11 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "bomb.csv.bz2": ("csv", lambda: bz2.compress(b"a\n" + b"\n" * (300 << 20))),
     "bomb.json.zst": ("json", lambda: pa.compress(b"\n" * (300 << 20), "zstd", asbytes=True)),
 }  # fmt: skip
+
+
+def _deflate(data: bytes) -> bytes:
+    deflater = zlib.compressobj(wbits=-15)
+    return deflater.compress(data) + deflater.flush()
 
 
 def _deflated(size: int) -> bytes:

@@ -158,6 +158,10 @@ class Planned:
     passes: bool = False
 
 
+MOST_REJECTED = 10_000
+"""Bad rows of one part, of which more are refused as a whole. A batch may leave out those behind one more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A row that cannot be decoded.

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.runtime.connectors.source import Batch, Rejected
+from pipelines.runtime.connectors.source import MOST_REJECTED, Batch, Rejected
 from pipelines.runtime.sources.landing import LandingDirectory
 from pipelines.runtime.sources.slices import BadRow
 from state_ops.arrow import frames
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 LANDED = "landed"
 MOST_REJECTED_BYTES = 64 << 20  # of the bad rows of a slice, which are held in memory
-_MOST_REJECTED = 10_000  # rows of one part
 _REJECTED_BYTES = 512  # of a bad row beside its texts
 _ROW_GROUP = 1 << 20
 
@@ -158,7 +157,7 @@ class LandingAttempt:
                     before += batch.rows.num_rows + len(batch.rejected)
                     self._take_room([*batch.rejected, *late], where)
                     rejected += [*batch.rejected, *late]
-                    if len(rejected) > _MOST_REJECTED:
+                    if len(rejected) > MOST_REJECTED:
                         raise _too_many(where, rejected)
                     if writer is None:
                         writer = pq.ParquetWriter(local.name, rows.schema, compression="lz4", write_page_checksum=True)
@@ -234,7 +233,7 @@ def _counted(batch: Batch, before: int) -> list[int]:
 def _too_many(where: str, rejected: list[Rejected]) -> InputError:
     first = rejected[0]
     return InputError(
-        f"More than {_MOST_REJECTED} rows cannot be decoded, the first at {first.number}: {first.reason}",
+        f"More than {MOST_REJECTED} rows cannot be decoded, the first at {first.number}: {first.reason}",
         where=where,
         next="Correct the source's format or schema; nothing of this epoch was applied.",
     )

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.runtime.connectors.formats.avro import bounds
+from pipelines.runtime.connectors.formats.avro.avro_schema import AvroSchema
 from pipelines.runtime.connectors.formats.decoding import decode, infer
 from pipelines.runtime.connectors.kafka import reading
 from state_ops.errors import InputError, PipelineError
@@ -346,3 +348,45 @@ def test_a_type_that_no_column_has_is_told_with_its_field():
     inner = {"type": "record", "name": "R", "fields": [{"name": "u", "type": ["int", "string"]}]}
     with pytest.raises(InputError, match=r"the field 'v\.u' is \[\"int\", \"string\"\]"):
         read(written(inner, []))
+
+
+def test_many_small_blocks_of_enums_with_long_symbols_are_read():
+    data = written({"type": "enum", "name": "E", "symbols": ["A" * 100]}, [])
+    block = b"\xa0\x9c\1" * 2 + bytes(10_000) + data[-16:]  # 10,000 rows in 10,000 bytes
+    rows = pa.schema([("v", pa.string())])
+    batches = list(decode("avro", {}, io.BytesIO(data + block * 400), rows, "f.avro"))
+    assert sum(batch.rows.num_rows for batch in batches) == 4_000_000
+    assert max(batch.rows.nbytes for batch in batches) < bounds.TOGETHER
+
+
+LIST = {"type": "array", "items": "int"}
+TEXTS = {"type": "map", "values": "string"}
+RECORD = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "double"}, {"name": "l", "type": LIST}]}
+
+
+@pytest.mark.parametrize(
+    ("type", "value", "items"),
+    [
+        (LIST, [1, 2, 300], 3 * 12),
+        (["null", LIST], None, 0),
+        ({"type": "array", "items": LIST}, [[1], [], [1, 2]], 3 * 56 + 3 * 12),
+        (TEXTS, {"a": "b", "c": "d"}, 2 * 80),
+        ({"type": "array", "items": ["null", RECORD]}, [{"x": 1.5, "l": [7, -7]}, None], 2 * 68 + 2 * 12),
+        ({"type": "record", "name": "P", "fields": [{"name": "f", "type": "float"}, {"name": "l", "type": LIST}]},
+         {"f": 1.5, "l": [1 << 30]}, 12),
+    ],
+)  # fmt: skip
+def test_items_of_lists_and_maps_are_weighed_by_their_number(type: Any, value: Any, items: int):
+    schema = {"type": "record", "name": "T", "fields": [{"name": "v", "type": type}]}
+    column = AvroSchema().columns(json.dumps(schema))["v"]
+    fastavro.schemaless_writer(row := io.BytesIO(), fastavro.parse_schema(schema), {"v": value})
+    for is_read in (True, False):
+        assert bounds.Items([(column, is_read)], 1 << 20).of(3, row.getvalue() * 3) == 3 * items * is_read
+
+
+def test_a_block_that_takes_too_much_is_refused_with_its_row_and_a_large_one_that_does_not_is_read(monkeypatch):
+    monkeypatch.setattr(bounds, "MOST", 1 << 20)
+    data = written({"type": "array", "items": LIST}, [[[]], [[1] * 100_000], [[1]]], interval=1)
+    with pytest.raises(InputError, match="the rows from 2 on cannot be read: a block of 1 rows takes more than 1 MiB"):
+        read(data)
+    assert read(written({"type": "array", "items": "string"}, [["x" * 100_000]]))[1] == [["x" * 100_000]]

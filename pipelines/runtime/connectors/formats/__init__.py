@@ -2,7 +2,7 @@
 
 stream       a file's bytes: decompressed, in blocks of whole lines
 texts        text to values, exactly as Spark reads it or not at all
-csv_rows     json_lines     avro_files     a block of lines, or of rows, to Arrow
+csv_rows     json_lines     avro     a block of lines, or of rows, to Arrow
 hive         columns that stand in a file's directories
 decoding     START HERE: `decode` and `infer` for all formats
 """

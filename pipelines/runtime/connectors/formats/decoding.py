@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.connectors.formats import csv_rows, json_types, texts
-from pipelines.runtime.connectors.formats.avro_files import AvroOptions, AvroReader
+from pipelines.runtime.connectors.formats.avro.avro_files import AvroOptions, AvroReader
 from pipelines.runtime.connectors.formats.csv_rows import CsvOptions, CsvReader
 from pipelines.runtime.connectors.formats.json_lines import JsonOptions, JsonReader
 from pipelines.runtime.connectors.formats.stream import Block, Bytes
@@ -26,7 +26,7 @@ CSV, JSON, AVRO = "csv", "json", "avro"
 Options = CsvOptions | JsonOptions | AvroOptions
 OPTIONS: dict[str, type[Options]] = {CSV: CsvOptions, JSON: JsonOptions, AVRO: AvroOptions}
 BLOCK_BYTES = 4 << 20
-_LARGE = 16 << 20  # bytes of a block
+_LARGE, _HEAVY = 16 << 20, 256 << 20  # bytes of a block, and those that it may take in memory
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -197,7 +197,7 @@ def _in_order(decoded: Callable[[Block], Batch], blocks: Iterator[Block]) -> Ite
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="weir-decode") as pool:
         for block in blocks:
             waiting.append(pool.submit(decoded, block))
-            is_large = len(block.data) > _LARGE  # then no other is in memory
+            is_large = len(block.data) > _LARGE or block.weight > _HEAVY  # then no other is in memory
             while len(waiting) > (0 if is_large else _THREADS):
                 yield waiting.popleft().result()
         while waiting:

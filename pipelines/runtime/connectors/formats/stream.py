@@ -38,10 +38,12 @@ class Block:
 
     Attributes:
         first: The number of the first of them, from 1.
+        weight: The bytes that it may take in memory where these are more than its own; 0: nobody has weighed it.
     """
 
     data: bytes
     first: int
+    weight: int = 0
 
 
 class Bytes:
@@ -71,8 +73,7 @@ class Bytes:
             while True:
                 data = bytes(self._stream.read(size))
                 self._unpacked += len(data)
-                if self._unpacked > _SURE + _MOST_TIMES * self._raw.count:
-                    raise self.damaged(f"it is more than {_MOST_TIMES} times as large as it is compressed")
+                self.check_size(self._unpacked, self._raw.count)
                 if self._decoder is None:
                     return data
                 text = self._decoder.decode(data, final=not data).encode()
@@ -106,6 +107,11 @@ class Bytes:
             end = bounds(rest, True)
             yield Block(rest[:end], line)
             line, rest = line + line_ends(rest[:end]), rest[end:]
+
+    def check_size(self, unpacked: int, packed: int) -> None:
+        """Raises InputError where so many bytes cannot come of those that are stored."""
+        if unpacked > _SURE + _MOST_TIMES * packed:
+            raise self.damaged(f"it is more than {_MOST_TIMES} times as large as it is compressed")
 
     def damaged(self, what: str) -> InputError:
         """Return the error to raise if the file cannot be read from some place on."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.formats.avro_schema import WRITABLE, AvroSchema, NoSchemaError, UnreadSchemaError
+from pipelines.runtime.connectors.formats.avro.avro_schema import WRITABLE, AvroSchema, NoSchemaError, UnreadSchemaError
 from state_ops import extras
 from state_ops.arrow import frames
 from state_ops.errors import PipelineError
