@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import CHECKPOINTS, JSON_COLUMNS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
+from state_ops.logs import Logger
 from state_ops.records.recorded import Recorded
 from state_ops.redaction import scrub
 from state_ops.storage.storage import Storage
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 STATE, TABLES, REGISTRY = "state", "tables", "registry"
 _SCHEMAS = (STATE, TABLES, REGISTRY)
 _PURPOSE = "weir state sql"
+
+log = Logger("weir.sql")
 
 Catalog = Mapping[tuple[str, str], Callable[["Connection"], None]]
 
@@ -83,6 +86,7 @@ def answered(
         try:
             for schema in _SCHEMAS:
                 connection.execute(f"CREATE SCHEMA {schema}")
+            _tell_of_tables(catalog, named)
             for table in dict.fromkeys(_resolved(catalog, *name) for name in named):
                 if table is not None:
                     catalog[table](connection)
@@ -123,6 +127,13 @@ def _resolved(catalog: Catalog, schema: str, name: str) -> tuple[str, str] | Non
         ((candidate, name) for candidate in _SCHEMAS if schema in ("", candidate) and (candidate, name) in catalog),
         None,
     )
+
+
+def _tell_of_tables(catalog: Catalog, named: Iterable[tuple[str, str]]) -> None:
+    """Log which names of a query mean state although a table is called so too: its answer would be read as the table's."""
+    for schema, name in sorted(named):
+        if not schema and (STATE, name) in catalog and (TABLES, name) in catalog:
+            log.info(f"{name} is the stage's state here; the table is {TABLES}.{quoted(name)}")
 
 
 # -- state

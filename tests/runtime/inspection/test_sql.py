@@ -10,6 +10,7 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from pipelines.api import State
 from pipelines.runtime.epoch import scheduler
@@ -104,6 +105,16 @@ def test_stage_and_table_of_one_name_are_told_apart_by_schema(rides_run):
     )
     assert ask(rides_run, "SELECT count(*) FROM tables.hourly") == [(len(rides_run.site.table("hourly")),)]
     assert ask(rides_run, "SELECT sum(fare) FROM rides") == rides_run.replay("SELECT sum(fare) FROM rides", 8)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"), [("hourly", True), ("state.hourly", False), ("tables.hourly", False), ("riders", False)]
+)
+def test_a_name_of_state_that_a_table_has_too_is_told(rides_run, named, told):
+    with capture_logs() as logs:
+        ask(rides_run, f"SELECT count(*) FROM {named}")
+    said = [line["event"] for line in logs if "tables." in line["event"]]
+    assert said == (['hourly is the stage\'s state here; the table is tables."hourly"'] if told else [])
 
 
 def test_a_savepoint_is_joined_with_the_newest(rides_run):
