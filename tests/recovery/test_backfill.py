@@ -25,6 +25,7 @@ from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks.replace_where import Range, check_bounds, only
 from pipelines.runtime.sources.file_check import FileCheck
+from state_ops import extras
 from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
 from state_ops.moments import from_micros, to_micros
@@ -255,6 +256,17 @@ def test_nothing_differs_nothing_is_promoted(tmp_path):
     done = plant.backfill(2, 3, promote=True)
     assert (done.promoted, done.difference.same) == (None, True)
     assert plant.head.id == 3
+    assert not forks.forks(pipeline, plant.site.settings)
+
+
+def test_what_no_replay_could_promote_is_refused_before_it(plant, monkeypatch):
+    newest_rows = replace(daily, sink=delta.upsert("daily", key=["device", "window_start"]))
+    site = replace(plant.site, pipeline=Pipeline("sensors", (devices, newest_rows), max_parallelism=8))
+    with pytest.raises(WeirError, match="in the table daily: it has only the newest rows"):
+        Plant(site).backfill(4, 4, replaces="range")
+    monkeypatch.setattr(extras, "is_installed", lambda library: library != "duckdb")
+    with pytest.raises(ConfigurationError, match="duckdb, which is not installed"):
+        plant.backfill(4, 4)
     assert not forks.forks(pipeline, plant.site.settings)
 
 

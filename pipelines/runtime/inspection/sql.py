@@ -130,7 +130,7 @@ def _resolved(catalog: Catalog, schema: str, name: str) -> tuple[str, str] | Non
 
 
 def _tell_of_tables(catalog: Catalog, named: Iterable[tuple[str, str]]) -> None:
-    """Log which names of a query mean state although a table is called so too: its answer would be read as the table's."""
+    """Log which names of a query mean state although a table is called so too."""
     for schema, name in sorted(named):
         if not schema and (STATE, name) in catalog and (TABLES, name) in catalog:
             log.info(f"{name} is the stage's state here; the table is {TABLES}.{quoted(name)}")

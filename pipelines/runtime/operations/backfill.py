@@ -29,6 +29,7 @@ from pipelines.runtime.restore.rewind import listed
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks.replace_where import Range
+from state_ops import extras
 from state_ops.checkpoints.checkpoint import Checkpoint, abandoned, before, event_time, to_begin_from, untold_sources
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.counts import agrees, counted
@@ -197,6 +198,10 @@ def backfill(
     if replaces not in (SINCE, RANGE):  # a misspelled value must not replace more than was meant
         raise ConfigurationError(f"{replaces!r} is nothing that a backfill replaces.", next="Say since or range.")
     _check_bounds(start, end)
+    extras.check("duckdb", "A backfill, which compares its rows with the pipeline's,")
+    if replaces == RANGE:  # a replay may take hours, so what no promotion could replace is refused before it
+        for sink in filter(pipeline.is_table, pipeline.sinks):
+            promotion.check_keeps_ranges(sink.name, sink)
     name = branch_name(start, end)
     branches = {branch.branch.name: branch for branch in forks.forks(pipeline, settings)}
     _check_overlap(pipeline, branches, name, start, end)

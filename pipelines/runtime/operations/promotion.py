@@ -436,6 +436,19 @@ def _are_taken_back(stage: Stage, column: str) -> bool:
     return any(_are_taken_back(lane.input, made_columns.before(lane.columns, column) or column) for lane in lanes)  # type: ignore[arg-type]
 
 
+def check_keeps_ranges(name: str, sink: Sink | None) -> None:
+    """Refuse to replace rows of a range alone in a table whose sink keeps only the newest rows.
+
+    Raises:
+        WeirError: The table is one of those.
+    """
+    if isinstance(sink, UpsertSink | ReplaceSink):
+        raise WeirError(
+            f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest rows.",
+            next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
+        )
+
+
 def _ranged(
     pipeline: Pipeline,
     storage: Storage,
@@ -447,11 +460,7 @@ def _ranged(
 ) -> TablePromotion:
     """Return the changes of one table by a promotion of a range alone, with the rows it takes away and brings."""
     name = table.table
-    if isinstance(as_handed_out(pipeline, tip, name), UpsertSink | ReplaceSink):
-        raise WeirError(
-            f"Rows of a range alone cannot be replaced in the table {name}: it has only the newest rows.",
-            next="Replace all since the range began (backfill.replaces: since): that makes its changes anew.",
-        )
+    check_keeps_ranges(name, as_handed_out(pipeline, tip, name))
     schema = table.schema if table.schema is not None else rows_of(storage, name)[1]
     column = pipeline.event_time_of(name, schema) if schema is not None else None
     if column is None:

@@ -184,7 +184,7 @@ class SidesTime:
         newest = tuple(None if place is None or not self.newest else self.newest[place] for place in places)
         read = {source.name for source in sources_of(stage)}
         quiet = {name: since for name, since in self.quiet.items() if name in read}
-        return SidesTime(newest if stage.sides else (), quiet)
+        return SidesTime(newest, quiet, self.due) if stage.sides else SidesTime((), quiet)
 
     def to_json(self) -> dict[str, Any]:
         due = {} if self.due is None else {"due": self.due}

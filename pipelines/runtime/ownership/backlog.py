@@ -13,7 +13,7 @@ from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.sources.positions import Arrivals
 from pipelines.runtime.sources.reader import SourceReader
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import WeirError
 from state_ops.moments import to_micros
 from state_ops.storage.transfers import at_once
@@ -24,11 +24,14 @@ def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
     return {uid: stats.rows_waiting for uid, stats in (head.operators if head else {}).items() if stats.waiting}
 
 
-def timers_due(head: Checkpoint | None, now: datetime) -> tuple[str, ...]:
-    """Stages that have something to do without rows at a moment: windows or timers by processing time are due, or an
-    input has become idle."""
-    operators = head.operators if head else {}
-    return tuple(uid for uid, stats in operators.items() if any(at <= to_micros(now) for at in stats.moments))
+def timers_due(pipeline: Pipeline, head: Checkpoint | None, now: datetime) -> tuple[str, ...]:
+    """Return the stages that have something to do without rows at a moment: windows or timers by processing time are
+    due, or an input has become idle.
+
+    A stage that only the checkpoint has does nothing any more.
+    """
+    recorded = [(stage.uid, stats_of(head, stage.uid)) for stage in pipeline.stages]
+    return tuple(uid for uid, stats in recorded if any(at <= to_micros(now) for at in stats.moments))
 
 
 def due_in_words(stages: Sequence[str]) -> str:

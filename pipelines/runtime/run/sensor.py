@@ -163,7 +163,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         asked=any(request.kind == "barrier" for request in requests.pending(storage)),
         unfinished=tuple(unfinished),
         unapplied=bool(backlog.unapplied(head)),
-        timers_due=backlog.timers_due(head, datetime.now(UTC)),
+        timers_due=backlog.timers_due(pipeline, head, datetime.now(UTC)),
         held=None if noted is None else _why_held(noted),
         held_since=noted is not None and hold_causes.is_since(noted, holder),
         starting=holder is not None and (head is None or head.generation < holder.generation),

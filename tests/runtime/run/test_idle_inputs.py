@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import polars as pl
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 
 from pipelines import testing
 from pipelines.api import Pipeline, agg, as_of, delta, files, join, side, union, window
+from pipelines.runtime.epoch import scheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership.backlog import timers_due
 from pipelines.runtime.run.run import RunOptions, run
@@ -143,8 +145,22 @@ def test_a_sensor_sees_from_the_checkpoint_when_an_input_becomes_idle(tmp_path):
     land(site, "b", 1, rows(5, key=2))
     (report,) = went(site)
     head, now = report.checkpoint, report.checkpoint.epoch_now
-    assert timers_due(head, now + timedelta(minutes=4)) == ()
-    assert timers_due(head, now + timedelta(minutes=5)) == ("held",)
+    assert timers_due(site.pipeline, head, now + timedelta(minutes=4)) == ()
+    assert timers_due(site.pipeline, head, now + timedelta(minutes=5)) == ("held",)
+    without = Pipeline("idle", (union("all", *site.pipeline.sources),))
+    assert timers_due(without, head, now + timedelta(minutes=5)) == (), "no run could do anything for it"
+
+
+def test_a_run_that_begins_after_an_input_has_become_idle_begins_the_epoch_that_sensors_ask_for(tmp_path, monkeypatch):
+    site = of_site(tmp_path, Pipeline("idle", (held(sink=SINK),)))
+    land(site, "a", 1, rows(0, 100))
+    land(site, "b", 1, rows(5, key=2))
+    went(site)
+    later = datetime.now(UTC) + timedelta(minutes=6)
+    monkeypatch.setattr(scheduler, "datetime", SimpleNamespace(now=lambda _: later))
+    (idle,) = went(site)
+    assert out(site) == [0] and not went(site)
+    assert not timers_due(site.pipeline, idle.checkpoint, later + timedelta(hours=1)), "no sensor asks for another run"
 
 
 def test_no_epoch_is_begun_for_event_time_that_nobody_waits_for(tmp_path):
