@@ -246,3 +246,26 @@ def test_avro_is_read_with_the_columns_that_it_has(tmp_path):
         fastavro.writer(file, schema, rows, codec="deflate")
     assert len(epochs(site)) == 1
     assert totals(site) == {"a": (3, 4)} and landed(site) == []
+
+
+def test_files_beside_one_that_asks_for_too_much_and_one_of_another_kind_are_read(tmp_path):
+    columns = SCHEMA | {"items": pa.list_(pa.list_(pa.int32()))}
+    site = site_of(tmp_path, files("{landing}/*.avro", format="avro", schema=columns, on_bad="quarantine"))
+    at = {"type": "long", "logicalType": "timestamp-micros"}
+    lists = {"type": "array", "items": {"type": "array", "items": "int"}}
+    many = [[]] * 10_000_000
+    for name, kind, items in (
+        ("1", lists, many),
+        ("2", {"type": "map", "values": "int"}, {"a": 1}),
+        ("3", lists, [[1]]),
+    ):
+        fields = [("id", "string"), ("n", "long"), ("at", at), ("items", ["null", kind])]
+        schema = {"type": "record", "name": "Row", "fields": [{"name": of, "type": type} for of, type in fields]}
+        row = {"id": "a", "n": int(name), "at": datetime(2026, 5, 1, 12, tzinfo=UTC), "items": items}
+        with (site.landing / f"{name}.avro").open("wb") as file:
+            fastavro.writer(file, fastavro.parse_schema(schema), [row, row | {"items": None}], codec="deflate")
+    epochs(site)
+    assert totals(site) == {"a": (3, 8)}
+    bad = pl.from_pandas(site.table("sums_quarantine")).to_dicts()
+    assert [(row["_weir_file"], row["_weir_row"]) for row in bad] == [("2.avro", 1)]
+    assert "'items' is no list" in bad[0]["_weir_reason"]
