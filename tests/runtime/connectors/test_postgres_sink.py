@@ -382,6 +382,40 @@ def test_a_table_that_is_dropped_is_named(system: PostgresSystem):
             sink.publish(1, 2, given(2))
 
 
+@pytest.mark.parametrize(
+    ("alter", "reason"),
+    [
+        ("ALTER COLUMN share TYPE int8", "is of type int8"),
+        ("ALTER COLUMN price TYPE numeric(8, 0)", "too few digits"),
+        ("ALTER COLUMN at TYPE timestamptz(0)", "would be rounded"),
+        ("RENAME share TO part", "has no column share"),
+    ],
+)
+def test_a_column_that_is_altered_between_commit_and_publish_changes_no_value(system, alter: str, reason: str):
+    rows = Table(
+        id=pa.array([1], pa.int64()),
+        share=pa.array([1.5]),
+        price=pa.array([Decimal("2.75")], pa.decimal128(8, 2)),
+        at=pa.array([datetime(2026, 1, 1, 0, 0, 0, 5, UTC)], pa.timestamp("us", "UTC")),
+    )
+    with opened(system) as sink:
+        sink.prepare(rows.schema)
+        system.server.rows(f"ALTER TABLE {system.table} {alter}")
+        with pytest.raises(PipelineError, match=reason):
+            sink.publish(None, 1, rows)
+        assert sink.marker() is None and system.server.rows(f"SELECT FROM {system.table}") == []
+
+
+def test_a_table_that_is_made_behind_published_checkpoints_is_said(system: PostgresSystem, capsys):
+    publish(system, None, 1, given(1))
+    system.server.rows(f"DROP TABLE {system.table}")
+    with opened(system) as sink:
+        sink.prepare(SCHEMA)
+        assert "rows of earlier checkpoints" in capsys.readouterr().out and system.contents() == []
+        sink.prepare(SCHEMA)
+        assert "rows of earlier checkpoints" not in capsys.readouterr().out
+
+
 def test_serialization_failures_are_tried_again(system: PostgresSystem, monkeypatch: pytest.MonkeyPatch):
     """A trigger fails three times, as a server would whose transactions conflict."""
     monkeypatch.setattr(random, "uniform", lambda *_: 0.05)

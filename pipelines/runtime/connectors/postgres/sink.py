@@ -21,6 +21,9 @@ from pipelines.runtime.connectors.postgres.keys import UniqueKey, matches, newes
 from pipelines.runtime.connectors.postgres.values import PostgresRules, TextRule, codec_of
 from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 from state_ops.errors import DamageError, PipelineError
+from state_ops.logs import Logger
+
+log = Logger("weir.sink")
 
 MARKERS = "weir_markers"
 CHANGE = "_change_type"
@@ -149,6 +152,12 @@ class _Publisher:
             lines = [f"{quoted(name)} {type}" for name, type in columns.items()]
             if self._sink.key:
                 lines.append(f"PRIMARY KEY ({', '.join(map(quoted, self._sink.key))})")
+            marker = self._marker(connection)
+            if marker is not None and not _exists(connection, self._table):
+                log.warning(
+                    "the table is not there and is made; rows of earlier checkpoints, if there were any, are not in it",
+                    sink=self._sink.name, table=self._table, published=marker,
+                )  # fmt: skip
             self._create(connection, self._table, ", ".join(lines))
             self._check_table(connection, columns)
 
@@ -332,8 +341,12 @@ class _Publisher:
 
     def _apply(self, connection: Connection, columns: dict[str, str], schema: Any) -> int:
         """Bring the staged rows into the table; returns how many rows of it have changed."""
-        if self._sink.key:  # the lock of any update: the indexes stay as they are read here
-            connection.execute(f"LOCK TABLE {self._table} IN ROW EXCLUSIVE MODE")
+        # The lock of any update: columns and indexes stay as they are read here. Somebody may have altered the table
+        # since the commit, and a cast to another type would change values without a word.
+        if not _exists(connection, self._table):
+            raise self._refusal("The table does not exist: it was dropped or renamed.", "Bring it back, and run again.")
+        connection.execute(f"LOCK TABLE {self._table} IN ROW EXCLUSIVE MODE")
+        self._check_table(connection, columns)
         there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
         into = ", ".join(map(quoted, columns))
         # Two texts may be one value of another type, so rows of one key are told apart by the table's.

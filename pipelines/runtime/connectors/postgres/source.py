@@ -264,11 +264,9 @@ class _Connector:
         with suppress(WeirError), self._server.connection() as connection:
             self._compare(connection, self._cursor_kind(connection), part)
             kind, reason = self._cursor_kind(connection), _reason(self._columns(connection))
-            with connection.stream(
-                f"SELECT {self._cursor}::text AS c FROM {self._query} "
-                f"WHERE {self._within(kind, part)} AND {reason} IS NULL {self._order}"
-            ) as reader:
-                cursors = [cursor for batch in reader for cursor in batch.column("c").to_pylist()]
+            good = f"{self._within(kind, part)} AND {reason} IS NULL"
+            found = connection.rows(f"SELECT {self._cursor}::text AS c FROM {self._query} WHERE {good} {self._order}")
+            cursors = [row["c"] for row in found]
         return [f"{self._source.cursor} = {cursor}" for cursor in cursors] if len(cursors) == rows else [None] * rows
 
     def committed(self, position: Position) -> None:
