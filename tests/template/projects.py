@@ -79,7 +79,7 @@ def run(project: Path, *command: str, **variables: str) -> subprocess.CompletedP
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
         check=False,
     )
 
