@@ -160,11 +160,10 @@ class _Connector:
             if start == LATEST:
                 return _position(self._newest(connection, kind))
         if isinstance(start, datetime) and kind in ("date", "timestamp", "timestamptz"):
-            start = start.astimezone(UTC) if start.tzinfo else start.replace(tzinfo=UTC)
+            before = (start.astimezone(UTC).replace(tzinfo=None) if start.tzinfo else start) - timedelta(microseconds=1)
             if kind == "date":
-                return _position((start - timedelta(microseconds=1)).date().isoformat())
-            zone = "+00" if kind == "timestamptz" else ""
-            return _position(f"{(start - timedelta(microseconds=1)).replace(tzinfo=None).isoformat(' ')}{zone}")
+                return _position(before.date().isoformat())
+            return _position(f"{before.isoformat(' ')}{'+00' if kind == 'timestamptz' else ''}")
         raise PipelineError(
             f"start={start!r} is no place to begin, by a cursor of type {kind}.",
             where=self._where,
