@@ -523,6 +523,19 @@ def test_rights_that_are_missing_are_named(system: PostgresSystem):
     assert "another secret" not in str(refused.value) and type(refused.value).__name__ == "ConfigurationError"
 
 
+def test_a_role_that_may_insert_and_no_more_adds_rows(postgres: Postgres):
+    system = PostgresSystem(postgres)
+    publish(system, None, 1, given(1))
+    server, role, schema = system.server, f"writer_{system.schema}", system.schema
+    server.rows(f"CREATE ROLE {role} LOGIN PASSWORD 'another secret'")
+    server.rows(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+    server.rows(f"GRANT SELECT, INSERT, UPDATE ON {schema}.weir_markers TO {role}")
+    server.rows(f"GRANT INSERT ON {system.table} TO {role}")
+    options = {**server.options, "user": role, "password": "another secret"}
+    publish(system, 1, 2, given(2), replace(system.opening, options=options))
+    assert sorted(id for id, _ in system.contents()) == [1, 2]
+
+
 @pytest.mark.parametrize(
     "make",
     [
