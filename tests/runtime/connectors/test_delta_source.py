@@ -412,7 +412,7 @@ def test_large_entries_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.Mo
     table = tmp_path / "t"
     for id in range(12):
         append(table, id, post_commithook_properties=KEEP)
-    size = len((table / f"_delta_log/{1:020}.json").read_bytes())
+    size = min(len(entry.read_bytes()) for entry in (table / "_delta_log").glob("*.json"))
     looked, read_bytes = list[str](), Storage.read_bytes
     monkeypatch.setattr(Storage, "read_bytes", lambda of, path: looked.append(path) or read_bytes(of, path))
     for kept, most in ((64 * size, 12), (size - 1, 3)):  # with the one that was read last
