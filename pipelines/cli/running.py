@@ -29,7 +29,7 @@ from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.coordination.suspension import Suspension
 from state_ops.counts import counted
-from state_ops.errors import WeirError
+from state_ops.errors import WeirError, first_line
 from state_ops.logs import Logger
 
 log = Logger("weir.run")
@@ -198,8 +198,8 @@ def _say_begun(options: RunOptions, owner: Ownership) -> None:
         if any(of.waiting for of in arrived.values()) or not gone:
             parts.append(f"{in_words(arrived.values())} waiting")
         parts += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
-    except (OSError, WeirError):  # the run will report this error itself
-        pass
+    except (OSError, WeirError) as error:  # the run asks again, and ends if it lasts
+        parts.append(f"what waits is not known: {first_line(error)}")
     if rows:
         parts.append(f"{counted(rows, 'row')} unapplied")
     err.print(escape(f"{context.pipeline.title}: {', '.join(parts)}"))

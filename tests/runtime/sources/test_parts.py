@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from assets import checks
 from assets.metadata import Tally, of_epochs, of_run
 from pipelines.api import Pipeline, agg, aggregate, chain, delta, window
-from pipelines.cli import status
+from pipelines.cli import running, status
 from pipelines.cli.prometheus import samples
 from pipelines.cli.watching.look import Look
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -648,6 +649,23 @@ def test_a_source_that_is_added_to_a_running_pipeline_is_read_whole_beside_the_o
 
 
 # -- away
+
+
+def test_a_run_says_at_its_beginning_why_a_source_cannot_be_asked(tmp_path, monkeypatch, capsys):
+    """The run asks again, as long as the connector's patience lasts; meanwhile nothing else is printed."""
+    site = site_of(tmp_path)
+
+    def plan(*_: object, **__: object) -> None:
+        raise TransientError("The server is away.")
+
+    monkeypatch.setattr(Partitions, "plan", plan)
+    options = RunOptions(until_caught_up=True)
+    began = partial(running._say_begun, options)
+    with pytest.raises(TransientError):
+        list(run(site.pipeline, site.settings, options, executor=InMemoryExecutor(), began=began))
+    assert "no checkpoint yet, what waits is not known: The server is away." in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.parametrize("why", ["away", "no password"])
