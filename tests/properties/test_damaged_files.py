@@ -162,6 +162,7 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "lists.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": LISTS}], _deflate((_written(1_000_000) + bytes(1_000_000)) * 50 + b"\0"), 1, b"deflate")),
     "sized.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": LISTS}], _deflate((_written(-1) + _written(1) + bytes(1)) * 15_000_000 + b"\0"), 1, b"deflate")),
     "null.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "array", "items": ["null", {"type": "record", "name": "R", "fields": [{"name": f"f{n}", "type": "string"} for n in range(1_000)]}]}}], _written(200_000) + bytes(200_001), 1)),
+    "endless.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": LISTS}], _deflate(b"\xff" * 12_000_000), 1, b"deflate")),
     "nothing.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": {"type": "fixed", "name": "F", "size": 0}}], b"", 1 << 30)),
     "header.avro": ("avro", lambda: b"Obj\1" + _written(2) + _written(1 << 63)),
     "schema.avro": ("avro", lambda: _forged_avro([{"name": "v", "type": _level(0, 24)}], b"", 0)),

@@ -19,6 +19,7 @@ from pipelines.runtime.connectors.formats.avro.avro_schema import AvroColumn
 MOST = 512 << 20  # bytes of one block in memory
 TOGETHER = 128 << 20  # bytes in memory of blocks that are decoded at once
 _ROW, _NUMBER, _TEXT, _LIST = 16, 12, 40, 56  # bytes in memory of a value beside its own
+_LONGEST_NUMBER = 63  # bits
 _WIDE = {"float": 4, "double": 8, "boolean": 1}
 
 _Skip = Callable[[bytes, int], int]
@@ -184,7 +185,7 @@ def _skip_bytes(data: bytes, at: int) -> int:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number, and where it ends."""
+    """A whole number, and where it ends. Raises IndexError for one that is too long, or ends nowhere."""
     byte = data[at]
     if byte <= 0x7F:
         return (byte >> 1) ^ -(byte & 1), at + 1
@@ -195,3 +196,5 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte <= 0x7F:
             return (number >> 1) ^ -(number & 1), at
         shift += 7
+        if shift > _LONGEST_NUMBER:  # its time would grow by the square of its length
+            raise IndexError
