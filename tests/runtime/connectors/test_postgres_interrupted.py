@@ -177,7 +177,7 @@ def test_isolation_of_the_database_changes_nothing(system: PostgresSystem, isola
 def test_a_time_limit_for_statements_is_named_and_waited_for(system: PostgresSystem):
     publish(system, None, 1, given(1))
     hasty, limit = through(system, options="-c statement_timeout=200ms"), "statement timeout"
-    impatient = replace(hasty, patience=0.5)
+    impatient = replace(hasty, patience=3)
     with locked(system), publisher_of(system, impatient) as publisher, pytest.raises(TransientError, match=limit) as no:
         publisher.publish(1, 2, given(2))
     assert "statement_timeout=10min" in (no.value.next or "")
@@ -193,7 +193,7 @@ def test_a_time_limit_for_statements_is_named_and_waited_for(system: PostgresSys
 def test_somebody_elses_lock_is_named(system: PostgresSystem, monkeypatch):
     monkeypatch.setattr(sink, "_PATIENCE", sink._PATIENCE.replace("120s", "200ms"))
     publish(system, None, 1, given(1))
-    opening, limit = through(system, patience=0.5), "lock timeout"
+    opening, limit = through(system, patience=3), "lock timeout"
     with locked(system), publisher_of(system, opening) as publisher, pytest.raises(TransientError, match=limit) as no:
         publisher.publish(1, 2, given(2))
     assert "pg_locks" in (no.value.next or "")
@@ -217,7 +217,7 @@ def test_connections_that_a_server_has_none_left_for_may_come_later(postgres: Po
     options = {**postgres.options, "user": "plain", "password": "another secret"}
     postgres.query(statement, "postgres")
     try:
-        publisher = system.sink.open(replace(system.opening, options=options, patience=0.3))
+        publisher = system.sink.open(replace(system.opening, options=options, patience=3))
         with pytest.raises(kind):
             publisher.marker()
     finally:

@@ -216,12 +216,12 @@ def test_no_script_of_a_value_runs_in_a_browser(hostile):
     for page in hostile.index.parent.rglob("*.html"):
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
         seen = subprocess.run(
-            [browser, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+            [browser, *options, page.as_uri()], capture_output=True, text=True, timeout=300, check=True
         )
         assert "</html>" in seen.stdout and 'data-pwned="ran"' not in seen.stdout, page
     # Were a value not escaped, the page's policy would not let it run.
     page.write_text(page.read_text().replace("<body", f"<div>{SCRIPT}{IMAGE}</div><body"))
-    seen = subprocess.run([browser, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    seen = subprocess.run([browser, *options, page.as_uri()], capture_output=True, text=True, timeout=300, check=True)
     assert "<div><script>" in seen.stdout and 'data-pwned="ran"' not in seen.stdout
 
 
