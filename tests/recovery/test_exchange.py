@@ -49,7 +49,7 @@ def test_rows_are_exact_whether_plans_are_adaptive_or_not(tmp_path: Path, spark:
 @pytest.mark.parametrize("count", sampled([500, 10_000]))
 @pytest.mark.parametrize("way", sampled([exchange.FILES, exchange.DIRECT]))
 def test_a_slice_of_very_many_files_takes_time_by_their_number(tmp_path: Path, way, count):
-    site = _site(tmp_path, way, WEIR_EPOCH__MAX_FILES=str(count))
+    site = _site(tmp_path, way, WEIR_EPOCH__MAX_FILES=str(count), WEIR_RUN__POLL_SECONDS="60")  # a poll lists them all
     land(site, [(5, 100)] * count)
     used = cpu_seconds()
     (report,) = site.run()
