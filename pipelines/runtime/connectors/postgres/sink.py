@@ -246,10 +246,11 @@ class _Publisher:
             columns[field.name] = type
         return columns
 
-    def _check_table(self, connection: Connection, columns: dict[str, str]) -> None:
+    def _check_table(self, connection: Connection, columns: dict[str, str]) -> dict[str, dict[str, Any]]:
+        """Return what the table's columns are, by name; nothing of a table that is not there. Raises PipelineError."""
         kinds = connection.rows("SELECT relkind::text AS kind FROM pg_class WHERE oid = to_regclass($1)", self._table)
         if not kinds:
-            return
+            return {}
         if kinds[0]["kind"] not in ("r", "p"):
             raise self._refusal("It is no table but a view, or something else of that name.", "Name a table.")
         there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
@@ -271,6 +272,7 @@ class _Publisher:
                 )
         if self._sink.key:
             self._unique_key(connection)
+        return there
 
     def _unique_key(self, connection: Connection) -> UniqueKey:
         """Return which values of the key the table takes for equal. Raises PipelineError."""
@@ -348,8 +350,7 @@ class _Publisher:
             raise self._refusal("The table does not exist: it was dropped or renamed.", "Bring it back, and run again.")
         connection.execute(f"PREPARE weir_lock AS INSERT INTO {self._table} SELECT WHERE false")
         connection.execute("DEALLOCATE weir_lock")
-        self._check_table(connection, columns)
-        there = {column["name"]: column for column in connection.rows(_COLUMNS, self._table)}
+        there = self._check_table(connection, columns)
         into = ", ".join(map(quoted, columns))
         # Two texts may be one value of another type, so rows of one key are told apart by the table's.
         values = ", ".join(
