@@ -58,7 +58,7 @@ docs: $(STAMP) ## Build the documentation's site into .weir/docs, and check all 
 	@echo "The site begins at .weir/docs/index.html"
 
 ui: $(READY) ## Open Dagster on the demo's pipeline
-	@$(PY) -m infra.ui
+	@$(PY) -m weir.local.ui
 
 matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (35 minutes)
 	@$(PY) -m tests.recovery.matrix
@@ -122,9 +122,9 @@ $(VENV)/.stamp-demo: requirements-demo.lock pyproject.toml
 	$(install)
 
 # What a pipeline keeps, reads, judges and shows, without a broker or a server.
-BOUNDS = tests/state_ops/schema tests/state_ops/backends tests/state_ops/checkpoints tests/runtime/gates/test_gates.py \
-  tests/runtime/inspection tests/runtime/execution/test_direct_read.py tests/runtime/execution/test_spark_executor.py \
-  tests/assets/test_definitions.py tests/assets/test_history.py tests/test_settings.py tests/cli/test_extras.py
+BOUNDS = tests/state_ops/schema tests/state_ops/backends tests/state_ops/checkpoints tests/weir/gates/test_gates.py \
+  tests/weir/inspection tests/weir/execution/test_direct_read.py tests/weir/execution/test_spark_executor.py \
+  tests/weir/dagster/test_definitions.py tests/weir/dagster/test_history.py tests/test_settings.py tests/weir/cli/test_extras.py
 
 bounds: $(STAMP) ## Run a part of the tests at both ends of the ranges in pyproject.toml, each in a .venv of its own (15 minutes)
 	@mkdir -p .weir/bounds

@@ -2,9 +2,9 @@
 
 import dagster as dg
 
-from assets.factory import weir_definitions
-from configs.settings import load
-from pipelines.loading import load_pipeline
+from weir.dagster.factory import weir_definitions
+from weir.loading import load_pipeline
+from weir.settings.configuration import load
 
 settings = load()
 

@@ -33,11 +33,11 @@ from benchmarks import harness
 from benchmarks.harness import Row
 from benchmarks.state import workload as work
 from benchmarks.state.workload import Slices, Workload
-from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 from state_ops.records.operator_stats import OperatorStats
+from weir import Pipeline, agg, aggregate, delta, files
+from weir.ownership.pipeline_storage import open_storage
 
 WARM = 2
 """Epochs of each kind that are run before those that count: Spark compiles its plans in them."""

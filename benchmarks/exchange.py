@@ -24,7 +24,7 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import Row
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, files, stage
+from weir import Epoch, Pipeline, State, ValueState, agg, files, stage
 
 WIDTHS, SUBTASKS = (0, 32, 128, 512, 2048), (2, 16)
 KINDS: dict[str, dict[str, Any]] = {

@@ -30,12 +30,12 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from configs.settings import Settings, load
-from pipelines.api import Pipeline
-from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.execution.spark.java import java_home
-from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
-from pipelines.runtime.run.run import RunOptions, run
+from weir import Pipeline
+from weir.epoch.model import EpochReport
+from weir.execution.spark.java import java_home
+from weir.execution.spark.spark_jars import fetch, locked_jars
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import Settings, load
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -142,7 +142,7 @@ def spark(*jars: str) -> Any:
     """Spark as it comes, with two cores and 4 GB, and Delta where its jars are asked for.
 
     Args:
-        jars: Which are needed, by their purpose in infra/jars.lock.
+        jars: Which are needed, by their purpose in weir/execution/spark/jars.lock.
     """
     from pyspark.sql import SparkSession
 

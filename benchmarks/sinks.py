@@ -34,18 +34,18 @@ import typer
 from benchmarks import harness
 from benchmarks.harness import cpu_seconds, seconds
 from benchmarks.upsert import checkpoint
-from configs.settings import load
-from infra.kafka_broker import KafkaBroker
-from pipelines.api import delta as sinks
-from pipelines.api import foreach, kafka, postgres
-from pipelines.runtime.connectors.sink import Sink, SinkOpening
-from pipelines.runtime.sinks import delta, replace_partitions, upsert
-from pipelines.runtime.sinks.staged_rows import StagedRows
 from state_ops.arrow.parquet import WHERE, staged_writer
 from state_ops.ids import AttemptId
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from tests.tools.postgres_server import Postgres, serving
+from weir import delta as sinks
+from weir import foreach, kafka, postgres
+from weir.connectors.sink import Sink, SinkOpening
+from weir.local.kafka_broker import KafkaBroker
+from weir.settings.configuration import load
+from weir.sinks import delta, replace_partitions, upsert
+from weir.sinks.staged_rows import StagedRows
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64()), ("day", pa.date32())])
 APP, DAY = "weir/bench/main", "day = DATE '2026-01-01'"

@@ -33,15 +33,15 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from benchmarks import harness
 from benchmarks.harness import cpu_seconds, seconds
-from pipelines.api import delta as sinks
-from pipelines.runtime.sinks import delta, upsert
-from pipelines.runtime.sinks.statistics import statistics
-from pipelines.runtime.sinks.table_commit import Change, commit
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.delta.log_entries import DataFile
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.records.snapshot_files import OUTPUT, StateFile
 from state_ops.storage.storage import Storage
+from weir import delta as sinks
+from weir.sinks import delta, upsert
+from weir.sinks.statistics import statistics
+from weir.sinks.table_commit import Change, commit
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
 SINK = sinks.upsert("out", "key")

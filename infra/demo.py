@@ -28,20 +28,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from assets.names import REASON
-from configs.settings import PROJECT, Settings, load
-from infra import dagster_home, flights_input
-from infra.patience import SILENCE_SECONDS, Patience, doing, processor_seconds
+from infra import flights_input
 from pipelines.flights import aircraft_rotation, pipeline
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.ownership import backlog
-from pipelines.runtime.run import progress
-from pipelines.runtime.run import run as runtime
-from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, TransientError, WeirError
+from weir.dagster.names import REASON
+from weir.inspection import state_reader
+from weir.local import dagster_home
+from weir.local.patience import SILENCE_SECONDS, Patience, doing, processor_seconds
+from weir.ownership import backlog
+from weir.run import progress
+from weir.run import run as runtime
+from weir.settings.configuration import PROJECT, Settings, load
+from weir.sinks.table_commit import table_path
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun
@@ -366,7 +367,7 @@ def _most_delayed(settings: Settings) -> Table:
 
 def _tables(settings: Settings, watch: Watch, landing: Path) -> dict[str, str]:
     """Row counts as Spark sees them, against what they must be."""
-    from pipelines.runtime.execution.spark import spark_session as sessions
+    from weir.execution.spark import spark_session as sessions
 
     _step("Reading the tables with Spark and Delta, as anyone would")
     spark = sessions.session(settings, app="weir demo", delta=True)

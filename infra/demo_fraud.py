@@ -17,11 +17,11 @@ import polars as pl
 from rich.console import Console
 from rich.markup import escape
 
-from configs.settings import PROJECT, load
 from infra.card_fraud_input import by_minutes, cards, confirmations, payments
 from pipelines.card_fraud import pipeline
-from pipelines.runtime.run import progress
-from pipelines.runtime.run.run import RunOptions, run
+from weir.run import progress
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT, load
 
 DEMO = PROJECT / ".weir" / "demo-fraud"
 PAYMENTS, CARDS, MINUTES = 60_000, 2_000, 10

@@ -16,12 +16,12 @@ import polars as pl
 from rich.console import Console
 from rich.markup import escape
 
-from configs.settings import PROJECT, load
 from infra.clickstream_input import Click, clicks
-from infra.kafka_broker import KafkaBroker, create_topics
 from pipelines.clickstream import pipeline
-from pipelines.runtime.run import progress
-from pipelines.runtime.run.run import RunOptions, run
+from weir.local.kafka_broker import KafkaBroker, create_topics
+from weir.run import progress
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT, load
 
 DEMO = PROJECT / ".weir" / "demo-kafka"
 CLICKS, PARTITIONS, TOPIC = 40_000, 3, "clicks"

@@ -65,7 +65,7 @@ def main(lock: str) -> int:
         if failed := follow(command, environment, so_far):
             return _failed(failed)
     say(f"The packages are there after {time.monotonic() - begun:.0f} s. Archiving Spark's classes.")
-    archive = [sys.executable, "-m", "infra.class_archive"]
+    archive = [sys.executable, "-m", "weir.local.class_archive"]
     follow(archive, environment, lambda: "Spark runs and notes the classes that it loads")  # it starts without them too
     say(f"Installed in {time.monotonic() - begun:.0f} s.")
     return 0

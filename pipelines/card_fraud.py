@@ -7,7 +7,7 @@ What its owner confirms in the app comes up to five minutes after a payment. `ma
 
 import polars as pl
 
-from pipelines.api import (
+from weir import (
     Epoch,
     Pipeline,
     State,

@@ -9,7 +9,7 @@ bought, and the time. What cannot be decoded goes to the quarantine tables with 
 
 import pyarrow as pa
 
-from pipelines.api import Pipeline, agg, aggregate, delta, kafka, window
+from weir import Pipeline, agg, aggregate, delta, kafka, window
 
 clicks = kafka(
     "{topic}",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, expect, files, stage, window
+from weir import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, expect, files, stage, window
 
 
 class Aircraft(State):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from configs import settings
-from pipelines.runtime.execution.spark import spark_session as runtime
 from tests.tools.postgres_server import postgres as postgres
+from weir.execution.spark import spark_session as runtime
+from weir.settings import configuration as settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

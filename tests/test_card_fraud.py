@@ -12,11 +12,11 @@ import pytest
 from infra.card_fraud_input import by_minutes, cards, confirmations, payments
 from infra.demo_fraud import ALERTS
 from pipelines import card_fraud
-from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import TransientError
 from tests.recovery.harness import Site
+from weir.execution.executor import Executor
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 
 class Failing(InMemoryExecutor):

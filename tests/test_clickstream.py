@@ -10,11 +10,11 @@ import pytest
 
 from infra.clickstream_input import Click, clicks
 from pipelines import clickstream
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import TransientError
 from tests.recovery.harness import Site
 from tests.tools.kafka import KafkaTopics
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 
 def run_it(site: Site, *, drain: bool = False, executor: InMemoryExecutor | None = None) -> int:

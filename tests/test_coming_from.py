@@ -11,11 +11,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from tests.playbooks import page as reading
 from tests.recovery.harness import Site
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT
 
 PAGES = PROJECT / "docs" / "coming-from"
 NINE = datetime(2026, 1, 1, 9, tzinfo=UTC)

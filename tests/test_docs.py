@@ -12,15 +12,15 @@ from importlib.util import find_spec
 
 import pytest
 
-from configs import reference
-from configs.settings import PROJECT
-from pipelines import api
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
 from state_ops.checkpoints.restore_log import SCHEMA as RESTORES
+from weir import api
+from weir.settings import reference
+from weir.settings.configuration import PROJECT
 
 
 def test_the_configuration_page_is_current():
-    assert reference.PAGE.read_text() == reference.page(), "run `python -m configs.reference`"
+    assert reference.PAGE.read_text() == reference.page(), "run `python -m weir.settings.reference`"
 
 
 def test_every_column_of_the_registry_is_documented_with_its_type():
@@ -67,7 +67,7 @@ def test_every_function_that_the_architecture_names_is_in_the_file_that_it_links
 
 def test_the_architecture_draws_every_room():
     page = (PROJECT / "docs" / "architecture.md").read_text().split("```mermaid")[1].split("```")[0]
-    for package in ("state_ops", "pipelines", "pipelines/runtime"):
+    for package in ("state_ops", "pipelines", "weir"):
         for room in (PROJECT / package).iterdir():
             if room.is_dir() and (room / "__init__.py").exists():
                 assert re.search(rf"\b{room.name}\b", page), f"{package}/{room.name}"
@@ -105,7 +105,7 @@ def test_code_of_a_page_imports_what_is_there_and_its_pipelines_are_defined(page
             for name in re.findall(r"\w+", names):
                 there = hasattr(importlib.import_module(module), name) or find_spec(f"{module}.{name}")
                 assert there, f"{module} has no {name}"
-        if "from pipelines.api import" in code and "..." not in code and "Producer" not in code:
+        if "from weir import" in code and "..." not in code and "Producer" not in code:
             defined: dict[str, object] = {}
             exec(compile(code, page.name, "exec"), defined)
             stages = tuple(value for value in defined.values() if isinstance(value, api.Stage))

@@ -7,8 +7,8 @@ import sys
 import types
 from datetime import timedelta
 
-from configs.settings import PROJECT
-from pipelines import testing
+from weir import testing
+from weir.settings.configuration import PROJECT
 
 PAGE = PROJECT / "docs" / "how-to" / "state.md"
 

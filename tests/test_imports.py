@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 
 def test_the_contracts_on_imports_hold():
@@ -23,12 +23,12 @@ def test_the_contracts_on_imports_hold():
 @pytest.mark.parametrize(
     ("imports", "absent"),
     [
-        ("configs.settings", ["pyarrow", "polars", "pyspark", "dagster", "great_expectations"]),
+        ("weir.settings.configuration", ["pyarrow", "polars", "pyspark", "dagster", "great_expectations"]),
         (
             "state_ops.checkpoints.registry, state_ops.snapshots.snapshot, state_ops.keyed.keyed_state",
             ["pyspark", "py4j", "dagster", "great_expectations"],
         ),
-        ("pipelines.flights, pipelines.cli.main", ["pyspark", "py4j", "dagster", "great_expectations", "pandas"]),
+        ("pipelines.flights, weir.cli.main", ["pyspark", "py4j", "dagster", "great_expectations", "pandas"]),
     ],
     ids=["configs", "state_ops", "pipelines"],
 )

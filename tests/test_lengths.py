@@ -8,13 +8,13 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 ROOMS = ("assets", "benchmarks", "configs", "infra", "pipelines", "state_ops")
 LONG_FUNCTIONS = {
-    "pipelines/api/__init__.py: stage": "as long as its arguments, like all that authors call",
-    "pipelines/api/operators.py: window": "the same",
-    "pipelines/api/operators.py: join": "the same",
+    "weir/api/__init__.py: stage": "as long as its arguments, like all that authors call",
+    "weir/api/operators.py: window": "the same",
+    "weir/api/operators.py: join": "the same",
     "benchmarks/state/flink_process.py: run": "Flink's classes can be named only where a JVM runs",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 _TEXTS = {".cfg", ".in", ".ini", ".j2", ".lock", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""}
 # A command or a sentence that installs it, or a requirement on it: weir, weir[extra], weir==1, "weir", but neither

@@ -14,10 +14,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from configs.settings import PROJECT
-from pipelines import api, testing
-from pipelines.api import Stage
-from pipelines.runtime.operators.compatibility import meaning
+from weir import Stage, api, testing
+from weir.operators.compatibility import meaning
+from weir.settings.configuration import PROJECT
 
 INDEX = PROJECT / "docs" / "reference" / "operators.md"
 PAGES = sorted((INDEX.parent / "operators").glob("*.md"))

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from configs.markdown import as_code, as_text
-from pipelines.cli import console
-from pipelines.cli.debugging.showing import slice_in_words
-from pipelines.cli.rendering import short
 from state_ops import logs, printable
 from state_ops.errors import WeirError
+from weir.cli import console
+from weir.cli.debugging.showing import slice_in_words
+from weir.cli.rendering import short
+from weir.markdown import as_code, as_text
 
 HOSTILE = "k\x1b]52;c;Y3VybA==\x1b\\\x1b[2J\x9b31m\x07\x00\u202e\u061c\U000e0041[x]"
 

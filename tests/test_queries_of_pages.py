@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from configs.settings import PROJECT
 from infra import flights_input
-from pipelines.cli.main import app
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import JSON_COLUMNS
 from state_ops.records.recorded import Recorded
 from tests.recovery.harness import Site
+from weir.cli.main import app
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT
 
 _QUERY = re.compile(r'weir state sql (\w+)\s+"([^"]+)"')
 Rows = list[dict[str, Any]]

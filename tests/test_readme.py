@@ -9,7 +9,7 @@ import types
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipelines import testing
+from weir import testing
 
 README = Path(__file__).parents[1] / "README.md"
 DOCS = README.parent / "docs"

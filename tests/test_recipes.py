@@ -19,16 +19,16 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from configs.settings import PROJECT
-from pipelines import testing
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import state_import
-from pipelines.runtime.ownership import ownership
-from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.conftest import Ended
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 from tests.recovery.test_forget import raw
+from weir import testing
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import state_import
+from weir.ownership import ownership
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT
 
 FOLDER = PROJECT / "docs" / "recipes"
 PAGES = sorted(FOLDER.glob("[a-z]*.md"))

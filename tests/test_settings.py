@@ -12,13 +12,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from configs import combinations, reference, settings
-from configs.sections import ConnectionSettings
-from configs.settings import PROJECT
 from state_ops import redaction
 from state_ops.backends import loader
 from state_ops.errors import ConfigurationError
 from state_ops.redaction import redacted
+from weir.settings import combinations, reference
+from weir.settings import configuration as settings
+from weir.settings.configuration import PROJECT
+from weir.settings.sections import ConnectionSettings
 
 
 @pytest.fixture
@@ -268,7 +269,7 @@ def test_the_page_has_every_section_of_the_settings():
 
 def test_the_schema_for_editors_is_that_of_the_settings():
     written, made = (json.loads(text) for text in (reference.SCHEMA.read_text(), reference.schema()))
-    assert written == made, "run python -m configs.reference"
+    assert written == made, "run python -m weir.settings.reference"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (PROJECT / "configs").glob("*.yaml")))

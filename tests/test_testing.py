@@ -11,15 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from polars.testing import assert_frame_equal
 
-from configs.settings import Settings
-from pipelines import testing
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.flights import Aircraft, aircraft_rotation, airport_hourly, pipeline
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import InputError, PipelineError, StageError
 from state_ops.moments import to_micros
 from tests.tools.reading import state_at, table_at
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, testing, window
+from weir.run.run import RunOptions, open_storage, run
+from weir.settings.configuration import Settings
 
 MORNING = datetime(2013, 1, 1, tzinfo=UTC)
 

@@ -156,7 +156,7 @@ def _land(run: Path, number: int) -> float:
 def _command(scratch: Path, run: Path, engine: str, interval: float, table: Path) -> list[str]:
     """What starts an engine."""
     if engine == "weir":
-        return [sys.executable, "-m", "pipelines.cli.main", "run", "bench"]
+        return [sys.executable, "-m", "weir.cli.main", "run", "bench"]
     task = {"landing": str(run / "landing"), "table": str(table), "local": str(run / "local"),
             "checkpoint": str(run / "checkpoint"), "interval": interval, "cache": str(scratch / "cache")}  # fmt: skip
     return [sys.executable, "-m", "benchmarks.asynchronous.spark_stream", json.dumps(task)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.state import spark_native
 from benchmarks.state.engine import Task
-from pipelines.runtime.execution.spark.spark_jars import delta_jars
+from weir.execution.spark.spark_jars import delta_jars
 
 _APP = "bench"
 

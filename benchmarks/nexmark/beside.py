@@ -36,8 +36,8 @@ _OF_SPARK, _STATELESS_OF_SPARK = 3.0, 1.2
 
 def on_weir(query: str, source: Path, out: Path, scratch: Path) -> Took:
     """Weir's run of a query, in a process whose Spark has started."""
-    from configs.settings import load
-    from pipelines.runtime.execution.spark.spark_session import session
+    from weir.execution.spark.spark_session import session
+    from weir.settings.configuration import load
 
     session(load({"WEIR_SPARK__MASTER": "local[2]"}), app="nexmark").range(1).count()
     return run_query(query, source, out, scratch / "work", Options(files=1)).took

@@ -24,11 +24,11 @@ from types import ModuleType
 from benchmarks.nexmark.clock import Clock, Took
 from benchmarks.nexmark.content import hand_out
 from benchmarks.nexmark.truth import QUERIES, names
-from configs.settings import Settings
-from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
+from weir.epoch.model import EpochReport
+from weir.execution.executor import Executor
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import Settings
 
 _PACKAGE = "benchmarks.nexmark.queries"
 

@@ -159,8 +159,8 @@ def session(scratch: Path) -> Any:
     """Spark with two cores, as many partitions, and RocksDB for state."""
     from pyspark.sql import SparkSession
 
-    from configs.settings import load
-    from pipelines.runtime.execution.spark.java import java_home
+    from weir.execution.spark.java import java_home
+    from weir.settings.configuration import load
 
     os.environ["JAVA_HOME"] = str(java_home(load({}).cache_dir))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

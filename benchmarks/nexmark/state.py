@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from benchmarks import harness
 from benchmarks.nexmark import generate, truth
 from benchmarks.nexmark.run import Options, played
-from pipelines.runtime.epoch.model import EpochReport
+from weir.epoch.model import EpochReport
 
 BOUNDED = {
     "q4": ("bids_on_auctions", "winning_bids", "averages"),

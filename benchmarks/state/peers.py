@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipelines.runtime.execution.spark.java import java_home
-from pipelines.runtime.execution.spark.spark_jars import LockedJar, fetch
+from weir.execution.spark.java import java_home
+from weir.execution.spark.spark_jars import LockedJar, fetch
 
 PACKAGES = {
     "flink": ("apache-flink==2.3.0",),

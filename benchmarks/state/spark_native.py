@@ -42,7 +42,7 @@ def options(task: Task) -> dict[str, str]:
 def session(task: Task) -> Any:
     from pyspark.sql import SparkSession
 
-    from pipelines.runtime.execution.spark.java import java_home
+    from weir.execution.spark.java import java_home
 
     os.environ["JAVA_HOME"] = str(java_home(Path(task.local) / "cache"))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.state.engine import Result, Task, serve
 from benchmarks.state.weir_pipelines import PIPELINES
-from configs.settings import Settings
-from pipelines.runtime.run import run as runtime
-from pipelines.runtime.run.run import RunOptions
+from weir.run import run as runtime
+from weir.run.run import RunOptions
+from weir.settings.configuration import Settings
 
 
 def run(task: Task, result: Result) -> None:

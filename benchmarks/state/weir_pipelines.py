@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from benchmarks.state.engine import BAND
 from benchmarks.state.workload import LATENESS_SECONDS, WINDOW_SECONDS
-from pipelines.api import (
+from weir import (
     Epoch,
     Fired,
     KeyState,

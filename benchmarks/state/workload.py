@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from pipelines.runtime.definition import MAX_PARALLELISM
 from state_ops.schema.key_groups import key_groups
+from weir.definition import MAX_PARALLELISM
 
 FILES = 2
 CLOSER = 1

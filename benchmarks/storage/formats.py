@@ -21,10 +21,10 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import Row
-from configs import settings
-from pipelines.runtime.connectors.formats.decoding import decode
-from pipelines.runtime.execution.spark import spark_plan, spark_session
-from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
+from weir.connectors.formats.decoding import decode
+from weir.execution.spark import spark_plan, spark_session
+from weir.execution.spark.spark_jars import fetch, locked_jars
+from weir.settings import configuration as settings
 
 FORMATS = ("csv", "json", "avro")
 SCHEMA = pa.schema(

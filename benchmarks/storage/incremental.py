@@ -45,7 +45,7 @@ _SUBTASKS = 2
 _MAX_PARALLELISM = 128
 _VALUE_BYTES = 64
 _RETAINED = 3
-_MEMORY_MB = 128  # as configs/sections.py has them
+_MEMORY_MB = 128  # as weir/settings/sections.py has them
 _BATCH = 65_536
 
 # Percent of the keys that change per epoch: epochs, and every how many a full snapshot is taken beside it.

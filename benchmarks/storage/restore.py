@@ -42,15 +42,15 @@ import typer
 
 from benchmarks import harness
 from benchmarks.harness import Row, seconds
-from configs.settings import Settings
-from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.restore import restore
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.records.snapshot_files import STATE, StateFile
 from state_ops.storage.store import LOCAL_CHUNK
+from weir import Epoch, Pipeline, State, ValueState, files, stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.ownership.pipeline_storage import open_storage
+from weir.restore import restore
+from weir.settings.configuration import Settings
 
 _ROWS = 250_000
 _THREADS = 16

@@ -26,7 +26,7 @@ class SinkLink(Recorded):
             microseconds since 1970 UTC.
         branch: The id of the branch that was promoted.
         lacks: Checkpoints that a rewind took back before their rows were published: the sink never got them.
-        how: How its rows are to be published, whatever the code says by then (`pipelines.runtime.sinks.recorded_sink`);
+        how: How its rows are to be published, whatever the code says by then (`weir.sinks.recorded_sink`);
             None: as the code says.
     """
 

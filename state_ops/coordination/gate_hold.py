@@ -11,7 +11,7 @@ objects.
 that is held.
 
 No failure to read, write or remove it ends a run. Whether its cause still stands is
-`pipelines.runtime.ownership.hold_causes`'s to say."""
+`weir.ownership.hold_causes`'s to say."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ import typer
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from configs.settings import PROJECT
-from pipelines.cli.main import app
-from pipelines.cli.prometheus import FAMILIES, Exporter
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import drill
-from pipelines.runtime.run import fsck
 from tests.recovery.small import Bank
 from tests.tools.servers import needs
+from weir.cli.main import app
+from weir.cli.prometheus import FAMILIES, Exporter
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import drill
+from weir.run import fsck
+from weir.settings.configuration import PROJECT
 
 RULES = PROJECT / "infra" / "prometheus" / "alerts.yml"
 PLAYED = [PROJECT / "infra" / "prometheus" / name for name in ("alerts_test.yml", "alerts_days_test.yml")]

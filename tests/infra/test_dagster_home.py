@@ -10,9 +10,9 @@ import sys
 import psutil
 import pytest
 
-from configs.settings import PROJECT
-from infra import dagster_home, ui
 from state_ops.errors import ConfigurationError, TransientError
+from weir.local import dagster_home, ui
+from weir.settings.configuration import PROJECT
 
 # A parent that ignores being asked to end, and its child in a session of its own.
 STUBBORN = """
@@ -125,7 +125,7 @@ def test_postgres_that_is_down_is_said_without_a_trace():
     place = {"HOST": "127.0.0.1", "PORT": port, "USER": "weir", "PASSWORD": "s3cret", "DB": "dagster"}
     named = {f"DAGSTER_POSTGRES_{name}": text for name, text in place.items()}
     shown = subprocess.run(
-        [sys.executable, "-m", "infra.ui"],
+        [sys.executable, "-m", "weir.local.ui"],
         cwd=PROJECT,
         env={**os.environ, **named, "WEIR_DAGSTER_INSTANCE": "postgres", "PORT": port},
         capture_output=True,

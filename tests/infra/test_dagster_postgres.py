@@ -10,11 +10,11 @@ import dagster as dg
 import pytest
 import yaml
 
-from configs.settings import PROJECT
-from infra import dagster_home
 from state_ops.errors import ConfigurationError
-from tests.assets.conftest import landing, project  # noqa: F401  fixtures
 from tests.tools.postgres_server import Postgres
+from tests.weir.dagster.conftest import landing, project  # noqa: F401  fixtures
+from weir.local import dagster_home
+from weir.settings.configuration import PROJECT
 
 JOB, SENSOR = "flights_job", "flights_checkpoint_sensor"
 

@@ -16,16 +16,16 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from configs.settings import PROJECT, Settings
-from pipelines.cli.prometheus import FAMILIES, Exporter
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import drill
-from pipelines.runtime.run import fsck
-from pipelines.runtime.run.run import RunOptions, run
 from tests.infra.test_alerts import FROM_PROMETHEUS, promtool
 from tests.recovery.small import Bank
-from tests.runtime.operators.functions import test_per_key_runs
-from tests.runtime.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
+from tests.weir.operators.functions import test_per_key_runs
+from tests.weir.operators.functions.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
+from weir.cli.prometheus import FAMILIES, Exporter
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import drill
+from weir.run import fsck
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT, Settings
 
 DASHBOARD = PROJECT / "infra" / "grafana" / "weir.json"
 PROVISIONING = PROJECT / "infra" / "grafana" / "provisioning"

@@ -11,8 +11,8 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from configs.settings import PROJECT
 from infra import install
+from weir.settings.configuration import PROJECT
 
 PROGRAM = """
 import os, sys

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.patience import BUSY_SECONDS, SILENCE_SECONDS, Patience, doing, processor_seconds
 from state_ops.coordination import lease
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.storage import Storage
+from weir.local.patience import BUSY_SECONDS, SILENCE_SECONDS, Patience, doing, processor_seconds
 
 # Takes a lease, works, says so, and lives until its input ends.
 RUN = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.settings import PROJECT
 from tests.recovery.small import Bank
 from tests.tools.servers import needs
+from weir.settings.configuration import PROJECT
 
 HUB = """#!/bin/sh
 case "$*" in

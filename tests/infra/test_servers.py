@@ -13,11 +13,11 @@ from typing import NoReturn
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from configs.settings import PROJECT
-from infra.kafka_broker import KafkaBroker
 from state_ops.errors import TransientError
 from tests.tools import kafka
 from tests.tools.servers import REQUIRED, needs
+from weir.local.kafka_broker import KafkaBroker
+from weir.settings.configuration import PROJECT
 
 
 def test_a_program_is_found_on_the_path_and_in_its_own_place(tmp_path: Path, monkeypatch):
@@ -61,7 +61,7 @@ def project(folder: Path) -> Path:
 
 
 def starting(folder: Path, port: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "infra.kafka_broker", "clicks", "--port", str(port), "--partitions", "1"]
+    command = [sys.executable, "-m", "weir.local.kafka_broker", "clicks", "--port", str(port), "--partitions", "1"]
     env = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

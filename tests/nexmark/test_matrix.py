@@ -18,8 +18,8 @@ import pytest
 
 from benchmarks.nexmark.generate import STREAMS, Options
 from benchmarks.nexmark.run import available
-from configs.settings import PROJECT
 from tests.nexmark.generated import House
+from weir.settings.configuration import PROJECT
 
 pytestmark = pytest.mark.long
 

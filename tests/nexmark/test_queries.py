@@ -12,18 +12,18 @@ from benchmarks.nexmark.content import schema_of
 from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
 from benchmarks.nexmark.run import Options, available, run_query
-from configs.settings import PROJECT
-from pipelines.runtime.execution.in_process import InMemoryExecutor
 from tests.nexmark.generated import House
 from tests.nexmark.house import write
 from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.settings.configuration import PROJECT
 
 
 @pytest.mark.parametrize("query", available())
 def test_a_query_is_short_and_imports_what_authors_import(query):
     text = (PROJECT / "benchmarks" / "nexmark" / "queries" / f"{query}.py").read_text()
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert [getattr(node, "module", None) for node in imports] == ["pipelines.api"]
+    assert [getattr(node, "module", None) for node in imports] == ["weir.api"]
     assert len(text.splitlines()) <= 40
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.nexmark import spark, truth
 from benchmarks.nexmark.compare import compare
 from benchmarks.nexmark.generate import Options, generate
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 
 @pytest.mark.long

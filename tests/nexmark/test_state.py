@@ -12,8 +12,8 @@ from benchmarks.nexmark.generate import Options as Events
 from benchmarks.nexmark.generate import generate
 from benchmarks.nexmark.run import Options, played
 from benchmarks.nexmark.state import BOUNDED, curve, growth, page
-from pipelines.runtime.epoch import scheduler
-from pipelines.runtime.execution.in_process import InMemoryExecutor
+from weir.epoch import scheduler
+from weir.execution.in_process import InMemoryExecutor
 
 pytestmark = pytest.mark.long
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from infra import dagster_home
 from tests.playbooks.project import Project
+from weir.local import dagster_home
 
 _ACTIONS: list[tuple[re.Pattern[str], Callable[..., str | None]]] = []
 
@@ -190,7 +190,7 @@ def _(project: Project) -> None:
 
 @action(r"Dagster's database is damaged")
 def _(project: Project) -> None:
-    """Its home as infra/dagster.yaml has it, with runs that it knows; then its files are rubbish."""
+    """Its home as weir/local/dagster.yaml has it, with runs that it knows; then its files are rubbish."""
     home = project.folder / ".weir" / "dagster"
     home.mkdir()
     shutil.copy(project.folder / "infra" / "dagster.yaml", home)
@@ -282,10 +282,10 @@ def _(project: Project) -> None:
     cut = "def cut(*_): raise OSError('cut off')"
     code, output = project.bash(
         f"""python3 -c "
-import pipelines.runtime.ownership.publish as publish
+import weir.ownership.publish as publish
 {cut}
 publish._publish = cut
-from pipelines.cli.main import app
+from weir.cli.main import app
 app(['run', 'flights', '--until-caught-up'])"
 """
     )

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 FOLDER = PROJECT / "docs" / "playbooks"
 INDEX = FOLDER / "README.md"

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from configs.settings import PROJECT
 from pipelines import flights
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from tests.playbooks.bucket import KEY, SECRET, Bucket, bucket
 from tests.recovery.harness import Site
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT
 
 _PATIENCE = 300.0
 _QUICK = {
@@ -44,9 +44,9 @@ _FORKED = """#!/bin/sh
 exec {python} -I -S {forked} ask {door} {command} "$@"
 """
 _COMMAND = """#!{python}
-from pipelines.runtime.ownership import ownership
-from pipelines.cli.main import process
-from pipelines.runtime.execution.in_process import InMemoryExecutor
+from weir.ownership import ownership
+from weir.cli.main import process
+from weir.execution.in_process import InMemoryExecutor
 
 ownership.SparkExecutor = lambda *_, **__: InMemoryExecutor()
 process()
@@ -265,8 +265,8 @@ class Project:
         """What one tick of a sensor says, on real storage: why it skipped, or why it asked for a run."""
         import dagster as dg
 
-        from assets.factory import weir_definitions
-        from assets.names import REASON
+        from weir.dagster.factory import weir_definitions
+        from weir.dagster.names import REASON
 
         defs = weir_definitions([flights.pipeline], self.site.settings)
         (sensor_def,) = [each for each in defs.sensors if each.name == f"flights_{sensor}"]

@@ -10,12 +10,12 @@ import pytest
 import typer
 import yaml
 
-from configs.settings import PROJECT
-from pipelines.cli.main import app
 from tests.playbooks import page as reading
 from tests.playbooks.actions import act
 from tests.playbooks.project import Project
 from tests.tools.sampling import sampled
+from weir.cli.main import app
+from weir.settings.configuration import PROJECT
 
 _SHORT = {"disk-full"}
 _SAID_BY_OTHERS = {"Unable to reach the user code server", "file is not a database", "No space left on device"}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import PROJECT
 from tests.playbooks import page as reading
 from tests.playbooks.conftest import forking
 from tests.playbooks.project import Project
+from weir.settings.configuration import PROJECT
 
 PAGE = PROJECT / "docs" / "tutorial.md"
 

@@ -19,8 +19,8 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from pipelines.runtime.connectors.formats.decoding import UnforeseenInputError, decode, infer
 from state_ops.errors import InputError
+from weir.connectors.formats.decoding import UnforeseenInputError, decode, infer
 
 SCHEMA = {
     "type": "record", "name": "Top", "fields": [
@@ -198,7 +198,7 @@ def test_a_small_file_that_asks_for_much_is_refused_in_bounded_memory(name: str,
         import resource, sys
         from pathlib import Path
         import pyarrow as pa, polars
-        from pipelines.runtime.connectors.formats.decoding import UnforeseenInputError, decode, infer
+        from weir.connectors.formats.decoding import UnforeseenInputError, decode, infer
         from state_ops.errors import InputError
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
         resource.setrlimit(resource.RLIMIT_CPU, (60, 60))

@@ -19,12 +19,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from configs.settings import Settings
-from pipelines import testing
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from tests.tools.reading import state_at, table_at
 from tests.tools.sampling import rounds
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, testing, window
+from weir.run.run import RunOptions, open_storage, run
+from weir.settings.configuration import Settings
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 LATENESS = timedelta(minutes=20)

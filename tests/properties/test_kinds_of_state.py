@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.api import ListOf, MapOf, State, agg
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import ROCKSDB
@@ -28,6 +27,7 @@ from state_ops.schema.descriptors import collections_of
 from state_ops.schema.key_groups import key_groups
 from state_ops.schema.state_schema import TOUCHED, StateSchema
 from tests.tools.sampling import rounds
+from weir import ListOf, MapOf, State, agg
 
 GROUPS, LIFE = 4, 10
 KEYS = pa.schema([("k", pa.string())])

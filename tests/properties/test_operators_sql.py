@@ -15,14 +15,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines import testing
-from pipelines.api import agg, aggregate, deduplicate, delta, files, window
-from pipelines.runtime.operators import aggregation, deduplication, sessions, windows
 from state_ops.backends.base import BEYOND
 from state_ops.rows import key_aggregation, row_store
 from state_ops.rows.resident_table import Residence
 from tests.properties.events import CUTS, DISTINCT_COUNTS, SCHEMA, aggregates, database, events, watermarks
 from tests.tools.sampling import rounds
+from weir import agg, aggregate, deduplicate, delta, files, testing, window
+from weir.operators import aggregation, deduplication, sessions, windows
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
 WANTED = {

@@ -10,9 +10,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import testing
-from pipelines.api import Epoch, KeyState, State, ValueState, agg, delta, files, stage
 from state_ops.keyed.per_key.state_cache import CacheSizes
+from weir import Epoch, KeyState, State, ValueState, agg, delta, files, stage, testing
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 SOURCE = files("x/*.parquet", event_time="at")

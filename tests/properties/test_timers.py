@@ -9,13 +9,13 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines.api import Epoch, KeyedState, State, files, stage
-from pipelines.runtime.operators.functions import function
 from state_ops.keyed.keyed_state import scan_values
 from state_ops.keyed.timers import scan_timers
 from state_ops.schema.descriptors import EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY
-from tests.runtime.driven import Driven
 from tests.tools.sampling import rounds
+from tests.weir.driven import Driven
+from weir import Epoch, KeyedState, State, files, stage
+from weir.operators.functions import function
 
 ROWS = pa.schema([("k", pa.int64()), ("do", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 

@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.api import Epoch, Pipeline, Stage, delta, files, select, stage
 from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
-from tests.runtime.gates.test_refused_rows import days, head, not_utf8, ran
+from tests.weir.gates.test_refused_rows import days, head, not_utf8, ran
+from weir import Epoch, Pipeline, Stage, delta, files, select, stage
 
 DAYS, FAR = [0, -719_162, 2_932_896], [2_932_897, -719_163, 2**31 - 1, -(2**31)]
 MICROS, FAR_MICROS = [0, -62_135_596_800_000_000, 253_402_300_799_999_999], [2**63 - 1, -(2**63)]

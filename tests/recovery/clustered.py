@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 
 
 class Totals(State):

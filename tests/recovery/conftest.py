@@ -11,9 +11,9 @@ import pytest
 import structlog
 
 from infra import flights_input
-from pipelines.cli import main, running
 from tests.recovery.harness import Site
 from tests.tools import described
+from weir.cli import main, running
 
 
 @pytest.fixture(scope="session")

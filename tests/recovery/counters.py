@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
+from weir import Epoch, Pipeline, State, ValueState, files, stage
 
 
 class Counter(State):

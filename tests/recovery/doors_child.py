@@ -22,17 +22,17 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs import settings
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, kafka, stage
-from pipelines.runtime.connectors.generator import GeneratorSource
-from pipelines.runtime.epoch import positions, steps
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.registry import Registry
 from state_ops.storage.storage import Storage
 from tests.recovery.ledger import Ledger, LedgerSink, transaction
 from tests.recovery.queue_source import QueueSource
-from tests.runtime.sources.partitions import PartitionsSource
+from tests.weir.sources.partitions import PartitionsSource
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, kafka, stage
+from weir.connectors.generator import GeneratorSource
+from weir.epoch import positions, steps
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
 
 SCHEMA = {"seq": pa.int64(), "id": pa.int64()}
 
@@ -80,7 +80,7 @@ def sink_of(kind: str, place: dict[str, str]) -> Any:
         case "kafka":
             return kafka.sink(place["out"], name="out", servers=place["servers"], key="id")
         case "postgres":
-            from pipelines.runtime.connectors.postgres.sink import PostgresSink
+            from weir.connectors.postgres.sink import PostgresSink
 
             return PostgresSink(name="out", table=place["table"], key=("id", "amount"), connection="rows")
         case _:

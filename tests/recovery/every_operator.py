@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
-from pipelines.api import (
+from state_ops.checkpoints.checkpoint import Checkpoint
+from tests.recovery.harness import Site
+from weir import (
     Pipeline,
     State,
     agg,
@@ -36,8 +38,6 @@ from pipelines.api import (
     union,
     window,
 )
-from state_ops.checkpoints.checkpoint import Checkpoint
-from tests.recovery.harness import Site
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")

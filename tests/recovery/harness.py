@@ -17,14 +17,14 @@ import pandas as pd
 import psutil
 import pyarrow as pa
 
-from configs import settings
-from configs.settings import PROJECT, Settings
 from pipelines import flights
-from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.run.run import RunOptions, run
 from tests.replay import flights as replay
+from weir.definition import Pipeline
+from weir.epoch.model import EpochReport
+from weir.inspection import state_reader
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
+from weir.settings.configuration import PROJECT, Settings
 
 _INJECTED = Path(__file__).parent / "injected"
 _PATIENCE = 400.0  # for a JVM and Great Expectations to start beside other tests, on a machine that may be slow
@@ -205,7 +205,7 @@ def child(site: Site, point: str, epoch: int) -> Iterator[Child]:
     # It works for a minute at most: the better compiler would cost more than it gives.
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     # The module, not the script `weir`: that would run the installed code, wherever these tests are.
-    command = [sys.executable, "-m", "pipelines.cli.main", "run", site.pipeline.name, "--until-caught-up"]
+    command = [sys.executable, "-m", "weir.cli.main", "run", site.pipeline.name, "--until-caught-up"]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             command, cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True

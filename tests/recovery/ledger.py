@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 from state_ops.errors import DamageError, PipelineError
+from weir.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

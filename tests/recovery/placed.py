@@ -13,10 +13,10 @@ from pathlib import Path
 import polars as pl
 import structlog
 
-from configs import settings
-from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
-from pipelines.runtime.run.run import RunOptions, run
+from weir import Pipeline, agg, aggregate, delta, files
+from weir.execution.spark.spark_executor import SparkExecutor
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
 
 sums = aggregate(
     "sums", files("{landing}/*.parquet", name="landing"), key="key", sink=delta.append("sums"), rows=agg.count()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.connectors.source import Batch, Connector, Lag, Limits, Opening, Part, Planned, Position, Source
 from state_ops.errors import PipelineError
+from weir.connectors.source import Batch, Connector, Lag, Limits, Opening, Part, Planned, Position, Source
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
 

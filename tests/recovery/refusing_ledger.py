@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.api import Pipeline
 from state_ops.errors import PipelineError
 from tests.recovery import ledger
 from tests.recovery.small import Bank
+from weir import Pipeline
 
 
 def banks(site: Path, pipeline: Pipeline) -> Bank:

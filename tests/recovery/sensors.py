@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 
 FACTORS = {"C": 1.0, "mC": 0.001}
 

@@ -13,17 +13,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.execution.executor import Channel, Deadline, Executor, Landed
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.run.run import RunOptions, open_storage, run
-from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import requests
 from state_ops.records.acks import Ack
 from tests.recovery.harness import Site
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir.epoch.model import EpochReport
+from weir.execution.executor import Channel, Deadline, Executor, Landed
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.run.run import RunOptions, open_storage, run
+from weir.task.run_task import KeyedTask
 
 
 class Apart(InMemoryExecutor):

@@ -13,10 +13,6 @@ from threading import Event
 
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.task import run_task, worker_cache
-from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from state_ops.backends.base import Frozen
 from state_ops.backends.memory import FILE, MemoryBackend
 from state_ops.errors import TransientError
@@ -25,6 +21,10 @@ from state_ops.records.snapshot_files import STATE, LocalSnapshot, Snapshot
 from state_ops.snapshots import async_writer, snapshot
 from tests.recovery.small import Apart, Bank
 from tests.state_ops import dying
+from weir.run.run import RunOptions, run
+from weir.settings.configuration import PROJECT
+from weir.task import run_task, worker_cache
+from weir.task.async_snapshot import AsyncSnapshot
 
 ASYNCHRONOUS = {"WEIR_STATE__ASYNCHRONOUS_SNAPSHOTS": "true", "WEIR_SPARK__PARALLELISM": "1"}
 

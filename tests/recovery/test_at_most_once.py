@@ -12,17 +12,6 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.api import Epoch, Pipeline, ValueState, delta, expect, foreach
-from pipelines.runtime.epoch import positions
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.operations.plan import plan
-from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.sinks import restore_version
 from state_ops.checkpoints.checkpoint import POSITIONS, PROMOTION, before
 from state_ops.checkpoints.registry import Registry
 from state_ops.days import Days
@@ -42,6 +31,17 @@ from tests.recovery.ledger import LedgerSink
 from tests.recovery.queue_source import Queue, QueueSource
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, ValueState, delta, expect, foreach
+from weir.epoch import positions
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.operations import forks, promotion
+from weir.operations.plan import plan
+from weir.ownership.publish import publish_missing
+from weir.restore import rewind
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
+from weir.sinks import restore_version
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 KINDS = ["table", "ledger", "function"]
@@ -163,7 +163,7 @@ def test_rows_of_an_epoch_that_fails_are_lost_in_sinks_and_state(bank, weir):
 def test_rows_that_a_sink_does_not_take_are_lost_there_alone(bank, monkeypatch):
     bank.epochs(1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        patched.setattr("weir.ownership.publish._publish", cut_off)
         with pytest.raises(WeirError):
             bank.epochs(2)
     assert damage(bank) == [], "a sink that is behind is none"
@@ -267,7 +267,7 @@ def test_bad_input_that_an_epoch_has_met_holds_nothing(table):
 def test_a_rewind_takes_a_table_back_to_rows_that_never_came(table, monkeypatch):
     table.epochs(1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        patched.setattr("weir.ownership.publish._publish", cut_off)
         with pytest.raises(WeirError):
             table.epochs(2)
     table.epochs(3)
@@ -283,7 +283,7 @@ def test_a_rewind_takes_a_table_back_to_rows_that_never_came(table, monkeypatch)
 @pytest.mark.parametrize("came", sampled([True, False]))
 def test_a_rewind_takes_a_table_back_to_where_nothing_had_come(table, monkeypatch, came):
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        patched.setattr("weir.ownership.publish._publish", cut_off)
         for number in (1,) if came else (1, 2):
             with pytest.raises(WeirError):
                 table.epochs(number)
@@ -456,7 +456,7 @@ def test_an_epoch_that_failed_at_most_once_holds_no_later_one(bank):
 def test_another_delivery_says_what_to_do_where_rows_were_lost(table, monkeypatch, delivery):
     table.epochs(1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        patched.setattr("weir.ownership.publish._publish", cut_off)
         with pytest.raises(WeirError):
             table.epochs(2)
     changed = delivering(table, delivery)

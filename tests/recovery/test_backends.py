@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.runtime.epoch import steps
 from state_ops.errors import ConfigurationError, StateSizeError, TransientError
 from state_ops.records.snapshot_files import STATE
 from state_ops.snapshots import stage_upload
@@ -20,6 +18,8 @@ from tests.recovery.small import Bank
 from tests.state_ops import installed
 from tests.tools.reading import without
 from tests.tools.sampling import sampled
+from weir.epoch import steps
+from weir.settings.configuration import PROJECT
 
 # Runs the next epochs of a bank, and dies at the end of an upload, by which everything is staged and nothing committed.
 _DOOMED = """

@@ -15,16 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime.epoch import steps
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import branch_diff, forks, promotion
-from pipelines.runtime.operations.backfill import approve, backfill, base_of, branch_name, newest, plan
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.sinks.replace_where import Range, check_bounds, only
-from pipelines.runtime.sources.file_check import FileCheck
 from state_ops import extras
 from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
@@ -34,6 +24,16 @@ from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
 from tests.tools import described
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
+from weir.epoch import steps
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import branch_diff, forks, promotion
+from weir.operations.backfill import approve, backfill, base_of, branch_name, newest, plan
+from weir.ownership.pipeline_storage import open_storage
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
+from weir.sinks.replace_where import Range, check_bounds, only
+from weir.sources.file_check import FileCheck
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -664,7 +664,7 @@ def test_a_promotion_that_was_taken_back_is_no_obstacle(seven):
 def test_a_backfill_that_was_cut_off_and_is_to_replace_something_else_begins_anew(seven, monkeypatch):
     seven.land(4, value=100)
     with monkeypatch.context() as broken:
-        broken.setattr("pipelines.runtime.operations.backfill._note", lambda *_: 1 / 0)
+        broken.setattr("weir.operations.backfill._note", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             seven.backfill(4, 4, replaces="range")
     done = seven.backfill(4, 4, replaces="since", promote=True)

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Pipeline, as_of, deduplicate, delta, files, join
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations.backfill import backfill, base_of
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import PipelineError, WeirError
 from tests.recovery.harness import Site
+from weir import Pipeline, as_of, deduplicate, delta, files, join
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations.backfill import backfill, base_of
+from weir.run.run import RunOptions, run
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 ORDERS = files("{landing}/orders/*.parquet", name="orders", event_time="at")

@@ -16,22 +16,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from configs.settings import EpochSettings
-from pipelines.api import expect, files
-from pipelines.cli.status import status_of
-from pipelines.runtime.ownership import hold_causes
-from pipelines.runtime.ownership.pipeline_storage import readers
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.run.sensor import Memory, decide, observe
-from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.sources.landing import LandingDirectory
-from pipelines.runtime.sources.slices import EpochPlan
 from state_ops.errors import GateError, InputError, PipelineError, StageError
-from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, pipeline
 from tests.tools.sampling import sampled
+from tests.weir.dagster.without_spark import in_this_process
+from weir import expect, files
+from weir.cli.status import status_of
+from weir.ownership import hold_causes
+from weir.ownership.pipeline_storage import readers
+from weir.run.run import RunOptions, run
+from weir.run.sensor import Memory, decide, observe
+from weir.settings.configuration import EpochSettings
+from weir.sources.files import FilesReader
+from weir.sources.landing import LandingDirectory
+from weir.sources.slices import EpochPlan
 
 _READ = 3  # days in the base, all in one epoch
 
@@ -235,7 +235,7 @@ def test_an_error_in_a_stage_shows_the_authors_own_traceback(readings, weir):
     assert "Correct the function; the epoch was declined" in ended.err
     trace = ended.err[: ended.err.index("error:")]
     assert "tests/recovery/sensors.py" in trace and "return float(number) * FACTORS[unit]" in trace
-    assert "pipelines/runtime" not in trace and "pyspark" not in trace, "only what the author wrote"
+    assert "weir" not in trace and "pyspark" not in trace, "only what the author wrote"
     assert _standing(readings) == before
     readings.assert_no_orphans()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime.epoch import failover, steps
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, TransientError, WeirError
 from tests.recovery.small import Bank
+from weir.epoch import failover, steps
 
 
 @pytest.fixture

@@ -7,13 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations.plan import plan
-from pipelines.runtime.operators.compatibility import Finding, Verdict
-from pipelines.runtime.ownership.publish import deliver
-from pipelines.runtime.restore import recovery, rewind
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.checkpoint import PROMOTION
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.lease import LEASE, Heartbeat
@@ -26,6 +19,13 @@ from tests.recovery.test_delivery import RETAINED, amounts, bank, cut_off, damag
 from tests.recovery.test_forks import Branched, at
 from tests.recovery.test_promotion import promoted
 from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations.plan import plan
+from weir.operators.compatibility import Finding, Verdict
+from weir.ownership.publish import deliver
+from weir.restore import recovery, rewind
+from weir.run import maintenance
+from weir.sinks.opening import Sinks
 
 
 def delivering(bank: Bank, delivery: str) -> Bank:  # noqa: F811

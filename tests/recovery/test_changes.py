@@ -17,12 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime.definition import FileSource, Stage
-from pipelines.runtime.epoch import failover, scheduler, transitions
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.run import run
-from pipelines.runtime.run.run import RunOptions
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.coordination.lease import Heartbeat
@@ -31,6 +25,12 @@ from state_ops.rows.aggregates import Agg
 from state_ops.snapshots import snapshot
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
+from weir.definition import FileSource, Stage
+from weir.epoch import failover, scheduler, transitions
+from weir.inspection import state_reader
+from weir.run import run
+from weir.run.run import RunOptions
 
 _NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 _METERS = ("a", "b", "c")

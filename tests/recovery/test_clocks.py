@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.coordination import lease
 from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
@@ -18,6 +16,8 @@ from tests.soak.children import started, wait_for
 from tests.soak.coordinator import Order
 from tests.soak.feed import Feed
 from tests.soak.replay import Replay
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 _SEED = 23
 _YEAR = 365 * 86_400.0

@@ -8,13 +8,6 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from pipelines.api import Epoch, Pipeline, ValueState, delta, expect
-from pipelines.runtime.definition import Stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership.leftovers import remove
-from pipelines.runtime.ownership.publish import deliver
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import FencedError, PipelineError, WeirError
 from state_ops.fsck.findings import Severity
@@ -25,6 +18,13 @@ from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Apart, Bank, until
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, ValueState, delta, expect
+from weir.definition import Stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership.leftovers import remove
+from weir.ownership.publish import deliver
+from weir.restore import rewind
+from weir.run import fsck, maintenance
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 KINDS = ["table", "ledger"]
@@ -170,7 +170,7 @@ def test_a_crash_after_the_commit_doubles_nothing(bank, monkeypatch):
 def test_a_sink_that_is_away_fails_the_epoch_before_its_commit(bank, monkeypatch):
     bank.epochs(1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.publish._publish", cut_off)
+        patched.setattr("weir.ownership.publish._publish", cut_off)
         with pytest.raises(WeirError):
             bank.epochs(2)
     assert bank.ids() == [1]

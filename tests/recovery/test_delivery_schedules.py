@@ -19,16 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, stage
-from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.epoch import failover, scheduler, stage_job, transitions
-from pipelines.runtime.epoch import steps as steps_of_an_epoch
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.ownership import backlog
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance, run
-from pipelines.runtime.run.run import RunOptions
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination.lease import LEASE
@@ -41,6 +31,16 @@ from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Apart
 from tests.recovery.test_schedules import Clock, Killed, Shuffled
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, foreach, stage
+from weir.connectors.sink import Sink
+from weir.epoch import failover, scheduler, stage_job, transitions
+from weir.epoch import steps as steps_of_an_epoch
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.ownership import backlog
+from weir.restore import rewind
+from weir.run import fsck, maintenance, run
+from weir.run.run import RunOptions
 
 _MANY = int(os.environ.get("WEIR_SCHEDULES", "12"))
 _FROM = int(os.environ.get("FROM") or 0)

@@ -20,19 +20,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from configs import settings
-from pipelines.runtime.connectors.generator import GeneratorSource
-from pipelines.runtime.connectors.source import Limits, Opening
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.run import fsck
 from state_ops.fsck.findings import Severity
 from tests.recovery import ledger
 from tests.recovery.doors_child import Order, carried_out, pipeline_of
 from tests.recovery.queue_source import Queue
 from tests.replay.flights import read_delta
-from tests.runtime.sources.partitions import put, row
 from tests.tools.sampling import sampled
+from tests.weir.sources.partitions import put, row
+from weir.connectors.generator import GeneratorSource
+from weir.connectors.source import Limits, Opening
+from weir.inspection import state_reader
+from weir.ownership.pipeline_storage import open_storage
+from weir.run import fsck
+from weir.settings import configuration as settings
 
 ROWS, KEYS = 600, 7
 KILLS, FEW = 4, 2  # `make test` kills fewer times

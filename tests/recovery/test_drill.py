@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, foreach, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import drill as drills
-from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints import restore_log
 from state_ops.errors import WeirError
 from state_ops.records.snapshot_files import STATE
-from tests.assets.without_spark import in_this_process
 from tests.recovery import small
 from tests.recovery.small import Bank
+from tests.weir.dagster.without_spark import in_this_process
+from weir import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, foreach, stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import drill as drills
+from weir.ownership.pipeline_storage import open_storage
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "2", "WEIR_SPARK__PARALLELISM": "2"}
 

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Pipeline, delta
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
+from weir import Pipeline, delta
+from weir.operations import forks, promotion
+from weir.ownership.pipeline_storage import open_storage
+from weir.restore import rewind
+from weir.run import fsck, maintenance
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 SCHEMA = pa.schema([("id", pa.string()), ("at", pa.int64()), ("amount", pa.int64())])
@@ -99,8 +99,8 @@ def test_what_a_crash_left_is_swept_and_another_pipelines_is_not(bank, warehouse
     for of in (bank, other):
         with monkeypatch.context() as patched:
             patched.setattr("state_ops.checkpoints.registry.Registry.commit", crash)
-            patched.setattr("pipelines.runtime.ownership.fencing.delete_staged", crash)
-            patched.setattr("pipelines.runtime.ownership.leftovers.remove", crash)
+            patched.setattr("weir.ownership.fencing.delete_staged", crash)
+            patched.setattr("weir.ownership.leftovers.remove", crash)
             with pytest.raises(WeirError):
                 of.epochs(2)
     before = _staged(warehouse)

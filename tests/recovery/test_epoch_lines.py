@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership import ownership
-from pipelines.runtime.run import progress
-from pipelines.runtime.timings import shares
 from state_ops import logs
 from tests.recovery.small import Bank
 from tests.state_ops.test_logs import lines
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership import ownership
+from weir.run import progress
+from weir.timings import shares
 
 JSON = {logs.FORMAT: "json"}
 

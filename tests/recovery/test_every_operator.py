@@ -20,7 +20,11 @@ import pytest
 from deltalake import write_deltalake
 from polars.testing import assert_frame_equal
 
-from pipelines.api import (
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.errors import GateError, WeirError
+from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
+from weir import (
     Epoch,
     Pipeline,
     Sink,
@@ -40,17 +44,13 @@ from pipelines.api import (
     union,
     window,
 )
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import branch_diff, forks, promotion
-from pipelines.runtime.operations.backfill import Backfilled, backfill
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.restore import rewind as rewinding
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.run import RunOptions, run
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.errors import GateError, WeirError
-from tests.recovery.harness import Site
-from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import branch_diff, forks, promotion
+from weir.operations.backfill import Backfilled, backfill
+from weir.ownership.pipeline_storage import open_storage
+from weir.restore import rewind as rewinding
+from weir.run import maintenance
+from weir.run.run import RunOptions, run
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -425,8 +425,8 @@ def test_a_gate_holds_what_it_refuses_and_corrected_input_gives_what_it_would_ha
 def test_dagster_shows_of_each_column_which_columns_of_what_the_stage_reads_make_it(tmp_path, name):
     from dagster import AssetKey  # which takes a second to import
 
-    from assets import metadata
-    from assets.factory import weir_definitions
+    from weir.dagster import metadata
+    from weir.dagster.factory import weir_definitions
 
     house, tally = House.at(tmp_path, name, gate=False), metadata.Tally()
     for report in house.run(1, 2, drain=True):

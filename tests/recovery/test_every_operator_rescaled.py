@@ -8,13 +8,13 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from pipelines import testing
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.checkpoint import Checkpoint
 from tests.recovery import every_operator as every
 from tests.recovery.harness import Site
+from weir import testing
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.run.run import RunOptions, run
 
 BEHIND_STAGES = {
     "windowed", "counts", "alike", "highs", "named", "strictly", "best", "sums", "lately", "unique", "visits"

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, files, renamed_from, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import PipelineError
 from state_ops.schema import evolution
 from state_ops.schema.state_schema import StateSchema
 from tests.recovery.harness import Site
+from weir import Epoch, Pipeline, State, ValueState, files, renamed_from, stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.run.run import RunOptions, open_storage, run
 
 KEYS = [f"k{number}" for number in range(6)]
 Row = dict[str, Any]

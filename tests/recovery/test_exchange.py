@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.harness import cpu_seconds
-from configs.settings import PROJECT
-from pipelines.runtime.execution import exchange
 from tests.recovery import totals
 from tests.recovery.harness import Site
 from tests.recovery.totals import WAYS, assert_exact, land
 from tests.tools.connect_server import connect_server
 from tests.tools.sampling import sampled
+from weir.execution import exchange
+from weir.settings.configuration import PROJECT
 
 SHUFFLES = [exchange.FILES, exchange.CUT, exchange.ROWS]
 _SHAPES = [(500, 40), (1, 1), (0, 1), (0, 1), (300, 2), (300, 40)]
@@ -64,7 +64,7 @@ def test_blocks_are_exact_on_a_spark_connect_server(tmp_path: Path):
         for way in (exchange.FILES, exchange.CUT):
             site = _site(tmp_path / way, way, WEIR_SPARK__MASTER=master, WEIR_CHECKPOINTS__NUM_RETAINED="9")
             land(site, _SHAPES)
-            command = [sys.executable, "-m", "pipelines.cli.main", "run", "totals", "--until-caught-up"]
+            command = [sys.executable, "-m", "weir.cli.main", "run", "totals", "--until-caught-up"]
             env = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")} | site.env
             ran = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=240)
             assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -20,33 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import (
-    Epoch,
-    KeyedState,
-    ListOf,
-    MapOf,
-    Pipeline,
-    State,
-    Timestamp,
-    agg,
-    aggregate,
-    deduplicate,
-    delta,
-    expect,
-    files,
-    on_table,
-    stage,
-    window,
-)
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.inspection.snapshot_files import opened
-from pipelines.runtime.operations import forks, state_delete
-from pipelines.runtime.ownership import savepoints
-from pipelines.runtime.ownership.local_paths import local_directory
-from pipelines.runtime.restore.recovery import owning
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
 from state_ops.checkpoints.checkpoint import EDIT, REWRITTEN, Checkpoint, stats_of
@@ -64,6 +37,33 @@ from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
+from weir import (
+    Epoch,
+    KeyedState,
+    ListOf,
+    MapOf,
+    Pipeline,
+    State,
+    Timestamp,
+    agg,
+    aggregate,
+    deduplicate,
+    delta,
+    expect,
+    files,
+    on_table,
+    stage,
+    window,
+)
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.inspection.snapshot_files import opened
+from weir.operations import forks, state_delete
+from weir.ownership import savepoints
+from weir.ownership.local_paths import local_directory
+from weir.restore.recovery import owning
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, open_storage, run
 
 SECRET = "qZ8vXw2mLk9Tb4Yh7Rj1Nc6"  # incompressible, so that it stands in compressed blocks as it is
 BACKENDS = ("rocksdb", "filesystem", "memory")
@@ -526,9 +526,9 @@ from state_ops.coordination import gate_hold, lease, requests
 from state_ops.delta.fenced_table import FencedTable
 from state_ops.storage.storage import Storage
 from tests.recovery.small import pipeline
-from pipelines.runtime.operations import state_delete
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from configs import settings
+from weir.operations import state_delete
+from weir.execution.in_process import InMemoryExecutor
+from weir.settings import configuration as settings
 owner = Storage if {name!r} == "delete_files" else FencedTable
 method, left = getattr(owner, {name!r}), [{number}]
 copied = state_delete._copied

@@ -9,8 +9,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipelines.api import Epoch, ListOf, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, stage
-from pipelines.runtime.operations.branch_diff import diff
 from state_ops.value_text import text_of
 from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank, accounts, pipeline
@@ -18,6 +16,8 @@ from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
 from tests.recovery.test_restore import reordered
 from tests.recovery.test_rewind import bad
+from weir import Epoch, ListOf, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, stage
+from weir.operations.branch_diff import diff
 
 
 @pytest.fixture

@@ -7,11 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import forks
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.checkpoint import FORK
 from state_ops.checkpoints.registry import BRANCH
 from state_ops.coordination import lease, requests
@@ -24,6 +19,11 @@ from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Bank, pipeline, until
 from tests.recovery.test_rewind import bad
 from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import forks
+from weir.ownership.pipeline_storage import open_storage
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
 
 MANY = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3"}
 

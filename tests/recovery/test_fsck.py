@@ -18,12 +18,6 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership import publish
-from pipelines.runtime.ownership.ownership import claimed
-from pipelines.runtime.run import fsck as checks
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.coordination import lease, requests
@@ -36,6 +30,12 @@ from state_ops.records.snapshot_files import OUTPUT
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Apart, Bank, until
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership import publish
+from weir.ownership.ownership import claimed
+from weir.run import fsck as checks
+from weir.run.run import RunOptions, open_storage, run
 
 
 class Account(State):
@@ -73,7 +73,7 @@ def base(tmp_path_factory) -> Bank:
     bank = bank_at(tmp_path_factory.mktemp("made") / "site")
     bank.epochs(1, 2, executor=Apart())
     with claimed(bank.site.pipeline, bank.site.settings) as owner:
-        from pipelines.runtime.ownership.savepoints import save
+        from weir.ownership.savepoints import save
 
         save(owner.context, owner.head, "before", "a test")
     bank.epochs(3, 4, 5, executor=Apart())
@@ -342,7 +342,7 @@ def killed_in(owner, name: str, when: Callable[..., bool] = lambda *_: True):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(owner, name, dies)
-            patched.setattr("pipelines.runtime.epoch.failover.discard", lambda *_: None)
+            patched.setattr("weir.epoch.failover.discard", lambda *_: None)
             with pytest.raises(Killed):
                 bank.epochs(6)
 

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.runtime.execution import direct_read
-from pipelines.runtime.execution.executor import Channel, Deadline, Landed
-from pipelines.runtime.execution.external_sort import in_order
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.task import run_task
-from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.errors import DiskFullError, TransientError
 from state_ops.records.acks import Ack
 from state_ops.storage import disks
 from tests.recovery.small import Bank
+from weir.execution import direct_read
+from weir.execution.executor import Channel, Deadline, Landed
+from weir.execution.external_sort import in_order
+from weir.execution.in_process import InMemoryExecutor
+from weir.task import run_task
+from weir.task.run_task import KeyedTask
 
 BYTES = 4 << 20
 

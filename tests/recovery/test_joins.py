@@ -17,21 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Pipeline, agg, aggregate, as_of, deduplicate, delta, files, join
-from pipelines.api import kafka as kafka_api
-from pipelines.runtime.definition.operators import AsOf
-from pipelines.runtime.epoch import steps
-from pipelines.runtime.execution.executor import Executor
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.operations import branch_diff, forks, promotion
-from pipelines.runtime.operations.backfill import backfill
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import WeirError
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
+from weir import Pipeline, agg, aggregate, as_of, deduplicate, delta, files, join
+from weir import kafka as kafka_api
+from weir.definition.operators import AsOf
+from weir.epoch import steps
+from weir.execution.executor import Executor
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.operations import branch_diff, forks, promotion
+from weir.operations.backfill import backfill
+from weir.run import maintenance
+from weir.run.run import RunOptions, run
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.matrix import checks, matrix, plan, replay, trials
 from tests.recovery.matrix.checks import Stored
 from tests.recovery.matrix.matrix import Played, Zygote
 from tests.recovery.matrix.pipeline import pipeline
 from tests.recovery.matrix.points import Disturbance, Point
 from tests.recovery.matrix.trials import Site, Trial
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.runtime.ownership.ownership import claimed
-from pipelines.runtime.run import fsck
 from tests.recovery import clustered
 from tests.recovery.harness import Child, Site, child
 from tests.recovery.small import until
 from tests.tools.sampling import sampled
 from tests.tools.spark_cluster import Cluster, cluster, kill_family
+from weir.ownership.ownership import claimed
+from weir.run import fsck
+from weir.settings.configuration import PROJECT
 
 _EPOCHS, _ROWS = 5, 200
 _LAST_RESORT = 10**6  # an epoch that there is not

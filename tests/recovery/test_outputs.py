@@ -17,8 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.api import (
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.errors import GateError, PipelineError, WeirError
+from tests.recovery.harness import Site
+from tests.recovery.small import Apart
+from tests.recovery.unordered import MINUTE, SOURCE, epochs, first_epoch, land_rows, site_of
+from tests.tools.sampling import sampled
+from weir import (
     Epoch,
     Pipeline,
     Stage,
@@ -32,16 +37,11 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import branch_diff, forks, plan, promotion
-from pipelines.runtime.run import fsck, maintenance, run
-from pipelines.runtime.run.run import RunOptions
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.errors import GateError, PipelineError, WeirError
-from tests.recovery.harness import Site
-from tests.recovery.small import Apart
-from tests.recovery.unordered import MINUTE, SOURCE, epochs, first_epoch, land_rows, site_of
-from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import branch_diff, forks, plan, promotion
+from weir.run import fsck, maintenance, run
+from weir.run.run import RunOptions
+from weir.settings.configuration import PROJECT
 
 RARE = 97
 
@@ -416,7 +416,7 @@ def test_rows_that_wait_are_never_taken_for_those_of_another_output(tmp_path):
 
 @pytest.mark.long
 def test_dagster_shows_where_the_columns_of_each_output_come_from(tmp_path):
-    from assets import metadata, specs  # Dagster takes a second to import
+    from weir.dagster import metadata, specs  # Dagster takes a second to import
 
     site = site_at(tmp_path, pipeline=replace(pipeline, stages=(split, followed, odds, tumbling, missed)))
     land(site, 2, 3, 4)

@@ -13,14 +13,6 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from pipelines.api import Epoch, Stage, ValueState, delta, expect, stage
-from pipelines.runtime.epoch import failover, readiness, steps, transitions
-from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.epoch.scheduler import EpochScheduler
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run import run as runtime
-from pipelines.runtime.run.run import RunOptions
-from pipelines.runtime.timings import bottleneck
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
@@ -32,6 +24,14 @@ from state_ops.snapshots import stage_upload
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until
 from tests.tools.sampling import sampled
+from weir import Epoch, Stage, ValueState, delta, expect, stage
+from weir.epoch import failover, readiness, steps, transitions
+from weir.epoch.model import EpochReport
+from weir.epoch.scheduler import EpochScheduler
+from weir.execution.in_process import InMemoryExecutor
+from weir.run import run as runtime
+from weir.run.run import RunOptions
+from weir.timings import bottleneck
 
 _HASTE = ("WEIR_CHECKPOINTS__TIMEOUT_SECONDS", "WEIR_CHECKPOINTS__INTERVAL_SECONDS")
 
@@ -601,7 +601,7 @@ def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
 
     bank, gate, executor = limited(bank, 8), Gate(monkeypatch, stage_upload, "upload"), Late()
     monkeypatch.setattr(EpochScheduler, "begin", noted)
-    monkeypatch.setattr("pipelines.runtime.epoch.readiness.MIB", 0)  # so that any byte is one too many
+    monkeypatch.setattr("weir.epoch.readiness.MIB", 0)  # so that any byte is one too many
     bank.land(1, 2, 3, 4)
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
@@ -649,7 +649,7 @@ def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, 
         return acks
 
     monkeypatch.setattr(stage_upload, "upload", uploading)
-    monkeypatch.setattr("pipelines.runtime.epoch.readiness.MIB", 0)  # so that any byte is one too many
+    monkeypatch.setattr("weir.epoch.readiness.MIB", 0)  # so that any byte is one too many
     bank = of_two_stages(bank, WEIR_CHECKPOINTS__MAX_CONCURRENT="8")
     bank.land(1, 2, 3)
     thread, reports = background(bank, executor)
@@ -666,7 +666,7 @@ def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, 
 def test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever(bank, monkeypatch):
     """Unaligned: all is in storage, and the rest of the first epoch waits on the disk for the next one."""
     commit, executor = Gate(monkeypatch, Registry, "commit"), Reading(batch_rows=2)
-    monkeypatch.setattr("pipelines.runtime.epoch.readiness.MIB", 0)
+    monkeypatch.setattr("weir.epoch.readiness.MIB", 0)
     options = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "8", "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
     bank = of_two_stages(bank, **options)
     bank.land(1, 2)

@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
-from pipelines.runtime.gates.restore_gates import newest_rows
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.sinks.replace_where import Range, touched
-from pipelines.runtime.sinks.statistics import statistics
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import InputError, PipelineError, WeirError
 from state_ops.moments import to_micros
 from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Account, Bank, InMemoryExecutor
+from weir import Epoch, Pipeline, ValueState, agg, delta, stage
+from weir.gates.restore_gates import newest_rows
+from weir.operations import forks, promotion
+from weir.restore import rewind
+from weir.run import fsck, maintenance
+from weir.sinks.replace_where import Range, touched
+from weir.sinks.statistics import statistics
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 BY = ["day", "kind", "odd"]
@@ -149,7 +149,7 @@ def test_what_a_crash_left_of_a_partition_is_swept(bank, monkeypatch):
             raise OSError("cut off")
 
         patched.setattr("state_ops.checkpoints.registry.Registry.commit", crash)
-        patched.setattr("pipelines.runtime.ownership.fencing.delete_staged", crash)
+        patched.setattr("weir.ownership.fencing.delete_staged", crash)
         with pytest.raises(WeirError):
             bank.epochs(2)
     bank.epochs(3)
@@ -178,7 +178,7 @@ def test_what_is_no_partition_is_refused(tmp_path, by):
 
 
 def test_too_many_partitions_are_refused_with_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.runtime.task.staged_output._MAX_PARTITIONS", 2)
+    monkeypatch.setattr("weir.task.staged_output._MAX_PARTITIONS", 2)
     by_id = replace(small.accounts, sink=delta.append("booked", partition_by="id"))
     bank = Bank.at(tmp_path)
     with pytest.raises(InputError, match="more than 2 partitions"):

@@ -11,11 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.runtime.execution.spark.placement import fair
 from tests.recovery.placed import TURNS
 from tests.recovery.small import until
 from tests.tools.spark_cluster import cluster, kill_family
+from weir.execution.spark.placement import fair
+from weir.settings.configuration import PROJECT
 
 EPOCHS, SUBTASKS = 12, 5
 

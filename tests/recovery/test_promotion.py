@@ -11,14 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.operations.promotion import promote
-from pipelines.runtime.operations.state_import import import_rows
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.sinks.replace_where import Range
 from state_ops.checkpoints.checkpoint import PROMOTION, abandoned
 from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import BusyError, PipelineError, WeirError
@@ -28,6 +20,14 @@ from tests.recovery.small import Account, Bank, pipeline, until
 from tests.recovery.test_forks import Branched, at, nobody_lives, ran
 from tests.recovery.test_rewind import bad
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import forks, promotion
+from weir.operations.promotion import promote
+from weir.operations.state_import import import_rows
+from weir.ownership.pipeline_storage import open_storage
+from weir.run import fsck, maintenance
+from weir.sinks.replace_where import Range
 
 
 def promoted(bank: Branched, name: str = "fix", code=pipeline, **options):

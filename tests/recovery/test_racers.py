@@ -13,11 +13,6 @@ from threading import Barrier
 import pytest
 from deltalake.exceptions import DeltaError
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership.ownership import claimed, remove_leftovers
-from pipelines.runtime.restore.recovery import owning
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.checkpoints.reader_holds import HOLDS, ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
@@ -35,6 +30,11 @@ from tests.soak.coordinator import Order
 from tests.soak.feed import Feed
 from tests.soak.replay import Replay
 from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership.ownership import claimed, remove_leftovers
+from weir.restore.recovery import owning
+from weir.run import maintenance
+from weir.run.run import RunOptions, open_storage, run
 
 _SEED = 11
 _APP = "weir/raced/main"
@@ -365,7 +365,7 @@ def test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced
     Feed(_SEED, site.landing).land(4)
     zombie = Sleepy(site, "turnover", monkeypatch)
     discarded: list[int] = []
-    monkeypatch.setattr("pipelines.runtime.epoch.failover.discard", lambda _, __, id: discarded.append(id))
+    monkeypatch.setattr("weir.epoch.failover.discard", lambda _, __, id: discarded.append(id))
     with pytest.raises(FencedError) as fenced:
         _run(site, zombie)
     assert not discarded, "a fenced coordinator deletes nothing"

@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import (
+from tests.recovery.harness import Site
+from tests.tools.sampling import sampled
+from weir import (
     Pipeline,
     agg,
     as_of,
@@ -28,11 +30,9 @@ from pipelines.api import (
     union,
     window,
 )
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations.backfill import backfill
-from pipelines.runtime.run.run import RunOptions, run
-from tests.recovery.harness import Site
-from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations.backfill import backfill
+from weir.run.run import RunOptions, run
 
 FIRST, HOUR, US = datetime(2026, 1, 1, tzinfo=UTC), timedelta(hours=1), timedelta(microseconds=1)
 DAYS, LATENESS = 6, 5 * HOUR

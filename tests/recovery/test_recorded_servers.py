@@ -8,16 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines import api
-from pipelines.api import Pipeline, delta
-from pipelines.runtime.connectors.kafka.sink import KafkaSink
-from pipelines.runtime.connectors.sink import Sink
-from pipelines.runtime.ownership import publish
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import PipelineError, WeirError
 from tests.recovery import small
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
+from weir import Pipeline, api, delta
+from weir.connectors.kafka.sink import KafkaSink
+from weir.connectors.sink import Sink
+from weir.ownership import publish
 
 
 def using(bank: Bank, sink: Sink | None) -> Bank:
@@ -121,7 +120,7 @@ def test_what_says_nothing_of_how_rows_come_may_change(bank, kafka, monkeypatch)
 
 
 def test_a_part_of_a_checkpoint_that_is_in_a_topic_waits_for_its_sink(bank, kafka, monkeypatch):
-    monkeypatch.setattr("pipelines.runtime.connectors.kafka.sink._SENDS", 0)
+    monkeypatch.setattr("weir.connectors.kafka.sink._SENDS", 0)
     sink = KafkaSink(name="out", topic=kafka.create(), servers=kafka.servers)
     before = using(bank, sink)
     before.epochs(1)

@@ -8,10 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Pipeline, delta
-from pipelines.runtime.operations import forks, plan, promotion
-from pipelines.runtime.ownership import publish
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.checkpoints.sink_link import SinkLink
 from state_ops.errors import PipelineError, WeirError
 from state_ops.fsck.findings import Kind
@@ -19,6 +15,10 @@ from state_ops.ids import CheckpointId, Generation, epoch_dir
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank, InMemoryExecutor
+from weir import Pipeline, delta
+from weir.operations import forks, plan, promotion
+from weir.ownership import publish
+from weir.run import fsck, maintenance
 
 APPEND = delta.append("booked")
 UPSERT = delta.upsert("booked", "id", order_by=["at"])
@@ -73,7 +73,7 @@ def test_rows_of_a_table_come_as_their_checkpoint_says(bank, monkeypatch, then, 
 def test_a_checkpoint_of_an_earlier_release_goes_by_the_code(bank, monkeypatch):
     using(bank, APPEND).epochs(1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.epoch.steps.recorded", lambda _, link, *__: link)
+        patched.setattr("weir.epoch.steps.recorded", lambda _, link, *__: link)
         cut(using(bank, APPEND), patched, 2)
     assert bank.registry.head().sinks["booked"].how is None
     deployed = using(bank, APPEND)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Pipeline, delta
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import WeirError
 from tests.recovery import small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
+from weir import Pipeline, delta
+from weir.run import fsck, maintenance
 
 
 def using(bank: Bank, sink: object, **options: object) -> Bank:
@@ -41,8 +41,8 @@ def cut(bank: Bank, monkeypatch, number: int) -> None:
 
     with monkeypatch.context() as patched:
         patched.setattr(Registry, "commit", crash)
-        patched.setattr("pipelines.runtime.ownership.fencing.delete_staged", crash)
-        patched.setattr("pipelines.runtime.ownership.leftovers.remove", crash)
+        patched.setattr("weir.ownership.fencing.delete_staged", crash)
+        patched.setattr("weir.ownership.leftovers.remove", crash)
         with pytest.raises(WeirError):
             bank.epochs(number)
 

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
-from pipelines.runtime.operations import branch_diff, forks, promotion
-from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.sinks import replace_partitions
-from pipelines.runtime.sinks.restore_version import RowsBack
 from state_ops.errors import WeirError
 from tests.recovery import small
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, ValueState, agg, delta
+from weir.operations import branch_diff, forks, promotion
+from weir.ownership.publish import publish_missing
+from weir.restore import rewind
+from weir.run import fsck, maintenance
+from weir.sinks import replace_partitions
+from weir.sinks.restore_version import RowsBack
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 

@@ -10,10 +10,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends import composite
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoints.checkpoint import WITH_PARTS, Checkpoint
@@ -25,6 +21,10 @@ from tests.recovery.harness import Site
 from tests.recovery.small import Bank
 from tests.tools.reading import keys_of
 from tests.tools.sampling import sampled
+from weir.definition import Pipeline
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership.pipeline_storage import open_storage
+from weir.task.run_task import KeyedTask
 
 GROUPS = 6
 pipeline = replace(every.pipeline, name="rescaled", max_parallelism=GROUPS)

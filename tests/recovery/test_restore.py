@@ -18,20 +18,20 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, ValueState, agg, expect, on_state, on_table
-from pipelines.runtime.definition import Expected, Gate
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.gates import data_docs
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.restore import restore
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, GateError, PipelineError
 from state_ops.records.snapshot_files import STATE, StateFile
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.tools.sampling import sampled
+from weir import Epoch, ValueState, agg, expect, on_state, on_table
+from weir.definition import Expected, Gate
+from weir.execution.in_process import InMemoryExecutor
+from weir.gates import data_docs
+from weir.ownership.pipeline_storage import open_storage
+from weir.restore import restore
+from weir.run import maintenance
+from weir.run.run import RunOptions, run
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3", "WEIR_SPARK__PARALLELISM": "2"}
 REWINDING = {"WEIR_RESTORE__ON_INVALID": "rewind"}

@@ -8,12 +8,6 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Pipeline, Sink, delta
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership import publish
-from pipelines.runtime.restore import rewind as rewinding
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.delta.set_back import SetBack, set_back
 from state_ops.errors import DamageError, WeirError
 from state_ops.fsck.findings import Kind
@@ -21,6 +15,12 @@ from state_ops.storage.storage import Storage
 from tests.recovery import small
 from tests.recovery.small import Bank
 from tests.recovery.test_backfill import Plant
+from weir import Pipeline, Sink, delta
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership import publish
+from weir.restore import rewind as rewinding
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
 
 KINDS: dict[str, Sink] = {
     "append": delta.append("booked"),

@@ -11,14 +11,6 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
-from pipelines.runtime.ownership import derived_checkpoint
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.restore.rewind import hindrances
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.sinks.restore_version import TableRewind
 from state_ops.checkpoints.checkpoint import REWIND, abandoned
 from state_ops.coordination import requests
 from state_ops.coordination.lease import Heartbeat
@@ -29,6 +21,14 @@ from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, ValueState, agg, delta, stage
+from weir.ownership import derived_checkpoint
+from weir.ownership.pipeline_storage import open_storage
+from weir.ownership.publish import publish_missing
+from weir.restore import rewind
+from weir.restore.rewind import hindrances
+from weir.run import maintenance
+from weir.sinks.restore_version import TableRewind
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 

@@ -7,13 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.api import Pipeline
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.ownership import derived_checkpoint, publish
-from pipelines.runtime.ownership.publish import publish_missing, unpublished
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints.checkpoint import REWIND
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from tests.recovery import ledger, small
@@ -22,6 +15,13 @@ from tests.recovery.ledger import LedgerSink
 from tests.recovery.refusing_ledger import banks, refuse
 from tests.recovery.small import Bank
 from tests.tools.sampling import sampled
+from weir import Pipeline
+from weir.operations import forks, promotion
+from weir.ownership import derived_checkpoint, publish
+from weir.ownership.publish import publish_missing, unpublished
+from weir.restore import rewind
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 

@@ -8,19 +8,19 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Pipeline
-from pipelines.cli import status
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.ownership import derived_checkpoint, publish
-from pipelines.runtime.ownership.publish import publish_missing, unpublished
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.errors import DamageError, PipelineError, WeirError
 from state_ops.fsck.findings import Kind
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.refusing_ledger import banks, refuse
 from tests.recovery.small import Bank
+from weir import Pipeline
+from weir.cli import status
+from weir.operations import forks, promotion
+from weir.ownership import derived_checkpoint, publish
+from weir.ownership.publish import publish_missing, unpublished
+from weir.restore import rewind
+from weir.run import fsck, maintenance
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 

@@ -16,20 +16,20 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from pipelines.api import Pipeline, agg, delta, window
-from pipelines.cli import main
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.execution.spark import spark_session
-from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
-from pipelines.runtime.ownership import ownership
-from pipelines.runtime.run import progress
-from pipelines.runtime.run.run import open_storage
-from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, processes
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank, accounts
 from tests.state_ops.checkpoints.test_registry import a_checkpoint
+from weir import Pipeline, agg, delta, window
+from weir.cli import main
+from weir.execution.in_process import InMemoryExecutor
+from weir.execution.spark import spark_session
+from weir.execution.spark.spark_executor import SparkExecutor
+from weir.ownership import ownership
+from weir.run import progress
+from weir.run.run import open_storage
+from weir.sources.files import FilesReader
 
 
 @pytest.fixture

@@ -9,14 +9,6 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pipelines.runtime.epoch import transitions
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership.ownership import Ownership
-from pipelines.runtime.restore import start_from
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run import run as run_module
-from pipelines.runtime.run.run import RunOptions, open_storage, run
-from pipelines.runtime.run.stopping import ask_to_stop
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Pin, Registry
 from state_ops.coordination import lease, requests
@@ -25,6 +17,14 @@ from state_ops.errors import DamageError, PipelineError, TransientError, WeirErr
 from state_ops.ids import CheckpointId, Generation, epoch_dir
 from tests.recovery import small
 from tests.recovery.small import Bank, until
+from weir.epoch import transitions
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership.ownership import Ownership
+from weir.restore import start_from
+from weir.run import maintenance
+from weir.run import run as run_module
+from weir.run.run import RunOptions, open_storage, run
+from weir.run.stopping import ask_to_stop
 
 
 @pytest.fixture
@@ -535,8 +535,8 @@ def test_after_everything_was_deleted_ids_are_not_used_again(bank, weir):
 
 
 def test_what_a_sink_lacks_is_not_pruned(bank, monkeypatch):
-    from pipelines.runtime.epoch import steps
-    from pipelines.runtime.ownership import prune
+    from weir.epoch import steps
+    from weir.ownership import prune
 
     def lost(*_: object) -> None:
         raise OSError("the store was away")

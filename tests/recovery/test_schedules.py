@@ -24,7 +24,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.api import (
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import RunEndedError, TransientError
+from state_ops.snapshots import async_writer
+from tests.recovery.harness import Site
+from tests.recovery.small import Apart
+from tests.tools.sampling import sampled
+from weir import (
     Epoch,
     Pipeline,
     State,
@@ -42,23 +49,16 @@ from pipelines.api import (
     top_n,
     union,
 )  # fmt: skip
-from pipelines.runtime.epoch import failover, scheduler, stage_job, transitions
-from pipelines.runtime.epoch import steps as steps_of_an_epoch
-from pipelines.runtime.epoch.step_runner import Ended
-from pipelines.runtime.epoch.step_runner import run as run_step
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.ownership import backlog
-from pipelines.runtime.ownership.publish import unpublished
-from pipelines.runtime.run import run
-from pipelines.runtime.run.run import RunOptions
-from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.checkpoints.registry import Registry
-from state_ops.errors import RunEndedError, TransientError
-from state_ops.snapshots import async_writer
-from tests.recovery.harness import Site
-from tests.recovery.small import Apart
-from tests.tools.sampling import sampled
+from weir.epoch import failover, scheduler, stage_job, transitions
+from weir.epoch import steps as steps_of_an_epoch
+from weir.epoch.step_runner import Ended
+from weir.epoch.step_runner import run as run_step
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.ownership import backlog
+from weir.ownership.publish import unpublished
+from weir.run import run
+from weir.run.run import RunOptions
 
 FOUND = (17,)
 _MANY = int(os.environ.get("WEIR_SCHEDULES", "12"))

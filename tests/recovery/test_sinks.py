@@ -7,20 +7,20 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from pipelines.api import Pipeline
-from pipelines.runtime.connectors.sink import no_rows
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.ownership import publish
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.ownership.publish import publish_missing, unpublished
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.records.snapshot_files import OUTPUT
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
+from weir import Pipeline
+from weir.connectors.sink import no_rows
+from weir.operations import forks, promotion
+from weir.ownership import publish
+from weir.ownership.pipeline_storage import open_storage
+from weir.ownership.publish import publish_missing, unpublished
+from weir.restore import rewind
+from weir.run import fsck, maintenance
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 APP = "weir/small/main/ledger"
@@ -217,7 +217,7 @@ def test_a_zombie_may_publish_while_a_rewind_is_decided_and_not_published(bank, 
         raise OSError("cut off")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.derived_checkpoint.publish_missing", crash)
+        patched.setattr("weir.ownership.derived_checkpoint.publish_missing", crash)
         with pytest.raises(WeirError, match="cut off"):
             maintenance.rewind(bank.site.pipeline, bank.site.settings, 1, accepted=_obstacles(bank))
     with ledger.transaction(path) as connection:  # as if 3 had not been published yet, and a zombie is at it

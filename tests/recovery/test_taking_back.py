@@ -9,17 +9,17 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipelines.api import Pipeline
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.restore import rewind
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.arrow.unfit_values import UnfitValue
 from state_ops.errors import PipelineError, WeirError
 from tests.recovery import ledger, small
 from tests.recovery.ledger import LedgerSink
 from tests.recovery.small import Bank
 from tests.recovery.test_sinks import expected, findings, marker
+from weir import Pipeline
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import forks, promotion
+from weir.restore import rewind
+from weir.run import fsck, maintenance
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_rewind_that_was_cut_off_before_it_took_rows_back_is_finished(bank, pa
     """A zombie that publishes an abandoned checkpoint meanwhile has its rows taken back with the others."""
     bank.epochs(1, 2, 3)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.ownership.derived_checkpoint.publish_missing", crash)
+        patched.setattr("weir.ownership.derived_checkpoint.publish_missing", crash)
         with pytest.raises(WeirError, match="cut off"):
             maintenance.rewind(bank.site.pipeline, bank.site.settings, 1)
     assert ledger.rows_of(path) == expected(1, 2, 3)
@@ -143,7 +143,7 @@ def test_a_promotion_takes_rows_back_and_brings_the_branchs(bank, path, monkeypa
     assert decided.obstacles == ()
     assert decided.to_dict()["sinks"]["ledger"] == {"kind": "ledger", "keeps": False, "lacks": False, "rows_added": 20}
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.operations.promotion.publish_missing", crash)
+        patched.setattr("weir.operations.promotion.publish_missing", crash)
         with pytest.raises(WeirError, match="cut off"):
             promotion.promote(changed, settings, "fix", executor=small.InMemoryExecutor())
     assert ledger.rows_of(path) == expected(1, 2, 3)

@@ -17,18 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.settings import PROJECT
-from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg, delta, files, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.operators.functions import function
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import PipelineError, StageError
 from state_ops.records.operator_stats import OperatorStats
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
+from weir import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg, delta, files, stage
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.operations import forks, promotion
+from weir.operators.functions import function
+from weir.run import maintenance
+from weir.run.run import RunOptions, open_storage, run
+from weir.settings.configuration import PROJECT
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 KEYS = [f"k{number}" for number in range(6)]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from pipelines.runtime.run import fsck
 from state_ops.checkpoints.reader_holds import HOLDS
 from state_ops.coordination import lease, requests, results, suspension
 from state_ops.errors import DamageError
 from tests.recovery.small import Bank, until
 from tests.tools.sampling import sampled
+from weir.run import fsck
 
 TORN = {
     "zeros": b"\0" * 120,

@@ -15,7 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import (
+from state_ops.records.operator_stats import OperatorStats
+from tests.recovery.harness import Site
+from tests.tools.reading import without
+from tests.tools.sampling import sampled
+from weir import (
     Epoch,
     KeyedState,
     KeyState,
@@ -32,19 +36,15 @@ from pipelines.api import (
     stage,
     top_n,
 )
-from pipelines.runtime.epoch import scheduler, steps
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.operations import forks
-from pipelines.runtime.operations.state_import import import_rows
-from pipelines.runtime.operators import deduplication
-from pipelines.runtime.operators.functions import function
-from pipelines.runtime.run import maintenance
-from pipelines.runtime.run.run import RunOptions, run
-from state_ops.records.operator_stats import OperatorStats
-from tests.recovery.harness import Site
-from tests.tools.reading import without
-from tests.tools.sampling import sampled
+from weir.epoch import scheduler, steps
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.operations import forks
+from weir.operations.state_import import import_rows
+from weir.operators import deduplication
+from weir.operators.functions import function
+from weir.run import maintenance
+from weir.run.run import RunOptions, run
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 KEYS = [f"k{number}" for number in range(8)]

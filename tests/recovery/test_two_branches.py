@@ -10,14 +10,14 @@ from threading import Barrier, Event
 import polars as pl
 import pytest
 
-from pipelines.api import Epoch, Pipeline, ValueState, agg, delta
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.ownership import publish
-from pipelines.runtime.run import fsck, maintenance
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.recovery import small
 from tests.recovery.test_forks import Branched, at, ran
+from weir import Epoch, Pipeline, ValueState, agg, delta
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import forks, promotion
+from weir.ownership import publish
+from weir.run import fsck, maintenance
 
 
 def code(tag: str) -> Pipeline:

@@ -22,11 +22,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Pipeline, delta
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations import promotion
-from pipelines.runtime.run import fsck
-from pipelines.runtime.sinks import table_commit
 from state_ops.delta import log_entries
 from state_ops.errors import DamageError, WeirError
 from state_ops.storage.storage import Storage
@@ -35,6 +30,11 @@ from tests.recovery.small import Bank
 from tests.recovery.test_forks import Branched
 from tests.recovery.test_two_branches import code
 from tests.tools.sampling import sampled
+from weir import Pipeline, delta
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations import promotion
+from weir.run import fsck
+from weir.sinks import table_commit
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 STEPS = 150  # requests of a process, of which one may be its last

@@ -16,7 +16,15 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from pipelines.api import (
+from state_ops.checkpoints.checkpoint import WITH_WAITING, Checkpoint
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
+from state_ops.errors import DamageError, PipelineError
+from state_ops.records.snapshot_files import CHANNEL, STATE
+from tests.recovery.harness import Site
+from tests.recovery.unordered import SOURCE, epochs, first_epoch, land_rows, site_of
+from tests.tools.sampling import sampled
+from weir import (
     Epoch,
     Pipeline,
     State,
@@ -29,21 +37,13 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.cli import status
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.ownership import savepoints
-from pipelines.runtime.restore.recovery import owning
-from pipelines.runtime.run import run, sensor
-from pipelines.runtime.run.run import RunOptions
-from state_ops.checkpoints.checkpoint import WITH_WAITING, Checkpoint
-from state_ops.coordination import requests
-from state_ops.coordination.requests import Request
-from state_ops.errors import DamageError, PipelineError
-from state_ops.records.snapshot_files import CHANNEL, STATE
-from tests.recovery.harness import Site
-from tests.recovery.unordered import SOURCE, epochs, first_epoch, land_rows, site_of
-from tests.tools.sampling import sampled
+from weir.cli import status
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.ownership import savepoints
+from weir.restore.recovery import owning
+from weir.run import run, sensor
+from weir.run.run import RunOptions
 
 
 class Seen(State):

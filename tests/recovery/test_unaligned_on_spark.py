@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.execution.spark.spark_executor import SparkExecutor
-from pipelines.runtime.ownership.backlog import unapplied
 from tests.recovery.harness import Site, child
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir.execution.spark.spark_executor import SparkExecutor
+from weir.ownership.backlog import unapplied
 
 _DAYS = 6
 _ODD = {

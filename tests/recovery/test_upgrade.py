@@ -9,9 +9,9 @@ from typing import Annotated
 import polars as pl
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, renamed_from, stage
 from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, renamed_from, stage
 
 
 class Account(State):

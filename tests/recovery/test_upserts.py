@@ -9,19 +9,19 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, expect, on_table
-from pipelines.runtime.operations import branch_diff, forks, promotion
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import restore, rewind
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.sinks import upsert
-from pipelines.runtime.sinks.restore_version import RowsBack
 from state_ops.errors import InputError, PipelineError, WeirError
 from tests.recovery import small
 from tests.recovery.conftest import weir as weir
 from tests.recovery.small import Bank, InMemoryExecutor
 from tests.tools.sampling import sampled
+from weir import Epoch, Pipeline, ValueState, agg, delta, expect, on_table
+from weir.operations import branch_diff, forks, promotion
+from weir.ownership.pipeline_storage import open_storage
+from weir.ownership.publish import publish_missing
+from weir.restore import restore, rewind
+from weir.run import fsck, maintenance
+from weir.sinks import upsert
+from weir.sinks.restore_version import RowsBack
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
 
@@ -96,7 +96,7 @@ def test_a_crash_in_the_middle_of_a_publish_leaves_nothing(bank, monkeypatch):
         raise OSError("cut off")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.runtime.sinks.table_commit.log_entries.append", crash)
+        patched.setattr("weir.sinks.table_commit.log_entries.append", crash)
         with pytest.raises(WeirError):
             bank.epochs(3)
     bank.epochs(4)

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.operations import state_delete
-from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.harness import Site
+from weir import Pipeline, agg, aggregate, delta, files
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.operations import state_delete
+from weir.run.run import RunOptions, run
 
 CHANGES = pa.schema([("k", pa.string()), ("price", pa.float64()), ("_change_type", pa.string())])
 best = aggregate(

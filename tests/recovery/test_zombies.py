@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from pipelines.flights import pipeline
-from pipelines.runtime.epoch import transitions
-from pipelines.runtime.ownership import publish
-from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import BusyError, FencedError, TransientError
 from tests.recovery.harness import child
 from tests.tools.sampling import sampled
+from weir.epoch import transitions
+from weir.ownership import publish
+from weir.ownership.context import RunContext
+from weir.ownership.pipeline_storage import open_storage, readers
 
 _DAYS = 6
 

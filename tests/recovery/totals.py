@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime.execution import exchange
 from tests.recovery.harness import Site
+from weir import Pipeline, agg, aggregate, delta, files
+from weir.execution import exchange
 
 totals = aggregate(
     "totals",

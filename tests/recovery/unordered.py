@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.api import Pipeline, files
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run import run
-from pipelines.runtime.run.run import RunOptions
 from state_ops.checkpoints.checkpoint import Checkpoint
 from tests.recovery.harness import Site
+from weir import Pipeline, files
+from weir.execution.in_process import InMemoryExecutor
+from weir.run import run
+from weir.run.run import RunOptions
 
 KEYS = 5
 MINUTE = 60_000_000

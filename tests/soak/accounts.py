@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, stage, window
+from weir import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, stage, window
 
 
 class Account(State):

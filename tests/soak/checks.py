@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.ownership.backlog import unapplied
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import parse_epoch_dir
@@ -24,6 +23,7 @@ from tests.soak.accounts import accounts, pipeline, turnover
 from tests.soak.children import Violation
 from tests.soak.replay import Output, Replay, Row, files_of
 from tests.tools.reading import state_at
+from weir.ownership.backlog import unapplied
 
 TABLES = ("ledger", "turnover", "turnover_late")
 _TEN_MINUTES = timedelta(minutes=10)

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.settings import PROJECT
 from tests.soak.coordinator import Order
+from weir.settings.configuration import PROJECT
 
 _PATIENCE = 120.0
 

@@ -21,14 +21,14 @@ from typing import Any
 import psutil
 import structlog
 
-from configs import settings
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership.backlog import unapplied
-from pipelines.runtime.run.run import RunOptions, open_storage, run
-from pipelines.runtime.sources import positions
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.soak import clock
 from tests.soak.accounts import pipeline
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership.backlog import unapplied
+from weir.run.run import RunOptions, open_storage, run
+from weir.settings import configuration as settings
+from weir.sources import positions
 
 
 @dataclass(frozen=True)

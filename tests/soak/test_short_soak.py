@@ -8,9 +8,6 @@ from itertools import chain, repeat
 
 import pytest
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.sinks import delta
 from tests.recovery.harness import Site
 from tests.soak import accounts
 from tests.soak.bounds import growing, swelling
@@ -19,6 +16,9 @@ from tests.soak.driver import Life, soak
 from tests.soak.feed import Feed
 from tests.soak.replay import Replay
 from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.sinks import delta
 
 _PLAN = (
     Life("kill", 6, num_retained=3),

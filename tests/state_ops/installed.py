@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 NAME = "sqlite"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from configs.settings import PROJECT
 from state_ops.counts import agrees, counted
+from weir.settings.configuration import PROJECT
 
 _COUNT = r"\{[^{}\"]+\}"  # what a message puts in
 _PLURALS = r"(?:files|rows|checkpoints|objects|keys|epochs|tables|branches|stages|commits) (?:are|have|were|go|come)\b"

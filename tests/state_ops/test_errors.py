@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from deltalake.exceptions import DeltaError
 
-from configs.settings import PROJECT
 from state_ops.errors import StageError, TransientError, first_line, page_about, plainly
 from state_ops.redaction import redacted, remember_variable, scrub
+from weir.settings.configuration import PROJECT
 
 OF_DELTA = "Kernel error -> Generic S3 error\n  \x1b[31m↳\x1b[0m Error performing GET\n   \x1b[31m↳\x1b[0m 1, timeout\n"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from configs.settings import PROJECT
 from state_ops import logs
+from weir.settings.configuration import PROJECT
 
 _PROCESS = """
 import logging, sys, threading, warnings

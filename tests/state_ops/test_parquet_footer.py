@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.runtime.connectors.delta_table.data_file import rows_of
-from pipelines.runtime.connectors.formats.stored_rows import stored_rows
 from state_ops.parquet.footer import check, end_of
 from state_ops.storage.storage import Storage
+from weir.connectors.delta_table.data_file import rows_of
+from weir.connectors.formats.stored_rows import stored_rows
 
 COLUMNS = pa.schema([("n", pa.int64())])
 

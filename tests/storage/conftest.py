@@ -15,9 +15,9 @@ import boto3
 import pytest
 import stamina
 
-from configs.settings import PROJECT, S3Settings
 from state_ops.storage.storage import Storage
 from tests.storage.proxy import Proxy
+from weir.settings.configuration import PROJECT, S3Settings
 
 KEY, SECRET = "WEIR_TEST_KEY", "WEIR_TEST_SECRET"
 

@@ -9,10 +9,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs import settings
-from configs.settings import Settings
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from tests.storage.conftest import KEY, SECRET, Bucket
+from weir import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from weir.settings import configuration as settings
+from weir.settings.configuration import Settings
 
 
 class Seen(State):

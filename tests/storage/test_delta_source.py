@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import delta
-from pipelines.runtime.connectors.source import Opening
-from pipelines.testing.expected import is_clear
-from pipelines.testing.source_contract import LARGE, read
 from state_ops.errors import ConfigurationError, InputError, LostError, TransientError
 from state_ops.storage.s3 import delta_options
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request, Reset, refused
+from weir import delta
+from weir.connectors.source import Opening
+from weir.testing.expected import is_clear
+from weir.testing.source_contract import LARGE, read
 
 
 def test_a_table_in_a_bucket(bucket: Bucket):

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.reader_holds import Watcher
 from state_ops.checkpoints.registry import Registry
@@ -26,6 +24,8 @@ from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file,
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 CAUGHT_UP = RunOptions(until_caught_up=True)
 Opened = Callable[[], Storage]

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from configs.settings import PROJECT
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError
 from state_ops.ids import Generation
@@ -26,6 +25,7 @@ from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Hang, Proxy, Request, Reset, refused
 from tests.tools.sampling import sampled
+from weir.settings.configuration import PROJECT
 
 ATTEMPTS = 4
 PATIENCE = 0.5  # seconds
@@ -257,7 +257,7 @@ def test_an_upload_whose_end_is_lost_is_done_again(storage, proxy, bucket, big):
 _UPLOAD = """
 import sys
 from pathlib import Path
-from configs.settings import S3Settings
+from weir.settings.configuration import S3Settings
 from state_ops.storage.storage import Storage
 Storage(sys.argv[1], S3Settings.model_validate_json(sys.argv[2])).put_file(Path(sys.argv[3]), "new")
 """

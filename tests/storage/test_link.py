@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.asynchronous import store
 from benchmarks.asynchronous.store import Limits, opened
-from configs.settings import S3Settings
 from state_ops.storage.storage import Storage
+from weir.settings.configuration import S3Settings
 
 _SIZE = 300_000
 

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.runtime.connectors.lookups.lookup_table import LookupTable
 from state_ops.errors import ConfigurationError, InputError, LostError, TransientError, VanishedError
 from state_ops.storage.s3 import delta_options
 from tests.storage.conftest import Bucket
+from weir.connectors.lookups.lookup_table import LookupTable
 
 
 def rows_of(table: LookupTable, version, **more) -> list[dict]:

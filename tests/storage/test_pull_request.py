@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.operations.pull_request import review
-from pipelines.runtime.run.run import RunOptions, run
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Answer, Proxy, Request, refused
+from weir.execution.in_process import InMemoryExecutor
+from weir.operations.pull_request import review
+from weir.run.run import RunOptions, run
 
 
 def _reads_alone(request: Request) -> Answer | None:

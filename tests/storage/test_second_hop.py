@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.settings import PROJECT
 from state_ops.checkpoints.registry import Registry
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from tests.tools.spark_cluster import cluster
+from weir.settings.configuration import PROJECT
 
 
 @pytest.mark.s3
@@ -33,7 +33,7 @@ def test_blocks_go_through_a_bucket_and_are_removed(bucket: Bucket, tmp_path: Pa
             WEIR_SPARK__DIRECT_READ_MB="0",
             WEIR_SPARK__SECOND_HOP="on",
         )
-        command = [sys.executable, "-m", "pipelines.cli.main", "run", "counting", "--until-caught-up"]
+        command = [sys.executable, "-m", "weir.cli.main", "run", "counting", "--until-caught-up"]
         env = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")} | given
         ran = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=500)
         assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -19,16 +19,6 @@ import pytest
 import structlog
 from deltalake import DeltaTable
 
-from configs import settings
-from configs.settings import PROJECT, S3Settings
-from pipelines.cli import main
-from pipelines.runtime.definition import FileSource
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.execution.spark import environment, spark_session
-from pipelines.runtime.inspection.sql import answered
-from pipelines.runtime.ownership.pipeline_storage import storage_errors
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
@@ -40,6 +30,16 @@ from state_ops.storage.storage import Storage
 from tests.storage import counting
 from tests.storage.conftest import KEY, SECRET, Bucket
 from tests.tools.sampling import sampled
+from weir.cli import main
+from weir.definition import FileSource
+from weir.execution.in_process import InMemoryExecutor
+from weir.execution.spark import environment, spark_session
+from weir.inspection.sql import answered
+from weir.ownership.pipeline_storage import storage_errors
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
+from weir.settings.configuration import PROJECT, S3Settings
+from weir.sources.files import FilesReader
 
 CANARY_KEY, CANARY_SECRET, CANARY_TOKEN = (
     "CANARYKEYID0123456789",
@@ -268,7 +268,7 @@ def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(
             WEIR_SPARK__DIRECT_READ_MB=str(direct),
         ),
     )
-    command = [sys.executable, "-m", "pipelines.cli.main", "--debug", "run", "counting", "--until-caught-up"]
+    command = [sys.executable, "-m", "weir.cli.main", "--debug", "run", "counting", "--until-caught-up"]
     child = subprocess.Popen(
         command, cwd=PROJECT, env={**os.environ, **given}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

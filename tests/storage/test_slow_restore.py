@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pipelines.cli.status import status_of
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage, UnavailableError
@@ -21,6 +18,9 @@ from tests.state_ops.snapshots.test_snapshot import Subtask
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Proxy, Request
+from weir.cli.status import status_of
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 CAUGHT_UP = RunOptions(until_caught_up=True)
 _TIMEOUT = 4.0

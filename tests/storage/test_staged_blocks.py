@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.api import State, files, stage
-from pipelines.runtime.execution import exchange, staged_blocks
-from pipelines.runtime.execution.executor import Channel
 from state_ops.errors import TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.records.snapshot_files import CHANNEL, STATE, LocalFile, LocalSnapshot, Snapshot, StagedFile, StateFile
 from state_ops.storage.paths import is_staged
 from state_ops.storage.storage import Storage
+from weir import State, files, stage
+from weir.execution import exchange, staged_blocks
+from weir.execution.executor import Channel
 
 SUBTASKS, GROUPS = 5, 16
 

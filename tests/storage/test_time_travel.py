@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.inspection.export import to_delta
-from pipelines.runtime.inspection.sql import answered
-from pipelines.runtime.run.run import RunOptions, run
 from tests.storage import counting
 from tests.storage.conftest import Bucket
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.inspection.export import to_delta
+from weir.inspection.sql import answered
+from weir.run.run import RunOptions, run
 
 
 def test_state_in_a_bucket_is_read_asked_and_exported(bucket: Bucket, tmp_path: Path):

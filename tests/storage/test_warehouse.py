@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from configs import settings
-from configs.settings import PROJECT
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.sinks import replace_partitions, upsert
 from state_ops.storage.storage import Storage
 from tests.storage import warehouse
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request
 from tests.storage.warehouse import TABLES, expected, opened, stored
 from tests.tools.sampling import sampled
+from weir.execution.in_process import InMemoryExecutor
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
+from weir.settings.configuration import PROJECT
+from weir.sinks import replace_partitions, upsert
 
 Misbehaving = Callable[[str], int]
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from configs import settings
-from pipelines.api import Epoch, Pipeline, Stage, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.connectors.delta_sink import DeltaSink
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.storage.storage import Storage
 from tests.storage import counting
 from tests.storage.conftest import Bucket
+from weir import Epoch, Pipeline, Stage, State, ValueState, agg, delta, files, stage
+from weir.connectors.delta_sink import DeltaSink
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
 
 TABLES = ("totals", "booked", "days")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import copier
 
-from configs.settings import PROJECT
+from weir.settings.configuration import PROJECT
 
 _AUTHOR = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com", "-c", "commit.gpgsign=false")
 _QUIET = ("init.defaultBranch=main",)

@@ -22,9 +22,9 @@ import polars as pl
 import pytest
 import yaml
 
-from configs.settings import PROJECT
-from infra import dagster_home
 from tests.template.projects import clean, generate
+from weir.local import dagster_home
+from weir.settings.configuration import PROJECT
 
 _THEIR_ASSETS = '''
 import dagster as dg
@@ -43,8 +43,8 @@ follow = dg.AutomationConditionSensorDefinition(
 defs = dg.Definitions(assets=[report], sensors=[follow])
 '''
 _WITHOUT_SPARK = """
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership import ownership
+from weir.execution.in_process import InMemoryExecutor
+from weir.ownership import ownership
 
 ownership.SparkExecutor = lambda settings, **_: InMemoryExecutor()
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from copier.errors import UserMessageError
 
-from configs.settings import PROJECT
 from tests.template.projects import generate, git, passes, repository, run
+from weir.settings.configuration import PROJECT
 
 LEFT_OUT = [
     "benchmarks/harness.py",
@@ -25,7 +25,7 @@ LEFT_OUT = [
     "CONTRIBUTING.md",
     "copier.yml",
     "tests/conftest.py",
-    "tests/runtime",
+    "tests/weir",
 ]
 
 
@@ -101,7 +101,7 @@ def test_a_project_passes_its_own_tests_and_checks(project: Path):
     passes(project, "pytest", "tests")
     passes(project, "ruff", "check", "shop_events", "tests")
     passes(project, "ruff", "format", "--check", "shop_events", "tests")
-    assert "everything starts empty" in passes(project, "pipelines.cli.main", "plan", "orders")
+    assert "everything starts empty" in passes(project, "weir.cli.main", "plan", "orders")
 
 
 @pytest.mark.long
@@ -216,7 +216,7 @@ def test_the_page_on_projects_has_every_question():
 
 def test_settings_are_found_from_the_working_directory(project: Path, tmp_path: Path):
     """Also for a Weir that lies elsewhere; and only in a folder that says it is a project of Weir's."""
-    code = "from configs.settings import PROJECT; print(PROJECT)"
+    code = "from weir.settings.configuration import PROJECT; print(PROJECT)"
     other = tmp_path / "other"
     (other / "deep").mkdir(parents=True)
     (other / "configs").mkdir()
@@ -233,4 +233,4 @@ def test_settings_are_found_from_the_working_directory(project: Path, tmp_path: 
     assert folder() == str(project)
     (other / "pyproject.toml").write_text("[tool.weir]\n")
     assert folder() == str(other)
-    assert run(project, "pipelines.cli.main", "plan", "nothing").returncode == 2
+    assert run(project, "weir.cli.main", "plan", "nothing").returncode == 2

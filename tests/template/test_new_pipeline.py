@@ -12,11 +12,11 @@ import polars as pl
 import pytest
 import yaml
 
-from pipelines.cli.new.scaffold import SINKS, SOURCES, render
 from tests.template.projects import generate, passes, run
 from tests.tools.kafka import KafkaTopics
 from tests.tools.postgres_server import PASSWORD, Postgres
 from tests.tools.sampling import sampled
+from weir.cli.new.scaffold import SINKS, SOURCES, render
 
 PAIRS = [(source, sink) for source in SOURCES for sink in SINKS]
 SAMPLE = [(source, SINKS[at % len(SINKS)]) for at, source in enumerate(SOURCES)][::3]
@@ -36,7 +36,7 @@ def empty(untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def project(empty: Path) -> Path:
     """A project with a pipeline for each pair, begun in one process: the command itself takes a second each."""
-    code = "import sys; from pipelines.cli.new.scaffold import begin\n"
+    code = "import sys; from weir.cli.new.scaffold import begin\n"
     code += "".join(f"begin('{source}_to_{sink}', '{source}', '{sink}')\n" for source, sink in PAIRS)
     (empty / "begin_all.py").write_text(code)
     passes(empty, "begin_all")
@@ -65,9 +65,9 @@ def planned(project: Path, names: list[str], **variables: str) -> None:
     """Fail where `weir plan` would not accept one of the pipelines."""
     code = (
         "import sys\n"
-        "from configs.settings import load\n"
-        "from pipelines.loading import load_pipeline\n"
-        "from pipelines.runtime.operations.plan import plan\n"
+        "from weir.settings.configuration import load\n"
+        "from weir.loading import load_pipeline\n"
+        "from weir.operations.plan import plan\n"
         "settings = load()\n"
         "for name in sys.argv[1:]:\n"
         "    planned = plan(load_pipeline(name, settings), settings, None)\n"
@@ -119,18 +119,16 @@ def test_the_command_says_what_it_wrote_and_overwrites_nothing(untouched: Path, 
     config.write_text(
         "# first line\n\npipelines:   # mine\n  other: {object: shop.other:pipeline}\n\nlease: {ttl_seconds: 9}\n"
     )
-    wrote = passes(
-        project, "pipelines.cli.main", "new", "pipeline", "clicks", "--source", "kafka", "--sink", "postgres"
-    )
+    wrote = passes(project, "weir.cli.main", "new", "pipeline", "clicks", "--source", "kafka", "--sink", "postgres")
     assert all(name in wrote for name in ("shop/clicks.py", "tests/test_clicks.py", "configs/dev.yaml"))
-    assert "python -m infra.kafka_broker clicks," in wrote
+    assert "python -m weir.local.kafka_broker clicks," in wrote
     text = config.read_text()
     assert text.startswith("# first line\n\npipelines:   # mine\n  clicks:\n")
     settings = yaml.safe_load(text)
     assert settings["pipelines"]["other"] == {"object": "shop.other:pipeline"}
     assert settings["pipelines"]["clicks"]["object"] == "shop.clicks:pipeline"
     assert settings["connections"]["postgres"]["options"]["password"] == {"env": "POSTGRES_PASSWORD"}
-    again = run(project, "pipelines.cli.main", "new", "pipeline", "clicks")
+    again = run(project, "weir.cli.main", "new", "pipeline", "clicks")
     assert again.returncode == 2 and "is there already" in again.stderr
     assert config.read_text() == text
 
@@ -139,7 +137,7 @@ def test_settings_go_to_the_file_that_commands_read(template: Path, tmp_path: Pa
     project, config = generate(template, tmp_path / "shop", {"example": False}), tmp_path / "mine.yaml"
     before = (project / "configs" / "dev.yaml").read_text()
     config.write_text(before)
-    wrote = passes(project, "pipelines.cli.main", "new", "pipeline", "clicks", WEIR_CONFIG=str(config))
+    wrote = passes(project, "weir.cli.main", "new", "pipeline", "clicks", WEIR_CONFIG=str(config))
     assert str(config) in "".join(wrote.split())
     assert yaml.safe_load(config.read_text())["pipelines"]["clicks"]["object"] == "shop.clicks:pipeline"
     assert (project / "configs" / "dev.yaml").read_text() == before
@@ -165,6 +163,6 @@ def test_settings_go_to_the_file_that_commands_read(template: Path, tmp_path: Pa
 )
 def test_what_cannot_be_begun_is_refused_and_nothing_written(empty: Path, arguments: list[str], says: str):
     before = (empty / "configs" / "dev.yaml").read_text()
-    refused = run(empty, "pipelines.cli.main", "new", "pipeline", *arguments)
+    refused = run(empty, "weir.cli.main", "new", "pipeline", *arguments)
     assert refused.returncode == 2 and says in refused.stderr, refused.stderr
     assert (empty / "configs" / "dev.yaml").read_text() == before

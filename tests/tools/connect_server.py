@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pyspark
 
-from configs.settings import load
-from pipelines.runtime.execution.spark.java import java_home
-from pipelines.runtime.execution.spark.spark_session import reach
 from tests.tools.servers import free_port, missing
 from tests.tools.spark_cluster import kill_family
+from weir.execution.spark.java import java_home
+from weir.execution.spark.spark_session import reach
+from weir.settings.configuration import load
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _PACKAGES = ("grpc", "grpc_status", "zstandard")

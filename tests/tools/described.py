@@ -9,8 +9,8 @@ from typing import Any
 
 import jsonschema
 
-from pipelines.cli.schemas import printed
 from state_ops.value_text import as_json
+from weir.cli.schemas import printed
 
 
 @cache

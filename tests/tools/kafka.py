@@ -15,11 +15,11 @@ import stamina
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from configs.settings import PROJECT
-from infra.kafka_broker import KafkaBroker
-from pipelines.runtime.execution.spark.spark_jars import fetch, locked_jars
 from state_ops.errors import TransientError
 from tests.tools.servers import missing
+from weir.execution.spark.spark_jars import fetch, locked_jars
+from weir.local.kafka_broker import KafkaBroker
+from weir.settings.configuration import PROJECT
 
 CACHE = PROJECT / ".weir" / "cache"
 _numbers = itertools.count(1)

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from infra.kafka_broker import KafkaBroker
 from tests.tools.loopback_proxy import HOST, LoopbackProxy, cut, received
+from weir.local.kafka_broker import KafkaBroker
 
 END_TRANSACTION = 26
 

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from configs.settings import PROJECT
 from state_ops.backends import memory_budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend, is_table
 from tests.tools.resident_size import forget_peak, resident
 from tests.tools.task_memory import CASES, Sizes, task_phases
+from weir.settings.configuration import PROJECT
 
 SLACK_MB = 24  # code of the libraries that is used only now, fragments, and the batch at hand; measured: 12 to 19
 BUDGET_MB, STATE_MB, VALUE_BYTES = 24, 480, 100

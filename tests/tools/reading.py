@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.definition import Stage
-from pipelines.runtime.operators import open_windows
 from state_ops.arrow.types import type_named
 from state_ops.backends import composite
 from state_ops.backends.base import BackendOptions
@@ -27,6 +25,8 @@ from state_ops.schema import evolution
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.storage.storage import Storage
+from weir.definition import Stage
+from weir.operators import open_windows
 
 
 def table_at(storage: Storage, table: str, version: int | None = None) -> pl.DataFrame:

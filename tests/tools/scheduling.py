@@ -1,6 +1,6 @@
 """Which tests run in the same process: those of a file, and all files whose tests ask for the same server.
 
-A server starts once in each process that needs it. Two JVMs for all tests on Spark, one for `tests/runtime` and one for
+A server starts once in each process that needs it. Two JVMs for all tests on Spark, one for `tests/weir` and one for
 the others, cost less than one in each of four processes, and leave neither process with more to do than the rest. They
 begin first, since nothing fills the other processes while the last of them is busy. Of `make test-long`, whose tests
 take seconds to minutes each, every test that needs no server goes to whichever process is free.
@@ -29,7 +29,7 @@ def server_of(file: str) -> str | None:
     text = path.read_text() if path.is_file() else ""  # a suite that lies elsewhere may take this conftest.py
     asked = {name for names in _ASKS.findall(text) for name in names}
     server = next((server for server in _SERVERS if server in asked), None)
-    return f"{server} of runtime" if server == "spark" and file.startswith("tests/runtime/") else server
+    return f"{server} of runtime" if server == "spark" and file.startswith("tests/weir/") else server
 
 
 def servers_first(items: list[pytest.Item]) -> None:

@@ -22,9 +22,9 @@ from urllib.request import urlopen
 import psutil
 import pyspark
 
-from configs.settings import PROJECT, load
-from pipelines.runtime.execution.spark.java import java_home
 from tests.tools.servers import free_port, missing
+from weir.execution.spark.java import java_home
+from weir.settings.configuration import PROJECT, load
 
 PYTHON = "/weir-python/bin/python"  # on the workers, and only there
 _SPARK = Path(pyspark.__file__).parent

@@ -24,13 +24,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from configs.settings import PROJECT
-from pipelines.api import Epoch, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
-from pipelines.runtime.definition import Stage
-from pipelines.runtime.execution.direct_read import with_owners
-from pipelines.runtime.operators import Progress, shapes
-from pipelines.runtime.task import run_task
-from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
 from state_ops.ids import CheckpointId, Generation
 from state_ops.records.snapshot_files import STATE, Snapshot, snapshots_of
@@ -39,6 +32,13 @@ from state_ops.rows import row_store as rows_module
 from state_ops.schema.key_groups import key_groups
 from state_ops.storage.storage import Storage
 from tests.tools.resident_size import forget_peak, resident
+from weir import Epoch, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
+from weir.definition import Stage
+from weir.execution.direct_read import with_owners
+from weir.operators import Progress, shapes
+from weir.settings.configuration import PROJECT
+from weir.task import run_task
+from weir.task.run_task import KeyedTask
 
 TEXT_BYTES, PENDING_MB = 1000, 32
 _FREED_MB = 48  # that glibc keeps of what Polars and Python have freed, and libraries that only a task uses

@@ -1,6 +1,6 @@
 """Bids as they are."""
 
-from pipelines.api import Pipeline, delta, files, select
+from weir import Pipeline, delta, files, select
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

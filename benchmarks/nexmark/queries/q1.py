@@ -1,6 +1,6 @@
 """Bids with their price in another currency."""
 
-from pipelines.api import Pipeline, delta, files, select
+from weir import Pipeline, delta, files, select
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

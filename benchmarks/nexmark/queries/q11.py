@@ -1,6 +1,6 @@
 """Sessions of each bidder: bids that are less than 10 s apart."""
 
-from pipelines.api import Pipeline, agg, delta, files, window
+from weir import Pipeline, agg, delta, files, window
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

@@ -1,6 +1,6 @@
 """Bids of each bidder: windows of 10 s of processing time, summed by bidder."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files, window
+from weir import Pipeline, agg, aggregate, delta, files, window
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

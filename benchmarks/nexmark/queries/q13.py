@@ -1,6 +1,6 @@
 """Bids with a value of the side input."""
 
-from pipelines.api import Pipeline, delta, files, lookup
+from weir import Pipeline, delta, files, lookup
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

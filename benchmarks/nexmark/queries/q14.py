@@ -1,6 +1,6 @@
 """Bids with a price in some range, the time of day and how many letters c there are in extra."""
 
-from pipelines.api import Pipeline, delta, files, select
+from weir import Pipeline, delta, files, select
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

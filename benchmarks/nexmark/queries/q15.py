@@ -1,6 +1,6 @@
 """Bids, bidders and auctions of each day, by how high the price is."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
+from weir import Pipeline, agg, aggregate, delta, files
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 LOW, MIDDLE, HIGH = "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000"

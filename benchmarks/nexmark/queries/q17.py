@@ -1,6 +1,6 @@
 """Bids and prices of each auction and day."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
+from weir import Pipeline, agg, aggregate, delta, files
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

@@ -1,6 +1,6 @@
 """The last bid of each bidder on each auction."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, files
+from weir import Pipeline, agg, aggregate, delta, files
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

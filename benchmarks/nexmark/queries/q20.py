@@ -1,6 +1,6 @@
 """Bids on the auctions of one category."""
 
-from pipelines.api import Pipeline, delta, files, join, side
+from weir import Pipeline, delta, files, join, side
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")

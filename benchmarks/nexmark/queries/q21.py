@@ -1,6 +1,6 @@
 """Bids with the id of their channel, of those that have one."""
 
-from pipelines.api import Pipeline, delta, files, select
+from weir import Pipeline, delta, files, select
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

@@ -1,6 +1,6 @@
 """Bids of persons who also sell, with all auctions that they sell."""
 
-from pipelines.api import Pipeline, delta, files, join, side
+from weir import Pipeline, delta, files, join, side
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 persons = files("{input}/person/*.parquet", name="person", event_time="date_time")

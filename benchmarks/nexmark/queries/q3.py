@@ -1,6 +1,6 @@
 """Auctions of one category whose seller lives in one of three states."""
 
-from pipelines.api import Pipeline, delta, files, join, side
+from weir import Pipeline, delta, files, join, side
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 persons = files("{input}/person/*.parquet", name="person", event_time="date_time")

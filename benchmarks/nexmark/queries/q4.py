@@ -1,6 +1,6 @@
 """The mean winning price of each category."""
 
-from pipelines.api import Pipeline, agg, aggregate, delta, desc, files, join, side, top_n
+from weir import Pipeline, agg, aggregate, delta, desc, files, join, side, top_n
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")

@@ -1,6 +1,6 @@
 """The auctions with most bids in each window of 10 s, one of which begins every 2 s."""
 
-from pipelines.api import Pipeline, agg, delta, desc, files, top_n, window
+from weir import Pipeline, agg, delta, desc, files, top_n, window
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

@@ -1,6 +1,6 @@
 """For each won auction the mean of its winning price and of the ten that its seller got before it."""
 
-from pipelines.api import Epoch, KeyState, Pipeline, State, delta, desc, files, join, select, side, stage, top_n
+from weir import Epoch, KeyState, Pipeline, State, delta, desc, files, join, select, side, stage, top_n
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")

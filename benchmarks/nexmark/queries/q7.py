@@ -1,6 +1,6 @@
 """The highest bids of each window of 10 s."""
 
-from pipelines.api import Pipeline, delta, desc, files, top_n
+from weir import Pipeline, delta, desc, files, top_n
 
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")
 

@@ -1,6 +1,6 @@
 """Persons who opened an auction in the window of 10 s in which they joined."""
 
-from pipelines.api import Pipeline, delta, files, join, side
+from weir import Pipeline, delta, files, join, side
 
 persons = files("{input}/person/*.parquet", name="person", event_time="date_time")
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")

@@ -1,6 +1,6 @@
 """Winning bids with their auctions: of each auction the highest bid while it was open, of equal ones the earliest."""
 
-from pipelines.api import Pipeline, delta, desc, files, join, side, top_n
+from weir import Pipeline, delta, desc, files, join, side, top_n
 
 auctions = files("{input}/auction/*.parquet", name="auction", event_time="date_time")
 bids = files("{input}/bid/*.parquet", name="bid", event_time="date_time")

@@ -7,7 +7,7 @@ import importlib.abc
 import importlib.util
 import sys
 
-_MODULE = "pipelines.runtime.ownership.ownership"
+_MODULE = "weir.ownership.ownership"
 
 
 class _WithoutSpark(importlib.abc.MetaPathFinder):
@@ -21,7 +21,7 @@ class _WithoutSpark(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def executed(module) -> None:
-            from pipelines.runtime.execution.in_process import InMemoryExecutor
+            from weir.execution.in_process import InMemoryExecutor
 
             execute(module)
             module.SparkExecutor = lambda *_, **__: InMemoryExecutor()

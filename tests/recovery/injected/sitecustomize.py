@@ -118,12 +118,12 @@ def _in_pruning(module, epoch: int) -> None:
 
 
 POINTS = {
-    "in a stage": ("pipelines.runtime.operators", _in_a_stage),
+    "in a stage": ("weir.operators", _in_a_stage),
     "in an upload": ("state_ops.storage.storage", _in_an_upload),
-    "between two jobs": ("pipelines.runtime.execution.staged_blocks", _between_two_jobs),
+    "between two jobs": ("weir.execution.staged_blocks", _between_two_jobs),
     "before the row": ("state_ops.delta.fenced_table", _before_the_row),
     "after the row": ("state_ops.checkpoints.registry", _after_the_row),
-    "between two sinks": ("pipelines.runtime.sinks.delta", _between_two_sinks),
+    "between two sinks": ("weir.sinks.delta", _between_two_sinks),
     "in pruning": ("state_ops.storage.storage", _in_pruning),
 }
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.settings import PROJECT
 from tests.recovery.matrix.points import Point
 from tests.recovery.matrix.trials import Outcome, Trial
+from weir.settings.configuration import PROJECT
 
 _MEMORY = Path("/dev/shm")
 

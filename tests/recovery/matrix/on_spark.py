@@ -21,12 +21,12 @@ from pathlib import Path
 
 import psutil
 
-from configs.settings import PROJECT
 from state_ops.coordination import requests
 from tests.recovery.matrix import matrix
 from tests.recovery.matrix.matrix import Played, Zygote
 from tests.recovery.matrix.points import Disturbance, Point, reached
 from tests.recovery.matrix.trials import Outcome, Site, Trial
+from weir.settings.configuration import PROJECT
 
 _INJECTED = Path(__file__).parent / "injected"
 _PATIENCE = 240.0
@@ -150,7 +150,7 @@ def _start(site: Site, disturbance: Disturbance | None, journal: Path | None = N
     env["MATRIX"] = json.dumps(wish)
     env["PYTHONPATH"] = os.pathsep.join([str(_INJECTED), str(PROJECT), *filter(None, [env.get("PYTHONPATH")])])
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    command = [sys.executable, "-m", "pipelines.cli.main", "run", "meters", "--until-caught-up", "--drain"]
+    command = [sys.executable, "-m", "weir.cli.main", "run", "meters", "--until-caught-up", "--drain"]
     with (site.root / "said").open("wb") as sink:
         return subprocess.Popen(
             command, cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from pipelines.api import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, stage, window
+from weir import Epoch, Pipeline, State, Timestamp, ValueState, agg, delta, files, stage, window
 
 
 class Meter(State):

@@ -18,18 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs import settings
-from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch.step_runner import Ended
-from pipelines.runtime.epoch.step_runner import run as run_step
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.operations import forks, promotion
-from pipelines.runtime.ownership.ownership import claimed
-from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.run import fsck, maintenance
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.coordination import lease
 from state_ops.errors import BusyError, WeirError
 from state_ops.fsck.findings import Report
@@ -38,6 +26,18 @@ from tests.recovery.matrix import checks, replay
 from tests.recovery.matrix.checks import Stored
 from tests.recovery.matrix.pipeline import before_deploy, pipeline
 from tests.recovery.matrix.points import Disturbance, Wrapped, one_by_one
+from weir.definition import Pipeline
+from weir.epoch.step_runner import Ended
+from weir.epoch.step_runner import run as run_step
+from weir.execution.in_process import InMemoryExecutor
+from weir.inspection import state_reader
+from weir.operations import forks, promotion
+from weir.ownership.ownership import claimed
+from weir.ownership.pipeline_storage import open_storage
+from weir.run import fsck, maintenance
+from weir.run.run import RunOptions, run
+from weir.settings import configuration as settings
+from weir.settings.configuration import Settings
 
 RETAINED = 1
 IN_FLIGHT = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from infra import flights_input
-from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, run
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import ROCKSDB, is_table
 from tests.recovery.harness import Site
 from tests.state_ops.test_runs import Subtask, run_of
+from weir.execution.in_process import InMemoryExecutor
+from weir.run.run import RunOptions, run
 
 MANY = 12_000  # a run of as many is a file that the backend writes itself
 

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.settings import Settings
 from pipelines.flights import pipeline
-from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.ownership.prune import prune
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.checkpoint import PROMOTION, REWIND, Checkpoint
 from state_ops.checkpoints.reader_holds import Watcher
@@ -24,6 +21,9 @@ from state_ops.ids import CheckpointId, Generation
 from state_ops.records.snapshot_files import CHANNEL, OUTPUT, StateFile
 from state_ops.storage.storage import Storage
 from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file
+from weir.ownership.context import RunContext
+from weir.ownership.prune import prune
+from weir.settings.configuration import Settings
 
 ONE = Generation(1)
 

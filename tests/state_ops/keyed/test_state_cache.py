@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipelines.runtime.task.worker_cache import Warm
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import DamageError, PipelineError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId
 from state_ops.keyed.per_key.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
 from tests.tools.sampling import rounds
+from weir.task.worker_cache import Warm
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 

@@ -15,7 +15,6 @@ from threading import Event
 
 import pytest
 
-from configs.settings import PROJECT
 from state_ops.backends.base import BackendOptions, SortedRun
 from state_ops.backends.memory import FILE, MEMORY, MemoryBackend
 from state_ops.errors import LocalBaseError, PipelineError, StateSizeError, TransientError
@@ -24,6 +23,7 @@ from state_ops.records.snapshot_files import LocalFile, LocalSnapshot
 from state_ops.snapshots import async_writer, snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import CancelledError, Storage
+from weir.settings.configuration import PROJECT
 
 OPTIONS = BackendOptions()
 EVERYTHING = (b"", b"\xff" * 9)

@@ -23,12 +23,6 @@ import pyarrow as pa
 import pytest
 
 from infra import flights_input
-from pipelines.api import Epoch, State, ValueState, files, stage
-from pipelines.runtime.execution.in_process import InMemoryExecutor, routed
-from pipelines.runtime.operators import Progress, shapes
-from pipelines.runtime.run.run import RunOptions, run
-from pipelines.runtime.task import run_task
-from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import TransientError
@@ -41,6 +35,12 @@ from state_ops.storage.transfers import together
 from tests.recovery.harness import Site
 from tests.state_ops.snapshots.test_snapshot import Subtask, entries
 from tests.tools.sampling import sampled
+from weir import Epoch, State, ValueState, files, stage
+from weir.execution.in_process import InMemoryExecutor, routed
+from weir.operators import Progress, shapes
+from weir.run.run import RunOptions, run
+from weir.task import run_task
+from weir.task.run_task import KeyedTask
 
 _PATIENCE_SECONDS = 20.0
 _BATCH_ROWS = 40

@@ -1,0 +1,156 @@
+"""The common arguments of the operators' constructors, and their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from state_ops.durations import micros
+from state_ops.errors import PipelineError
+from weir.definition import Gate, Input, Stage, is_clocked, is_timed, reading, sources_of
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of an operator's inputs; `side` makes it."""
+
+    source: Input
+    select: str | Sequence[str]
+    where: str | None
+    transform: Callable[[Any], Any] | None
+    time: str | None
+
+
+def side(
+    source: Input,
+    *,
+    select: str | Sequence[str] = (),
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    time: str | None = None,
+) -> Side:
+    """One of several inputs of an operator, with what is done to its rows before.
+
+    Args:
+        select: As in `stage`, of this input's rows. What it leaves out is neither exchanged nor kept in state.
+        where: As in `stage`, of this input's rows.
+        transform: As in `stage`, of this input's rows.
+        time: The timestamp column that `within` goes by; the source's event_time, if none is said.
+    """
+    return Side(source, select, where, transform, time)
+
+
+def time_of(given: Side, place: str) -> str:
+    """The column of a side's event time."""
+    named = {source.event_time for source in sources_of(given.source)}
+    if given.time is None and is_clocked(given.source):
+        raise PipelineError(
+            "The time of an input is processing time, which no source says.",
+            where=place,
+            next='Say which column of the input it is: side(..., time="window_end").',
+        )
+    if given.time is None and len(named) > 1:
+        raise PipelineError(
+            f"The event time of an input has several names: {', '.join(sorted(map(str, named)))}.",
+            where=place,
+            next="Say which column of the input it is: side(..., time=...).",
+        )
+    name = given.time or next(iter(named))
+    assert name is not None, "such an input is timed"
+    return name
+
+
+def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """One name, or several, as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def columns_of(uid: str, select: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns that a stage makes of its input's, in SQL."""
+    given = (select,) if isinstance(select, str) or not isinstance(select, Iterable) else tuple(select)
+    for column in given:
+        if not isinstance(column, str) or not column.strip():
+            raise PipelineError(
+                f"{column!r} is no column of {uid}.", where=f"stage {uid}", next='Say it in SQL: "price * 2 AS twice".'
+            )
+    return given
+
+
+def gates_of(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
+    """One gate, or several, as a tuple."""
+    given: tuple[Any, ...] = tuple(gate) if isinstance(gate, Iterable) and not isinstance(gate, str) else (gate,)
+    for each in given:
+        if not isinstance(each, Gate):
+            raise PipelineError(
+                f"{each!r} is no gate.",
+                next='Say gate=expect("ExpectColumnValuesToNotBeNull", column="id"), say, or several in a list.',
+            )
+    return given
+
+
+def check_event_time(source: Input, consequence: str) -> None:
+    """PipelineError with the consequence unless rows of an input come with a watermark."""
+    if not is_timed(source):
+        raise PipelineError(
+            f"{consequence}: its source has no event time.",
+            next='Name the column at the source: files(..., event_time="...").',
+        )
+
+
+def positive(duration: str | timedelta, where: str, name: str) -> int:
+    """A duration in microseconds, which is more than none. name: of the argument."""
+    value = not_negative(duration, where, name)
+    if not value:
+        raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
+    return value
+
+
+def not_negative(duration: str | timedelta, where: str, name: str) -> int:
+    """A duration in microseconds, which may be none. name: of the argument."""
+    value = micros(duration, where, name)
+    if value < 0:
+        raise PipelineError(f"{name}={duration!r} is negative.", where=where, next='Write it like "90s" or "1h".')
+    return value
+
+
+def sides_of(*given: Input | Side) -> tuple[Side, ...]:
+    """The inputs of an operator that has several."""
+    return tuple(input if isinstance(input, Side) else side(input) for input in given)
+
+
+def pairs_of(on: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Key columns with their names on the other side."""
+    return tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in names_of(on))
+
+
+def lanes_of(
+    uid: str, sides: Sequence[Side], keys: Sequence[tuple[str, ...]], null_keys: str = "fail"
+) -> tuple[Stage, ...]:
+    """An operator as a stage that reads a single input, once for each (`Stage.sides`).
+
+    Args:
+        keys: The key columns of each input.
+    """
+    return tuple(
+        Stage(
+            uid=uid,
+            **reading(given.source),
+            key=key,
+            columns=columns_of(uid, given.select),
+            where=given.where,
+            transform=given.transform,
+            null_keys=null_keys,
+        )
+        for given, key in zip(sides, keys, strict=True)
+    )
+
+
+def check_times_are_no_keys(uid: str, place: str, keys: Sequence[tuple[str, ...]], times: Sequence[str | None]) -> None:
+    """PipelineError if a side's event time is one of its key columns."""
+    for key, time in zip(keys, times, strict=True):
+        if time in key:
+            raise PipelineError(
+                f"{time!r} is a key of {uid} and the event time of one side.", where=place, next="Leave it out of on=."
+            )

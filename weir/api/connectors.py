@@ -1,0 +1,189 @@
+"""The names for an author of a source or a sink, and the functions with which a pipeline takes one by name.
+
+docs/how-to/connectors.md shows both, and `weir.testing` has the suites that they must pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from state_ops.arrow.unfit_values import UnfitValue
+from state_ops.errors import (
+    ConfigurationError,
+    DamageError,
+    FencedError,
+    InputError,
+    LostError,
+    PipelineError,
+    TransientError,
+    WeirError,
+)
+from weir.connectors.sink import (
+    Expiring,
+    Judging,
+    Published,
+    Publisher,
+    Rows,
+    Sink,
+    SinkOpening,
+    TakingBack,
+    ValueRules,
+    no_rows,
+)
+from weir.connectors.source import (
+    Batch,
+    Connector,
+    Lag,
+    Limits,
+    Lost,
+    Opening,
+    Part,
+    Planned,
+    Position,
+    Rejected,
+    Source,
+    start_of,
+)
+from weir.definition import FileSource
+
+__all__ = [
+    "Batch",
+    "ConfigurationError",
+    "Connector",
+    "DamageError",
+    "Expiring",
+    "FencedError",
+    "InputError",
+    "Judging",
+    "Lag",
+    "Limits",
+    "Lost",
+    "LostError",
+    "Opening",
+    "Part",
+    "PipelineError",
+    "Planned",
+    "Position",
+    "Published",
+    "Publisher",
+    "Rejected",
+    "Rows",
+    "Sink",
+    "SinkOpening",
+    "Source",
+    "TakingBack",
+    "TransientError",
+    "UnfitValue",
+    "ValueRules",
+    "WeirError",
+    "chain",
+    "no_rows",
+    "sink",
+    "source",
+]
+
+
+def chain(
+    history: Source, live: Source, *, name: str | None = None, event_time: str | None = None, **more: Any
+) -> Source:
+    """A bounded history first, to its end, then a live source with the same columns.
+
+    Args:
+        history: What is read first: a table, a query, a topic; not `files(...)`.
+        live: What is read from then on, likewise. Where it begins is found when the history begins.
+        name: By which checkpoints know it; that of the live source, if it is not given.
+        event_time: The column of both that drives the watermark; that of the live source, if it is not given.
+        **more: What every source says: on_bad, on_lost, idle_after, max_ahead, max_future, archive, evolve.
+    """
+    from weir.connectors.chained import ChainedSource
+
+    for chained in (history, live):
+        if isinstance(chained, FileSource):
+            raise PipelineError(
+                f"A chain cannot have the files of {chained.pattern} in it.",
+                where=f"source {chained.name}",
+                next="Let a pipeline append their rows to a table (delta.append), and chain that (delta.table).",
+            )
+    return ChainedSource(
+        name=name or live.name, event_time=event_time or live.event_time, history=history, live=live, **more
+    )
+
+
+Definition = TypeVar("Definition")
+
+
+def source(kind: str, **arguments: Any) -> Source:
+    """A source that an installed package brings.
+
+    Args:
+        kind: The name of its entry point in the group `weir.sources`.
+        **arguments: Its own, and those of every source: name, event_time, start, on_bad, on_lost, connection, ...
+    """
+    if "start" in arguments:
+        arguments["start"] = start_of(arguments["start"])
+    common = frozenset(field.name for field in dataclasses.fields(Source))
+    return _definition("weir.sources", kind, arguments, Source, common)
+
+
+def sink(kind: str, **arguments: Any) -> Sink:
+    """A sink that an installed package brings.
+
+    Args:
+        kind: The name of its entry point in the group `weir.sinks`.
+        **arguments: Its own, and those of every sink: name, connection.
+    """
+    return _definition("weir.sinks", kind, arguments, Sink)
+
+
+def _definition(
+    group: str,
+    name: str,
+    arguments: Mapping[str, Any],
+    expected: type[Definition],
+    common: Collection[str] = (),
+) -> Definition:
+    """Return the definition that the entry point makes of the arguments.
+
+    The entry point leads to the definition's class, or to a function.
+
+    Args:
+        common: Arguments that every definition has, also where the function does not take them.
+
+    Raises:
+        ConfigurationError: No installed package brings it, or it cannot be imported.
+        PipelineError: It does not take these arguments, or makes something else.
+    """
+    installed = entry_points(group=group)
+    if name not in installed.names:
+        raise ConfigurationError(
+            f"No installed package brings {name!r}.",
+            where=f"entry points {group}",
+            next=f"Install the package that has it; there are: {', '.join(sorted(installed.names)) or 'none'}.",
+        )
+    where = f"{group}: {name} = {installed[name].value}"
+    try:
+        make = installed[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{name!r} cannot be imported: {error}", where=where, next="Install its package anew."
+        ) from error
+    rest = {key: value for key, value in arguments.items() if key in common and not _takes(make, key)}
+    try:
+        definition = make(**{key: value for key, value in arguments.items() if key not in rest})
+    except TypeError as error:
+        raise PipelineError(f"{name!r} does not take these arguments: {error}", where=where) from error
+    if not isinstance(definition, expected):
+        raise PipelineError(
+            f"{name!r} makes a {type(definition).__name__}, which is no {expected.__name__}.", where=where
+        )
+    return dataclasses.replace(definition, **rest) if rest else definition  # type: ignore[type-var]
+
+
+def _takes(make: Callable[..., object], argument: str) -> bool:
+    """Return whether a class or a function has an argument of this name, or takes any."""
+    parameters = inspect.signature(make).parameters
+    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -1,0 +1,89 @@
+"""Facts and a table: `lookup` joins each row with a table that changes slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from state_ops.errors import PipelineError
+from weir.api.arguments import columns_of, gates_of, names_of, pairs_of
+from weir.connectors.lookups.lookup_table import FAIL, NEWEST
+from weir.connectors.sink import Sink
+from weir.definition import INNER, LEFT, Gate, Input, Lookup, Stage, reading
+
+
+def lookup(  # as long as what is said of its arguments
+    uid: str,
+    facts: Input,
+    *,
+    table: str,
+    on: str | Sequence[str] | Mapping[str, str],
+    how: str = LEFT,
+    columns: str | Sequence[str] | None = None,
+    suffix: str = "_table",
+    on_lost: str = FAIL,
+    broadcast: bool = True,
+    select: str | Sequence[str] = (),
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """Each row with the rows of a table that have its key.
+
+        lookup("with_names", flights, table="{warehouse}/airports", on={"dest": "iata"}, columns=["name", "city"])
+
+    All rows of an epoch are joined with one version of the table: the newest when the epoch is planned, which the
+    checkpoint records. Rows that wait in an unaligned checkpoint keep the version of their epoch. No row is joined
+    again when the table changes.
+
+    A row that has several rows in the table is handed out with each of them, as in SQL. It keeps its columns, those of
+    the table come behind them.
+
+    Args:
+        table: A Delta table's directory or URI, or one of a file that ends with .parquet; with {placeholders} from the
+            configuration.
+        on: The key columns; {"row's": "table's"} where their names differ.
+        how: "left": a row without any in the table comes with nulls; "inner": it does not come.
+        columns: Those of the table that are handed out; by default all that it has when it is first looked at, and no
+            later ones.
+        suffix: Follows the names of the table's columns that rows have too.
+        on_lost: What to do where rows wait for a version that is gone, since it was vacuumed, say: "fail", or "newest",
+            which joins them with the newest one and records it.
+        broadcast: Rows stay where they are read, and each worker process has the whole table in memory. False: rows are
+            exchanged by key, and a subtask has the part of its key groups. All other arguments: as in `stage`.
+    """
+    place = f"lookup {uid}"
+    pairs = pairs_of(on)
+    if how not in (LEFT, INNER):
+        raise PipelineError(
+            f"how={how!r} is no way to look up rows.", where=place, next=f"Say {LEFT!r} or {INNER!r}; or `join`."
+        )
+    if on_lost not in (FAIL, NEWEST):
+        raise PipelineError(
+            f"on_lost={on_lost!r} is nothing to do about a version.", where=place, next=f"Say {FAIL!r} or {NEWEST!r}."
+        )
+    if not isinstance(table, str) or not table:
+        raise PipelineError(
+            f"table={table!r} is no place of a table.",
+            where=place,
+            next='Say its directory, its URI or a Parquet file, e.g. table="{warehouse}/airports". A stage or a source'
+            " is joined by `join`.",
+        )
+    if not pairs:
+        raise PipelineError(f"{uid} has no key.", where=place, next='Say on="column" or on={"row\'s": "table\'s"}.')
+    if len({theirs for _, theirs in pairs}) < len(pairs):
+        raise PipelineError(f"{uid} names a key column of the table twice.", where=place, next="Name each once.")
+    keys = tuple(name for name, _ in pairs)
+    return Stage(
+        uid=uid,
+        **reading(facts),
+        key=() if broadcast else keys,
+        columns=columns_of(uid, select),
+        lookup=Lookup(table, pairs, how, None if columns is None else names_of(columns), suffix, on_lost),
+        where=where,
+        transform=transform,
+        sink=sink,
+        gates=gates_of(gate),
+        description=f"Looked up in {table} by {', '.join(keys)}.",
+    )

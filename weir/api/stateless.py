@@ -1,0 +1,81 @@
+"""Operators without a key: nothing is remembered from row to row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from state_ops.errors import PipelineError
+from weir.api.arguments import Side, columns_of, gates_of, lanes_of, sides_of
+from weir.connectors.sink import Sink
+from weir.definition import Gate, Input, Stage, reading
+
+
+def select(
+    uid: str,
+    source: Input,
+    *columns: str,
+    where: str | None = None,
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """Rows in other columns, in Spark's SQL; nothing is remembered.
+
+        select("euros", bids, "auction", "CAST(price * 0.908 AS double) AS price", where="price > 0", sink=...)
+
+    What the part of SQL can say that Weir evaluates by itself (docs/reference/where.md) never passes through the JVM;
+    the rest is Spark's to evaluate. Both give the same rows.
+
+    Args:
+        *columns: Each a column, an expression with AS and a name, or "*"; without any, all as they are.
+        where: As in `stage`, of the columns before. Rows that it drops are counted.
+        sink: The table that gets the rows, which come in no order.
+        gate: As in `stage`.
+    """
+    what = ", ".join(columns_of(uid, columns)) or "*"
+    return Stage(
+        uid=uid,
+        **reading(source),
+        key=(),
+        columns=columns,
+        where=where,
+        sink=sink,
+        gates=gates_of(gate),
+        description=f"SELECT {what}" + (f" WHERE {where}" if where else ""),
+    )
+
+
+def union(
+    uid: str,
+    *inputs: Input | Side,
+    sink: Sink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """The rows of several inputs, columns by name; nothing is remembered.
+
+    All have the same columns and types; `side(...)` with a select or a transform makes them so. Its watermark is that
+    of the slowest input.
+
+    Args:
+        *inputs: Sources, stages, or `side(...)` of one.
+        sink: The table that gets the rows, which come in no order.
+        gate: As in `stage`.
+    """
+    of = sides_of(*inputs)
+    if len(of) < 2:
+        raise PipelineError(f"{uid} unites fewer than two inputs.", where=f"union {uid}", next="Name two or more.")
+    timed = next((given for given in of if given.time is not None), None)
+    if timed is not None:
+        raise PipelineError(
+            f"{uid} hands on rows as they are, and looks at no time={timed.time!r}.",
+            where=f"union {uid}",
+            next="Leave it out: the sources' event times say the watermark.",
+        )
+    return Stage(
+        uid=uid,
+        **reading(of[0].source),
+        key=(),
+        sides=lanes_of(uid, of, [()] * len(of)),
+        sink=sink,
+        gates=gates_of(gate),
+        description=f"The rows of {len(of)} inputs.",
+    )

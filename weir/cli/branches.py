@@ -1,0 +1,314 @@
+"""The commands for branches: `fork`, `forks`, `diff`, `backfill`, `promote`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+from rich.markup import escape
+
+from state_ops.errors import ConfigurationError
+from weir.cli.console import (
+    Force,
+    Json,
+    Name,
+    Yes,
+    answer,
+    moment,
+    out,
+    print_json,
+    print_obstacles,
+    print_table,
+    proceeds,
+    waiting,
+)
+from weir.cli.shell import completion
+from weir.epoch.model import EpochReport
+from weir.loading import find
+from weir.operations import backfill as backfills
+from weir.operations import branch_diff, promotion
+from weir.operations import forks as branches
+from weir.operations.branch_diff import BranchDiff
+from weir.operations.promotion import PromotionPlan
+from weir.ownership.pipeline_storage import open_storage
+from weir.sources.positions import in_words
+
+_DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
+
+Branch = Annotated[str, typer.Argument(help="The branch's name.", metavar="BRANCH", autocompletion=completion.branches)]
+
+
+def fork(
+    pipeline: Name,
+    name: Annotated[str | None, typer.Option(help="Make a branch of this name.")] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="The checkpoint, by number or a savepoint's name; by default the newest.",
+            autocompletion=completion.moments,
+        ),
+    ] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option(help="Remove the branch of this name with all that it has.", autocompletion=completion.branches),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="A note that `weir forks` shows.")] = "",
+    json: Json = False,
+) -> None:
+    """Make a branch of a pipeline from one of its checkpoints: its state, without copying it, in tables of its own.
+
+    The branch is PIPELINE@NAME in every command: `weir run flights@fix --until-caught-up` lets it read what the pipeline has read, with the
+    code of this checkout. The pipeline goes on, and is not touched before `weir promote`. `weir forks` lists branches.
+    """
+    if (name is None) == (drop is None):
+        raise ConfigurationError(
+            "Say what to do.",
+            next=f"`weir fork {pipeline} --name NAME [--from N]` or `--drop NAME`; `weir forks {pipeline}` lists.",
+        )
+    definition, settings = find(pipeline)
+    with waiting("waiting for the coordinator's next barrier"):
+        if name is not None:
+            at = None if origin is None else moment(origin, open_storage(definition, settings)[1])
+            branch = branches.fork(definition, settings, name, at, reason)
+        else:
+            assert drop is not None
+            branch = branches.drop(definition, settings, drop)
+    named = escape(branch.branch.name)
+    size = branch.head.bytes_total if branch.head is not None else 0
+    answer(
+        json,
+        branch.to_dict(),
+        (
+            f"{escape(pipeline)}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
+            f" copied.\nRead since: {escape(in_words(branch.behind.values()))}. Next: weir run {escape(pipeline)}@{named}"
+            " --until-caught-up"
+            if name is not None
+            else f"The branch {named} is gone, and what only it kept of {escape(pipeline)}."
+        ),
+    )
+
+
+def forks(pipeline: Name, json: Json = False) -> None:
+    """The branches of a pipeline, oldest first."""
+    definition, settings = find(pipeline)
+    with waiting("reading the branches"):
+        forked = branches.forks(definition, settings)
+    if json or not forked:
+        answer(
+            json,
+            [fork.to_dict() for fork in forked],
+            escape(f"{pipeline} has no branch: weir fork {pipeline} --name NAME"),
+        )
+        return
+    print_table(
+        (
+            (
+                escape(fork.branch.name),
+                str(fork.base),
+                fork.created_at.strftime("%Y-%m-%d %H:%M:%S"),
+                str(fork.head.id) if fork.head is not None else "not finished",
+                f"{fork.bytes_own:,}" if fork.bytes_own is not None else "",
+                escape(in_words(fork.behind.values())),
+                escape(fork.reason),
+            )
+            for fork in forked
+        ),
+        ("name", "from", "forked", "checkpoint", "own bytes", "behind", "reason"),
+        right=("from", "checkpoint", "own bytes", "behind"),
+    )
+
+
+def diff(
+    pipeline: Name,
+    branch: Branch,
+    tables_only: Annotated[bool, typer.Option("--tables-only", help="Do not read the stages' state.")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write it to this file, as Markdown.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """In what a branch differs from its pipeline: rows since the fork, by table and day, and the stages' state, with samples.
+
+    Reads alone; both may be running. Exit code 0 whether something differs or not.
+    """
+    _check(report)
+    definition, settings = find(pipeline)
+    with waiting("comparing"):
+        compared = branch_diff.diff(definition, settings, branch, states=not tables_only)
+    if report is not None:
+        report.write_text(compared.to_markdown() + "\n", "utf-8")
+    if json:
+        print_json(compared.to_dict())
+        return
+    _show(compared)
+    if report is not None:
+        out.print(escape(f"With samples: {report}"))
+
+
+def _check(report: Path | None) -> None:
+    """Raise ConfigurationError, before anything is compared, where --report names a file in no directory."""
+    if report is not None and not report.absolute().parent.is_dir():
+        raise ConfigurationError(f"--report {report}: there is no such directory.", next="Make it, or name another.")
+
+
+def _show(difference: BranchDiff) -> None:
+    out.print(
+        escape(
+            f"{difference.pipeline} at checkpoint {difference.head}, {difference.pipeline}@{difference.branch}"
+            f" at {difference.tip}, forked from {difference.base}."
+        )
+    )
+    for name, arrived in difference.behind.items():
+        if arrived.waiting:
+            out.print(
+                f"[yellow]behind[/]  {escape(f'{arrived} of {name}')} that the branch has still to read; "
+                "it differs by those too"
+            )
+    for taken in difference.taken_back:
+        out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
+    rows: list[tuple[str, ...]] = []
+    for table in difference.tables:
+        rows.append((escape(f"table {table.table}"), *map(_number, table.rows), *map(_number, table.counts.values())))
+        days = table.days.items() if any(table.days) else ()
+        rows += [(escape(f"  {day}"), "", "", *map(_number, counts.values())) for day, counts in days]
+    for state in difference.states:
+        numbers = (escape(state.why),) if state.counts is None else ("", "", *map(_number, state.counts.values()))
+        rows.append((escape(f"state of {state.stage}"), *numbers))
+    numbers = ("rows", "of the branch", "added", "removed", "changed")
+    print_table(rows, ("", *numbers), right=numbers)
+    for table in difference.tables:
+        if table.columns:
+            out.print(escape(f"table {table.table}: {table.columns}"))
+    for state in difference.states:
+        if state.counts is not None and state.why:
+            out.print(escape(f"state of {state.stage}: {state.why}"))
+    for sentence in difference.left_out():
+        out.print(escape(sentence))
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def backfill(
+    pipeline: Name,
+    start: Annotated[
+        datetime, typer.Option("--from", formats=_DAYS, help="The first day, or hour, of event time, in UTC.")
+    ],
+    end: Annotated[datetime, typer.Option("--to", formats=_DAYS, help="The end, which is not part of it.")],
+    replaces: Annotated[
+        str | None, typer.Option(help="since: state and all rows since the range began; range: its rows alone.")
+    ] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="Promote at once what the gates let through.")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write what differs to this file, as Markdown.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Replay a range of event time with today's code and input on a branch, from the newest checkpoint before it, and show what differs.
+
+    Without --promote it waits then: `weir promote PIPELINE BRANCH` approves it. The pipeline goes on meanwhile.
+    """
+    _check(report)
+    definition, settings = find(pipeline)
+    configured = settings.pipelines[definition.name].backfill
+    meant = replaces or (configured.replaces if configured is not None else backfills.SINCE)
+
+    with waiting("replaying the range, then comparing") as say:
+
+        def on_epoch(epoch: EpochReport) -> None:
+            say(f"replaying the range, then comparing; {backfills.epoch_line(epoch)}")
+            if not json:
+                out.print(backfills.epoch_line(epoch))
+
+        done = backfills.backfill(
+            definition,
+            settings,
+            start.replace(tzinfo=UTC),
+            end.replace(tzinfo=UTC),
+            replaces=cast(Literal["since", "range"], meant),
+            promote=promote,
+            on_epoch=on_epoch,
+        )
+    if report is not None:
+        report.write_text(done.difference.to_markdown() + "\n", "utf-8")
+    if json:
+        print_json(done.to_dict())
+        return
+    _show(done.difference)
+    if done.note is not None:
+        out.print(f"[yellow]note[/]  {escape(done.note)}.")
+    if done.promoted is not None:
+        out.print(f"{escape(pipeline)} is at checkpoint {done.promoted.id}, {escape(done.promoted.reason)}.")
+    elif done.difference.same:
+        out.print("Nothing differs, so there is nothing to promote.")
+    else:
+        out.print(
+            escape(
+                f"It waits. To approve: weir promote {pipeline} {done.branch}; to give it up: weir fork {pipeline} "
+                f"--drop {done.branch}"
+            )
+        )
+
+
+def promote(
+    pipeline: Name,
+    branch: Branch,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    force: Force = False,
+    reason: Annotated[str, typer.Option(help="A note that `weir checkpoints` shows.")] = "",
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Make a branch's state and rows the pipeline's, instead of what it made of the same input since the fork.
+
+    The branch catches up first; then a running coordinator is stopped at its barrier, and not started again: the next run has to have the
+    branch's code. `weir rewind` to the checkpoint before takes it back.
+    """
+    definition, settings = find(pipeline)
+    with waiting("comparing the tables' rows"):
+        plan = promotion.with_rows(backfills.plan(definition, settings, branch), definition, settings)
+    accepted = plan.obstacles if force else ()
+    if not proceeds(
+        lambda: _show_plan(pipeline, plan),
+        {**plan.to_dict(), "checkpoint": None},
+        check=lambda: promotion.check(plan, pipeline, accepted),
+        ask="promote",
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    ):
+        return
+    with waiting("catching up, then promoting"):
+        does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
+        done = does(definition, settings, branch, accepted=accepted, reason=reason)
+    answer(
+        json,
+        {**plan.to_dict(), "checkpoint": done.id},
+        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {escape(pipeline)}` goes on from"
+        f" there; to take it back: weir rewind {escape(pipeline)} --to {plan.head.id}",
+    )
+
+
+def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
+    out.print(
+        escape(
+            f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{plan.branch}, forked from {plan.base.id}, is"
+            f" at {plan.tip.id}."
+        )
+    )
+    sources = [
+        ("source", name, f"{arrived} to be read by the branch first" if arrived.waiting else "caught up")
+        for name, arrived in plan.behind.items()
+    ]
+    tables = [("table", table.table, table.in_words) for table in plan.tables]
+    sinks = [
+        ("sink", sink.name, f"rows since the fork go, {sink.brings.comes_in_words}")
+        for sink in plan.elsewhere
+        if sink.brings is not None
+    ]
+    print_table(tuple(map(escape, row)) for row in (*sources, *tables, *sinks))
+    print_obstacles(plan.obstacles)

@@ -1,0 +1,306 @@
+"""The commands that look at a pipeline: `status`, `checkpoints`. They are asked often, so they import little."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.markup import escape
+
+from state_ops.checkpoints.checkpoint import ROWS_LOST, ROWS_QUARANTINED, Checkpoint, rows_lost
+from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.unpublished import before_first, unpublished
+from state_ops.coordination import gate_hold, lease, publishing_refused, restore_progress, suspension
+from state_ops.coordination.gate_hold import GateHold
+from state_ops.coordination.publishing_refused import Refused
+from state_ops.coordination.restore_progress import Restoring
+from state_ops.counts import counted
+from state_ops.ids import CheckpointId
+from state_ops.moments import from_micros, to_the_second
+from state_ops.storage.storage import Storage
+from weir.cli.console import Json, Name, answer, no_directory, out, print_json, print_table, short, waiting
+from weir.definition import Pipeline
+from weir.loading import find
+from weir.ownership import backlog, hold_causes
+from weir.ownership.pipeline_storage import open_storage, readers
+from weir.settings.configuration import Settings
+from weir.sinks.table_commit import table_path
+from weir.sources.directory_watch import DELIVERED_AGAIN
+from weir.timings import bottleneck
+
+_FILES_SHOWN = 10
+
+
+def status(pipeline: Name, json: Json = False) -> None:
+    """Whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
+    definition, settings = find(pipeline)
+    with waiting("asking the storage and the sources"):
+        facts = status_of(definition, settings)
+    if json:
+        print_json(facts)
+        return
+    print_table((title, escape(text)) for title, text in _lines(pipeline, facts))
+    if facts["delivered_again"]:
+        out.print(f"\n{escape(DELIVERED_AGAIN)}")
+    if facts["held"] is not None:
+        out.print(f"\n{escape(facts['held']['message'])}")
+        for name, files in facts["held"]["files"].items():
+            directory = short(facts["sources"].get(name, name))
+            piece = "part" if name in facts["units"] else "file"
+            out.print(escape(f"  {piece}s: {counted(len(files), piece)} in {directory}: {_listed(files)}"))
+
+
+_ALIVE = {True: "running", False: "not running", None: "unknown (on another host or in another container)"}
+
+
+def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts of `status_of` as lines for people: what a line is about, and its text."""
+    head, holder, suspended = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
+    if facts["held"] is not None:
+        yield "held", _held(facts["held"])
+    where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
+    yield "coordinator", _ALIVE[holder["alive"]] + where
+    if holder["died"]:
+        whose = f"process {holder['pid']} on {holder['host']}, generation {holder['generation']}"
+        yield "died", f"the last run ended without a word ({whose}): weir run {pipeline} goes on where it was"
+    if suspended is not None:
+        how = f"{suspended['how']} by a person at {to_the_second(suspended['when'])} ({suspended['why']})"
+        yield "halted", f"{how}: weir resume {pipeline}"
+    if head is None:
+        yield "checkpoint", f"none yet: weir run {pipeline}"
+    else:
+        yield "checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})"
+        yield "state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new"
+        ended = " (of the last run)" if holder["alive"] is False else ""
+        yield "bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none"
+    if facts["rows_lost"]:
+        yield (
+            "lost",
+            f"{counted(facts['rows_lost'], 'row', 'was', 'were')} read, and lost with epochs that failed "
+            f"(at most once)",
+        )
+    if facts["rows_quarantined"]:
+        rows = counted(facts["rows_quarantined"], "row")
+        yield "quarantined", f"{rows}, set aside since the pipeline began: they are in tables <stage>_quarantine"
+    for restoring in facts["restoring"]:
+        whose = f"{restoring['stage']}, subtask {restoring['subtask']}, on" if restoring["stage"] else "on"
+        progress = restore_progress.described([Restoring(**restoring)])
+        yield "restoring", f"{whose} {restoring['host']}: {progress} at {to_the_second(restoring['at'])}"
+    for name, number in facts["lag"].items():
+        place = short(facts["sources"][name])
+        missing, problem = name in facts["missing"], facts.get("unreachable", {}).get(name)
+        unit = facts["units"].get(name, "file")
+        seen = no_directory(place) if missing else f"{counted(number, unit)} in {place}"
+        yield "waiting", f"not known in {place}: {problem}" if problem else seen
+    for name, files in facts["delivered_again"].items():
+        place = short(facts["sources"][name])
+        again = f"{counted(len(files), 'file')} in {place}, delivered again after being read: {_listed(files)}"
+        yield "not read", again
+    for name, aside in facts["set_aside"].items():
+        last = f"the last: {aside['last']['name']}: {aside['last']['reason']}"
+        yield "set aside", f"{counted(aside['files'], 'file')} of {name}, {last}"
+    for uid, rows in facts["unapplied"].items():
+        if rows:  # with 0 rows only barriers are left to pass on
+            yield "unapplied", f"{counted(rows, 'row')} in front of {uid}"
+    for uid, moment in facts["watermarks"].items():
+        yield "watermark", f"{uid}: {moment}"
+    for sink in (*facts["tables"], *facts["sinks"]):
+        if sink["unpublished"] is not None:
+            ids, why = sink["unpublished"]["checkpoints"], sink["unpublished"]["why"]
+            because = f": {why}" if why is not None else ", or that is not recorded yet"
+            some = f"since checkpoint {ids[0]}, {counted(len(ids), 'checkpoint')}"
+            yield "unpublished", f"{sink['name']} lacks committed rows {some}{because}"
+    for table in facts["tables"]:
+        yield "table", f"{table['name']}: {short(table['path'])}"
+    for sink in facts["sinks"]:
+        yield "sink", f"{sink['name']}: {sink['kind']}, {sink['last_published'] or 'nothing'} published last"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, with an ellipsis if there are more."""
+    return ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
+
+
+def _held(note: dict[str, Any]) -> str:
+    """What holds the pipeline, on one line.
+
+    Args:
+        note: A gate hold as `GateHold.to_dict` gives it.
+    """
+    if note["error"] == gate_hold.GATE:
+        by = f" by a gate of {note['stage']}" if note["stage"] else ""
+        return f"since {to_the_second(note['when'])}, epoch {note['epoch']}{by}: see below"
+    return f"{GateHold.from_dict(note).subject}, since {to_the_second(note['when'])}: see below"
+
+
+def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
+    """What `weir status` says, JSON-ready. It only reads, and starts no JVM."""
+    storage, registry = open_storage(pipeline, settings)
+    head, holder = registry.head(), lease.read(storage)
+    sources = readers(pipeline, settings)
+    holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
+    arrived = backlog.arrivals(pipeline, settings, head)
+    waiting = {name: arrivals.waiting for name, arrivals in arrived.items()}
+    unreachable = {name: arrivals.problem for name, arrivals in arrived.items() if arrivals.problem is not None}
+    return {
+        "pipeline": pipeline.title,
+        "storage": storage.uri,
+        "coordinator": {
+            "alive": lease.alive(holder),
+            "host": holder.host if holder else None,
+            "pid": holder.pid if holder else None,
+            "run_id": holder.run_id if holder else None,
+            "outcome": holder.outcome if holder else None,
+            "died": holder is not None and lease.alive(holder) is False and not holder.stopped,
+            "generation": registry.generation(),
+        },
+        "halted": None if suspended is None else dataclasses.asdict(suspended),
+        "last_checkpoint": None if head is None else _brief(head),
+        "rows_lost": _rows_lost(head, lease.alive(holder)),
+        "rows_quarantined": head.totals.get(ROWS_QUARANTINED, 0) if head is not None else 0,
+        "restoring": [fetch.to_dict() for fetch in _restoring(storage, head)],
+        "held": None if holds is None else holds.to_dict(),
+        "lag": waiting,
+        "units": {name: arrivals.unit for name, arrivals in arrived.items() if arrivals.unit != "file"},
+        "unreachable": unreachable,
+        "missing": backlog.missing(sources, waiting),
+        "delivered_again": {
+            name: [file.name for file in arrivals.again] for name, arrivals in arrived.items() if arrivals.again
+        },
+        "set_aside": {
+            name: position["set_aside"]
+            for name, position in (head.offsets if head else {}).items()
+            if position.get("set_aside")
+        },
+        "sources": {name: reader.location for name, reader in sources.items()},
+        "unapplied": dict(backlog.unapplied(head)),
+        "watermarks": {
+            uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()
+        },
+        **_sinks(pipeline, storage, registry, head),
+    }
+
+
+def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Checkpoint | None) -> dict[str, Any]:
+    """The tables and the other sinks, with what each has and what it lacks."""
+    publications = registry.publications()  # before the checkpoints, which come first
+    lacking = unpublished(registry.checkpoints(), publications)
+    refused = publishing_refused.read(storage) if lacking else {}
+    return {
+        "tables": [
+            {
+                "name": sink.name,
+                "path": storage.full(table_path(sink.name)),
+                **_published(registry, head, sink.name, lacking, refused),
+            }
+            for sink in pipeline.sinks_shown(head.sinks if head else ())
+            if pipeline.is_table(sink)
+        ],
+        "sinks": [
+            {"name": sink.name, "kind": sink.kind, **_published(registry, head, sink.name, lacking, refused)}
+            for sink in pipeline.sinks
+            if not pipeline.is_table(sink)
+        ],
+    }
+
+
+def _published(
+    registry: Registry,
+    head: Checkpoint | None,
+    sink: str,
+    lacking: Mapping[str, tuple[CheckpointId, ...]],
+    refused: Mapping[str, Refused],
+) -> dict[str, Any]:
+    """What a sink has, and what is committed and not published in it."""
+    ids = lacking.get(sink)
+    if not ids:
+        return {"last_published": head.published(sink) if head else None, "unpublished": None}
+    note = refused.get(sink)
+    known = note is not None and note.checkpoint in ids
+    return {
+        "last_published": before_first(registry.checkpoints(), sink, ids),
+        "unpublished": {
+            "checkpoints": list(ids),
+            "why": note.why if note is not None and known else None,
+            "since": note.when if note is not None and known else None,
+        },
+    }
+
+
+def _rows_lost(head: Checkpoint | None, alive: bool | None) -> int:
+    """How many rows no epoch has applied, nor is about to."""
+    if head is None or alive is False:
+        return rows_lost(head)
+    return head.totals.get(ROWS_LOST, 0)
+
+
+def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:
+    """The fetches of state that are going on.
+
+    Notes of processes that died are left out if their epoch has completed since.
+    """
+    fetches = [
+        fetch
+        for fetch in restore_progress.read(storage)
+        if fetch.epoch is None or head is None or fetch.epoch > head.id
+    ]
+    return sorted(fetches, key=lambda fetch: (fetch.stage or "", fetch.subtask or 0))
+
+
+def _brief(head: Checkpoint) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "completed_at": head.completed_at.isoformat(),
+        "age_seconds": round((datetime.now(UTC) - head.completed_at).total_seconds(), 1),
+        "trigger": head.trigger,
+        "reason": head.reason,
+        "generation": head.generation,
+        "bottleneck": bottleneck(head.ms),
+        "bytes_total": head.bytes_total,
+        "bytes_new": head.bytes_new,
+        "totals": head.totals,
+    }
+
+
+def checkpoints(pipeline: Name, json: Json = False) -> None:
+    """The completed checkpoints that are retained, oldest first."""
+    definition, settings = find(pipeline)
+    _, registry = open_storage(definition, settings)
+    with waiting("reading the registry"):
+        completed, pins = registry.checkpoints(), registry.pins()
+    names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
+    if json or not completed:
+        facts = [{**_view(row), "bottleneck": bottleneck(row.ms), "named": names[row.commit_id]} for row in completed]
+        answer(json, facts, f"{pipeline} has no checkpoint yet: weir run {pipeline}")
+        return
+    numbers = ("id", "parent", "rows", "files new/total", "state bytes new/total", "ms", "gen")
+    print_table(
+        (_cells(row, names[row.commit_id]) for row in completed),
+        ("id", "parent", "completed", "trigger", *numbers[2:6], "bottleneck", "gen", "named"),
+        right=numbers,
+    )
+
+
+def _cells(checkpoint: Checkpoint, names: list[str]) -> tuple[str, ...]:
+    stages = checkpoint.operators.values()
+    return (
+        str(checkpoint.id),
+        str(checkpoint.parent_id or "-"),
+        f"{checkpoint.completed_at:%Y-%m-%d %H:%M:%S}",
+        checkpoint.trigger,
+        f"{sum(part['rows'] for part in checkpoint.slice.values()):,}",
+        f"{sum(stage.files_new for stage in stages)}/{sum(stage.files_total for stage in stages)}",
+        f"{checkpoint.bytes_new:,}/{checkpoint.bytes_total:,}",
+        f"{checkpoint.ms.get('to_commit', 0):.0f}",
+        bottleneck(checkpoint.ms) or "-",
+        str(checkpoint.generation),
+        escape(", ".join(names)),
+    )
+
+
+def _view(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's row under the names that people use."""
+    raw = checkpoint.to_dict()
+    return {"id": raw.pop("id"), "parent": raw.pop("parent_id"), "durations_ms": raw.pop("ms"), **raw}

@@ -1,0 +1,143 @@
+"""A pipeline's assets: its sources, stages, tables and its checkpoint, from the `Pipeline` object alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import dagster as dg
+
+from state_ops.storage.storage import Storage
+from weir.connectors.delta_sink import UpsertSink
+from weir.connectors.delta_table.source import DeltaTableSource
+from weir.connectors.sink import Sink
+from weir.dagster import metadata
+from weir.dagster.names import CHECKPOINT, input_key, key, lookup_key, stage_key, table_key
+from weir.definition import LATE, MAIN, FileSource, Pipeline, Source, Stage
+from weir.definition.fingerprint import fingerprint_of_stage
+from weir.settings.configuration import Settings
+
+
+def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
+    """The sources: files that arrive from elsewhere."""
+    return [
+        dg.AssetSpec(
+            key(pipeline, source.name),
+            description=_arrives(pipeline, source),
+            kinds={"file", source.format} if isinstance(source, FileSource) else {source.kind},
+            group_name=pipeline.name,
+            owners=pipeline.owners or None,
+            metadata=metadata.of_source(source, _place(pipeline, settings, source)),
+        )
+        for source in pipeline.sources
+    ]
+
+
+def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
+    """The tables that rows are looked up in, which somebody else writes."""
+    tables = {lookup_key(pipeline, stage.lookup): stage.lookup.table for stage in pipeline.stages if stage.lookup}
+    return [
+        dg.AssetSpec(
+            table,
+            description=f"Rows are looked up in {place}, as of the version that each epoch's plan has.",
+            kinds={"parquet"} if place.endswith(".parquet") else {"delta", "table"},
+            group_name=pipeline.name,
+            metadata={"dagster/uri": settings.resolve(pipeline.name, place)},
+        )
+        for table, place in tables.items()
+    ]
+
+
+def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
+    """The assets that a stage reads, each once."""
+    looked_up = [lookup_key(pipeline, stage.lookup)] if stage.lookup is not None else []
+    return list(dict.fromkeys([*(input_key(pipeline, input) for input in stage.inputs), *looked_up]))
+
+
+def _place(pipeline: Pipeline, settings: Settings, source: Source) -> str:
+    if isinstance(source, DeltaTableSource):
+        return settings.resolve(pipeline.name, source.path)
+    return settings.resolve(pipeline.name, source.pattern) if isinstance(source, FileSource) else source.kind
+
+
+def _arrives(pipeline: Pipeline, source: Source) -> str:
+    what = f"Files that arrive as {source.pattern}" if isinstance(source, FileSource) else f"Rows of {source.kind}"
+    return f"{what}, each read {'at most' if pipeline.at_most_once else 'exactly'} once."
+
+
+def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
+    """The stages, each downstream of what it reads."""
+    return [
+        dg.AssetSpec(
+            stage_key(pipeline, stage.uid),
+            deps=_read_by(pipeline, stage),
+            description=_of_stage(stage),
+            kinds={"pyspark", "rocksdb"} if stage.has_state else {"pyspark"},
+            code_version=fingerprint_of_stage(stage),
+            group_name=pipeline.name,
+            owners=pipeline.owners or None,
+            metadata=metadata.of_definition(stage, storage),
+        )
+        for stage in pipeline.stages
+    ]
+
+
+def _of_stage(stage: Stage) -> str:
+    goes = [f"`{sink.name}`" for sink in stage.sinks]
+    where = f"Its rows go to {', '.join(goes)}." if goes else "Its rows go to other stages alone."
+    what = f"The stage `{stage.uid}`{' and its state' if stage.has_state else ''}: what each epoch did. {where}"
+    return f"{stage.description}\n\n{what}" if stage.description else what
+
+
+def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.AssetSpec]:
+    """The tables and other sinks that stages write to, which a project's own assets read."""
+    return [
+        dg.AssetSpec(
+            table_key(pipeline, sink.name),
+            deps=[stage_key(pipeline, stage.uid)],
+            description=_of_sink(pipeline, stage, sink),
+            kinds={"delta", "table"} if pipeline.is_table(sink) else {sink.kind},
+            code_version=fingerprint_of_stage(stage),
+            group_name=pipeline.name,
+            owners=pipeline.owners or None,
+            metadata=metadata.of_sink(pipeline, sink, storage),
+            freshness_policy=freshness(settings),
+        )
+        for stage in pipeline.stages
+        for sink in stage.sinks
+    ]
+
+
+def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.AssetSpec:
+    """The checkpoint: what all stages commit together."""
+    return dg.AssetSpec(
+        key(pipeline, CHECKPOINT),
+        deps=[stage_key(pipeline, stage.uid) for stage in pipeline.stages],
+        description=(
+            "State, offsets and outputs of all stages, committed together, once an epoch. Each observation is one."
+        ),
+        kinds={"delta"},
+        group_name=pipeline.name,
+        owners=pipeline.owners or None,
+        metadata={"registry": dg.MetadataValue.path(storage.full("registry/checkpoints"))},
+        freshness_policy=freshness(settings),
+    )
+
+
+def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
+    """A freshness policy: stale if it was not materialized for so long, a warning at half of that."""
+    hours = settings.dagster.freshness_hours
+    if hours is None:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2))
+
+
+def _of_sink(pipeline: Pipeline, stage: Stage, sink: Sink) -> str:
+    output = next(name for name, other in stage.sinks_by_output if other == sink)
+    if output in stage.returned:
+        often, of = pipeline.delivery.replace("_", " "), "" if output == MAIN else f" as {output}"
+        if isinstance(sink, UpsertSink):
+            return f"The newest row of each key that {stage.uid} hands out{of}."
+        return f"What {stage.uid} hands out{of}, {'appended ' if sink.kind == 'delta' else ''}{often}."
+    if output == LATE:
+        return f"Rows that came too late for {stage.uid}, as they came."
+    return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

@@ -1,0 +1,336 @@
+"""The epochs of production, played again with the code of a branch, in storage of its own below a directory.
+
+The slices are those that production has read, under the ids and at the processing times of then. Rows that gates of
+production have set aside are read again: the branch's gates decide anew. A gate that would hold an epoch is only asked
+here, so that the epochs after it can be compared too; who writes the comment says what it would have done.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from state_ops.checkpoints.checkpoint import FORK, FORKED, Checkpoint
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.errors import (
+    GateError,
+    InputError,
+    LostError,
+    StageError,
+    TransientError,
+    VanishedError,
+    WeirError,
+)
+from state_ops.ids import CheckpointId
+from state_ops.records.snapshot_files import StateFile
+from state_ops.storage.branches import Branch
+from weir.connectors.source import RUNNING
+from weir.definition import HOLD, Gate, Pipeline, Stage
+from weir.definition.names import WARN
+from weir.epoch.model import EpochReport, SourceOffsets
+from weir.epoch.scheduler import EpochScheduler
+from weir.epoch.step_runner import Threads
+from weir.execution.executor import Executor
+from weir.gates.evaluation import Verdict
+from weir.operations.pull_request.taking import Taken
+from weir.ownership.context import RunContext
+from weir.ownership.derived_checkpoint import commit, copied, pointed
+from weir.ownership.ownership import Ownership, claimed
+from weir.ownership.pipeline_storage import readers
+from weir.run.run import RunOptions, check_fits, coordinator_of
+from weir.settings.configuration import Settings
+from weir.sources.reader import SourceReader
+from weir.sources.slices import EpochPlan, Slice
+
+BRANCH = "ci"
+# How errors of an author's code begin, up to the text of what the code has raised.
+_WITHOUT_VALUES = re.compile(
+    r"The (?:function|transform) of the stage \w+ raised [\w.]+|The stage \w+ failed: [\w.]+"
+    r"|The stage \w+ returned (?:columns|values)\b[\w ]*"
+)
+_PLACE = re.compile(r'^  File "(?P<file>[^"\n]+)", line \d+, in [\w<>]+$', re.MULTILINE)
+_OF_NO_VALUE = ("VanishedError", "LostError", "PrunedError")  # they name files and positions alone
+_SECONDS = 24 * 3600.0  # of an epoch: this machine is another one than production's, and whoever waits has a limit
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlayed:
+    """An epoch that was replayed.
+
+    Attributes:
+        recorded: What production made of it.
+        now: What the branch makes of it.
+        files: What that lists.
+        verdicts: Of the branch's gates, each with the policy that the code gives it.
+        seconds: From its begin to the end of its publishing.
+    """
+
+    recorded: Checkpoint
+    now: Checkpoint
+    files: tuple[StateFile, ...]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why the replay ended before its end.
+
+    Attributes:
+        epoch: The epoch that could not be replayed, as production numbers it; None: none had begun.
+        cause: "input": what the epoch has read cannot be read again; "gates": one would hold it. Else the code is to
+            blame.
+        error: In words, without secrets.
+        traceback: Of the author's code; "" if it is not that which raised.
+        kind: The class of the error; "" for code that cannot be imported, which has seen no rows.
+    """
+
+    epoch: int | None
+    cause: str
+    error: str
+    traceback: str = ""
+    kind: str = ""
+
+    def in_words(self, *, values: bool) -> str:
+        """Return the error. Without values: of a gate what the error stands for; of all else what failed, the classes
+        of the errors, and the lines of code. The text of an error may have the value that caused it."""
+        if values:
+            return self.error
+        if self.cause == "gates":
+            return "More rows than a gate may set aside; what it has seen of them is left out, like all values."
+        if self.kind in ("", *_OF_NO_VALUE):
+            return next(iter(self.error.splitlines()), "")
+        said = _WITHOUT_VALUES.match(self.error)
+        what = said[0] if said is not None else f"{self.kind}: its text is left out, like all values"
+        places = [place[0] for place in _PLACE.finditer(self.traceback) if Path(place["file"]).is_file()]
+        return "\n".join([f"{what}.", *places])
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The result of the branch's replay of production's epochs.
+
+    Attributes:
+        played: Those that it came to the end of, oldest first.
+        failed: What ended it; None: it came to the end.
+    """
+
+    played: tuple[EpochPlayed, ...]
+    failed: Failed | None = None
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The branch's newest checkpoint."""
+        return self.played[-1].now if self.played else None
+
+
+def branch_of(pipeline: Pipeline) -> Pipeline:
+    """The pipeline as a branch that only this replay knows: all its sinks are tables of the branch's own."""
+    return replace(pipeline, branch=Branch(BRANCH, uuid.uuid4().hex))
+
+
+def settings_for(settings: Settings, directory: Path, epochs: int) -> Settings:
+    """Return these settings with storage and local files below a directory, for epochs that are all retained."""
+    changed: dict[str, Any] = {
+        "storage": settings.storage.model_copy(update={"root": str(directory / "storage")}),
+        "local": settings.local.model_copy(update={"work_dir": str(directory / "work"), "objects_mb": 0}),
+        "checkpoints": settings.checkpoints.model_copy(
+            update={
+                "alignment_timeout_seconds": None,
+                "max_concurrent": 1,
+                "min_pause_seconds": 0.0,
+                "num_retained": epochs + 1,
+                "timeout_seconds": max(settings.checkpoints.timeout_seconds, _SECONDS),
+            }
+        ),
+    }
+    return settings.model_copy(update=changed)
+
+
+def replay(
+    here: Pipeline,
+    there: Settings,
+    production: Settings,
+    taken: Taken,
+    executor: Executor | None,
+    on_epoch: Callable[[EpochPlayed], None],
+) -> Replayed:
+    """Replay epochs of production.
+
+    Args:
+        here: The pipeline as `branch_of` has it, with the branch's code.
+        there: As `settings_for` has them.
+        production: Whose storage has what sources have archived.
+        on_epoch: Is told of each epoch that came to its end.
+
+    Raises:
+        TransientError: Storage, a source or Spark is away, or archived input was pruned meanwhile: the code is not to
+            blame.
+    """
+    asked = _only_asked(here)
+    played: list[EpochPlayed] = []
+    sources = readers(here, there, RUNNING, archived=production)
+    at: Checkpoint | None = None
+    planned = False
+    try:
+        with claimed(asked, there, executor) as owner:
+            owner.context.tells_sources = False
+            if taken.chosen.base is not None:
+                check_fits(asked, _seeded(owner, taken, taken.chosen.base))
+            before, columns = taken.chosen.base, _columns_of_new(here, there, taken.chosen.epochs[-1])
+            for at in taken.chosen.epochs:
+                planned = False
+                plan = _plan(owner.context, sources, at, before, columns)
+                planned = True
+                clock = time.perf_counter()
+                report = _played(owner, plan, _first_id(at, before))
+                files = owner.context.registry.files(report.checkpoint)
+                verdicts = tuple(_as_meant(here, verdict) for verdict in report.verdicts)
+                played.append(EpochPlayed(at, report.checkpoint, files, verdicts, time.perf_counter() - clock))
+                on_epoch(played[-1])
+                before = at
+    except TransientError:
+        raise
+    except WeirError as error:
+        is_of_plan = at is not None and not planned
+        traceback = error.traceback if isinstance(error, StageError) else ""
+        cause = _cause(error, is_of_plan=is_of_plan)
+        failed = Failed(int(at.id) if at is not None else None, cause, str(error), traceback, type(error).__name__)
+        return Replayed(tuple(played), failed)
+    finally:
+        for reader in sources.values():
+            reader.close()
+    return Replayed(tuple(played))
+
+
+def _cause(error: WeirError, *, is_of_plan: bool) -> str:
+    """Return the cause to blame for an error. is_of_plan: the epoch was still being planned."""
+    if isinstance(error, GateError):
+        return "gates"
+    is_input = isinstance(error, VanishedError | LostError) or (is_of_plan and isinstance(error, InputError))
+    return "input" if is_input else "code"
+
+
+def new_sources(pipeline: Pipeline, last: Checkpoint) -> list[str]:
+    """The names of the sources that production has not read by its last epoch."""
+    names = (source.name for source in pipeline.sources)
+    return [name for name in names if name not in last.slice and name not in last.offsets]
+
+
+def _columns_of_new(here: Pipeline, there: Settings, last: Checkpoint) -> dict[str, pa.Schema | None]:
+    """By source that is new, the columns of what waits there: a stage that reads others too needs them."""
+    new = new_sources(here, last)
+    looking = readers(replace(here, branch=None), there) if new else {}
+    try:
+        return {name: looking[name].preview(None, there.epoch, None).schema for name in new}
+    finally:
+        for reader in looking.values():
+            reader.close()
+
+
+def _seeded(owner: Ownership, taken: Taken, base: Checkpoint) -> Checkpoint:
+    """Begin the branch's registry with the checkpoint of production from which the replay goes on."""
+    context = owner.context
+    owner.heartbeat.begin(base.id)
+    moved = copied(context, taken.copy, taken.base_files, base.id)
+    beginning = replace(base, sinks={}, operators=pointed(base.operators, moved))
+    files = [here for _, here in moved]
+    what = f"checkpoint {base.id} of {context.pipeline.name}, for a pull request"
+    return commit(context, beginning, base.id, files, kind=FORK, what=what, beginning={FORKED: int(base.id)})
+
+
+def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
+    """The id with which an epoch begins. Where gates have set rows aside, it came to its end under a later one."""
+    set_aside = any(part.get("excluded") or part.get("unfit") for part in recorded.slice.values())
+    return CheckpointId(before.id + 1) if set_aside and before is not None else recorded.id
+
+
+def _plan(
+    context: RunContext,
+    sources: Mapping[str, SourceReader],
+    recorded: Checkpoint,
+    before: Checkpoint | None,
+    columns: Mapping[str, pa.Schema | None],
+) -> EpochPlan:
+    """An epoch's plan as it was, of those sources that the branch still reads. Of one that is new it reads nothing.
+
+    Args:
+        columns: Of the sources that are new.
+
+    Raises:
+        InputError: Something cannot be read again.
+    """
+    expected = SourceOffsets.at(context.registry.head()).expected
+    slices = {}
+    for name, reader in sources.items():
+        if name in recorded.slice:
+            part = {key: value for key, value in recorded.slice[name].items() if key != "excluded"}
+            position = before.offsets.get(name) if before is not None else None
+            slices[name] = reader.plan_again(part, expected.get(name), position)
+        elif name in columns:
+            slices[name] = Slice((), False, None, columns[name])
+    return EpochPlan(
+        Trigger.MANUAL,
+        f"epoch {recorded.id} of {context.pipeline.name}, for a pull request",
+        slices,
+        recorded.trigger == Trigger.DRAIN.value,
+        at=recorded.triggered_at,
+        now=recorded.epoch_now,
+        lookups=context.lookups.again(recorded, context.head),
+    )
+
+
+def _played(owner: Ownership, plan: EpochPlan, first: CheckpointId) -> EpochReport:
+    """Play one epoch to its end, also if gates set rows of it aside. Raises whatever it fails over."""
+    coordinator = coordinator_of(owner.context, RunOptions(), CheckpointId(first - 1))
+    threads = Threads()
+    scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
+    reports: list[EpochReport] = []
+    again: EpochPlan | None = plan
+    try:
+        while again is not None:
+            if not scheduler.begin(again):
+                raise TransientError(
+                    "An epoch could not be begun.", where=f"epoch {first}", next="The log says why. Ask again."
+                )
+            while not scheduler.empty:
+                reports += scheduler.turn(owner.context.settings.run.poll_seconds)
+            again = scheduler.again
+    finally:
+        scheduler.close()
+        threads.close()
+    return reports[-1]
+
+
+def _raised(_: int, error: WeirError) -> None:
+    raise error
+
+
+# -- gates
+
+
+def _only_asked(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with gates that warn instead of holding an epoch."""
+    stages: dict[str, Stage] = {}
+    for stage in pipeline.stages:  # each after those that it reads
+        gates = tuple(replace(gate, on_failure=WARN) if gate.on_failure == HOLD else gate for gate in stage.gates)
+        stages[stage.uid] = replace(stage.reading(stages), gates=gates)
+    return replace(pipeline, stages=tuple(stages.values()))
+
+
+def _as_meant(pipeline: Pipeline, verdict: Verdict) -> Verdict:
+    """A verdict with the policy of its gate in the code."""
+    gates = pipeline.stage(verdict.stage).gates
+    policies = [gate.on_failure for gate in gates if _is_of(verdict, gate)]
+    return replace(verdict, on_failure=HOLD) if HOLD in policies and verdict.on_failure == WARN else verdict
+
+
+def _is_of(verdict: Verdict, gate: Gate) -> bool:
+    return gate.of == verdict.of and gate.is_titled(verdict.gate)

@@ -1,0 +1,306 @@
+"""The interface of operators, and the facts about an operator that are fixed before its first row.
+
+An operator gets the subtask's batches one by one, then the barrier, and returns tables by output name. It runs on an
+executor, and with nothing changed in `weir.testing`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.arrow.types import unknown_to_polars
+from state_ops.counts import agrees, counted
+from state_ops.errors import InputError, PipelineError
+from state_ops.keyed.ttl import stamped
+from state_ops.outputs import MAIN as MAIN
+from state_ops.rows.aggregates import Agg
+from state_ops.rows.distinct_values import collections
+from state_ops.schema.descriptors import Collection
+from state_ops.schema.state_schema import StateSchema
+from weir.definition import LATE as LATE
+from weir.definition import ROW, Stage
+from weir.operators.filtered_rows import check_condition
+
+_FARTHEST = 1 << 62  # microseconds
+_PATTERN = re.compile(r"|\*|\^.*\$", re.DOTALL)
+RENAME = "Rename it in a select before, or in transform=."
+"""What to do about a column of the input whose name cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The event time of a stage in this epoch, in microseconds since 1970 UTC.
+
+    For windows by processing time it is that.
+
+    Attributes:
+        before: The watermark after the previous epoch, which judges lateness.
+        now: The watermark that is known for this epoch, which closes windows.
+        drain: Close every window.
+    """
+
+    before: int | None
+    now: int | None
+    drain: bool
+
+
+class Operator(Protocol):
+    """One subtask's operator for one epoch.
+
+    Attributes:
+        rows_late: How many rows were late.
+        rows_deferred: How many of its rows it can only apply once it has seen all of them.
+        closed_upto: The newest end of a window that has closed.
+    """
+
+    rows_late: int
+    rows_deferred: int
+    closed_upto: int | None
+
+    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """Apply one batch: canonical columns plus the key group; yields (output name, rows)."""
+        ...
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        """The epoch's rows have all been applied; yields what that makes due. Once more without rows, it does
+        nothing."""
+        ...
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that it will
+        not look at again. Yields rows, those of its input too that it cannot apply yet, as the output `REST`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The schemas of a stage, fixed before its first row.
+
+    Attributes:
+        keys: The key columns.
+        state: The fields of a key's row.
+        outputs: By output name.
+        collections: Lists and maps.
+        tracked: Beside the columns of its output, the stage hands on where each row comes from, as `ROW`.
+        sketched: By aggregate, the type of the values that a sketch in its state counts: its bytes do not tell it.
+    """
+
+    keys: pa.Schema
+    state: StateSchema
+    outputs: dict[str, pa.Schema]
+    collections: tuple[Collection, ...] = ()
+    tracked: bool = False
+    sketched: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def handed_out(self) -> Shapes:
+        """These schemas with the main output as the operator hands it out."""
+        if not self.tracked:
+            return self
+        main = pa.schema([*self.outputs[MAIN], pa.field(ROW, pa.int64())])
+        return replace(self, outputs={**self.outputs, MAIN: main})
+
+    @property
+    def with_stamps(self) -> Shapes:
+        """These schemas with a time of the last touch in each row, as a stage with a TTL has already."""
+        collections = tuple(replace(collection, schema=stamped(collection.schema)) for collection in self.collections)
+        return replace(self, state=stamped(self.state), collections=collections)
+
+
+def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
+    """Refuse types that no Delta table can have, nor the rows between two stages.
+
+    Args:
+        remedy: Where the author can do something about one.
+    """
+    for field in schema:
+        kind = frames.unstorable(field.type)
+        if kind is None:
+            continue
+        if pa.types.is_null(kind):
+            raise PipelineError(
+                f"The type of the output column {field.name!r} cannot be told from an empty input, or from a column "
+                f"of nulls.",
+                where=where,
+                next=f"{remedy}, e.g. pl.lit(None, pl.String).",
+            )
+        raise PipelineError(
+            f"The output column {field.name!r} is {field.type}; a Delta table cannot have "
+            f"that{_part(kind, field.type)}.",
+            where=where,
+            next=f"{remedy}: {_instead(kind)}.",
+        )
+
+
+def check_known_to_polars(stage: Stage, rows: pa.Schema) -> None:
+    """PipelineError for a column whose type Polars does not have, where the stage's work is done by Polars.
+
+    A function that takes pa.Table or a frame of pandas is given any column. Aggregates look at their own columns alone
+    and check them themselves.
+    """
+    whole = stage.join is not None or stage.top_n is not None or stage.lookup is not None
+    if stage.function is not None and not stage.per_key:
+        whole = frames.is_given_polars(stage.function)
+    for name in rows.names if whole else stage.order_by:
+        type = rows.field(name).type
+        if (strange := unknown_to_polars(type)) is not None:
+            raise PipelineError(
+                f"The column {name!r} is {type}, and Polars, with which {stage.uid} works, has no {strange}.",
+                where=f"stage {stage.uid}",
+                next="Leave the column out or cast it in transform=: a decimal to one of at most 38 digits with a scale"
+                " of 0 or more, any other to text or a number.",
+            )
+
+
+def refuse_patterns(names: Iterable[str], where: str) -> None:
+    """PipelineError for a name that Polars takes for a pattern of names, or for none."""
+    strange = next((name for name in names if _PATTERN.fullmatch(name)), None)
+    if strange is not None:
+        raise PipelineError(
+            f"A column is called {strange!r}, which Polars, with which Weir works, takes for a pattern of names.",
+            where=where,
+            next=RENAME,
+        )
+
+
+def refuse_same_names(columns: Iterable[pa.Field], where: str, within: str = "") -> None:
+    """Refuse columns of a table, and fields of structs, that Delta takes for one: it does not tell capital letters from
+    small ones."""
+    taken: dict[str, str] = {}
+    for field in columns:
+        other = taken.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            raise PipelineError(
+                f"The output columns {within + other!r} and {within + field.name!r} differ in capital letters alone, "
+                f"and a Delta table takes "
+                "them for one.",
+                where=where,
+                next="Give one of them another name.",
+            )
+        kind = field.type
+        parts = [kind.field(number) for number in range(kind.num_fields)]
+        refuse_same_names(parts if pa.types.is_struct(kind) else (), where, f"{within}{field.name}.")
+        for part in () if pa.types.is_struct(kind) else parts:  # items of a list, keys and values of a map
+            refuse_same_names([part], where, f"{within}{field.name}.")
+
+
+def _part(kind: pa.DataType, whole: pa.DataType) -> str:
+    return "" if kind == whole else f", for the {kind} in it"
+
+
+def _instead(kind: pa.DataType) -> str:
+    if pa.types.is_float16(kind):
+        return "as Float32"
+    if pa.types.is_duration(kind):
+        return "as a number of microseconds, e.g. pl.col(...).dt.total_microseconds()"
+    if pa.types.is_time(kind):
+        return "as text, or as a number of microseconds since midnight"
+    if pa.types.is_timestamp(kind):
+        return "with the time zone UTC, since it stands in a map"
+    if pa.types.is_decimal(kind):
+        return "as a decimal of at most 38 digits, with a scale from 0 to its precision"
+    return "as a number, a text, a timestamp, or lists, maps and structs of such"
+
+
+def refuse_clash(stage: Stage, taken: set[str], by: str) -> None:
+    clash = [name for name in stage.key if name in taken]
+    if clash:
+        raise PipelineError(
+            f"{clash[0]!r} is a key column of {stage.uid} and the name of {by}.",
+            where=f"stage {stage.uid}",
+            next="Rename one of the two: rows of keys and values have both.",
+        )
+
+
+def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str) -> StateSchema:
+    """The state that holds aggregates of such rows. Raises PipelineError if they do not fit or cannot be stored."""
+    fields = []
+    for name, agg in aggregates:
+        refuse_patterns([name, *agg.columns], where)
+        agg.check(name, rows, where)
+        check_condition(name, agg, rows, where)
+        fields += agg.parts(name, rows)
+    names = [field[0] for field in fields]
+    if twice := [field for field in names if names.count(field) > 1]:
+        raise PipelineError(
+            f"Two aggregates would keep a field {twice[0]!r} in state.",
+            where=where,
+            next="Rename one: a mean x keeps x__sum and x__count, a first or last x keeps x__by1 and so on.",
+        )
+    try:
+        return StateSchema.build(fields)
+    except PipelineError as error:
+        advice = "Leave it out, or cast its column in select= or transform=."
+        raise PipelineError(error.what, where=where, next=advice) from error
+
+
+def values_of(
+    stage: Stage,
+    aggregates: Sequence[tuple[str, Agg]],
+    rows: pa.Schema,
+    state: StateSchema,
+    made: Callable[..., tuple[Collection, ...]] = collections,
+) -> tuple[Collection, ...]:
+    """The maps with the values that aggregates of a stage count.
+
+    Args:
+        rows: The columns of the input.
+        state: The fields of `state_of`, which may not be named like key columns either.
+        made: Makes the maps of the aggregates, the columns and the names of these fields.
+    """
+    fields = [field.name for field in state.fields]
+    maps = made(aggregates, rows, fields)
+    refuse_clash(stage, {*fields, *(column for kept in maps for column in kept.columns)}, "a field of its state")
+    return maps
+
+
+def check_event_time(rows: pa.Schema, on: str, where: str) -> None:
+    """PipelineError unless `on` is a column of timestamps."""
+    if not pa.types.is_timestamp(rows.field(on).type):
+        raise PipelineError(
+            f"The column {on!r} is {rows.field(on).type}, not a timestamp.",
+            where=where,
+            next="Name a timestamp column.",
+        )
+
+
+def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
+    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing, or so far away
+    that what is added to it, a window's size say, does not fit beside it into an int64: it would wrap around to the
+    other end of time."""
+    if rows.column(on).null_count:
+        raise InputError(
+            f"{counted(rows.column(on).null_count, 'row', 'has', 'have')} no event time in {on!r}.",
+            where=where,
+            next="Leave them out by the stage's where=, which counts them.",
+        )
+    times: np.ndarray = (
+        rows.column(on).cast(pa.timestamp("us", rows.schema.field(on).type.tz)).cast(pa.int64()).to_numpy()
+    )
+    far = (times > _FARTHEST) | (times < -_FARTHEST)
+    if far.any():
+        raise InputError(
+            f"{counted(int(far.sum()), 'row')} {agrees(int(far.sum()), 'has', 'have')} an event time in "
+            f"{on!r} that is more than 146,000 years from now.",
+            where=where,
+            next="Correct them in the file, or take it away. A where= would leave them out, but not out of the "
+            "file's statistics, "
+            "by which all that comes after them would be late.",
+        )
+    return times
+
+
+def event_time_of(rows: pa.Table, column: str) -> int | None:
+    """The newest event time in microseconds since 1970 UTC; None if there is none, as where SQL or a transform has made
+    a text or a number of the column."""
+    if not (pa.types.is_timestamp(rows.field(column).type) or pa.types.is_date(rows.field(column).type)):
+        return None
+    return cast("int | None", pl.Series(pl.from_arrow(rows.column(column))).dt.epoch("us").max())

@@ -1,0 +1,519 @@
+"""One epoch of a pipeline, played again from the checkpoint before it, below a temporary directory.
+
+    slices as recorded -> the stages before the one in question -> that stage's subtasks, on their state of then
+
+The steps are those of `weir run` (`epoch.stage_job`), and so are the keyed tasks, on the backend that wrote the state.
+Of the state only snapshots of subtasks that are played are fetched. Nothing is committed or published.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.backends import composite
+from state_ops.backends.base import Backend
+from state_ops.backends.loader import named
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint, stats_of
+from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import DamageError, InputError, TransientError, WeirError
+from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.records.acks import Ack
+from state_ops.records.snapshot_files import Snapshot, StateFile, snapshots_of
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.sweep import attempts, owner
+from state_ops.storage import disks
+from state_ops.storage.read_only import ReadOnlyStorage
+from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import scratch
+from weir.connectors.sink import Sink
+from weir.definition import FileSource, Pipeline, Stage, keeps_event_time, sources_of
+from weir.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
+from weir.epoch.stage_job import applied_alone, bases
+from weir.epoch.steps import figures_of
+from weir.execution.executor import staged_table
+from weir.inspection.state_reader import held
+from weir.inspection.view import View, view_of
+from weir.ownership.context import RunContext
+from weir.ownership.local_paths import backend_options, objects, work_dir
+from weir.ownership.pipeline_storage import readers
+from weir.replay.phases import Phases, Saying, silent
+from weir.replay.recording import Recording
+from weir.settings.configuration import Settings
+from weir.sinks.opening import Sinks
+from weir.sources.slices import EpochPlan
+
+if TYPE_CHECKING:
+    from weir.execution.spark.spark_executor import SparkExecutor
+
+_SECONDS = 24 * 3600.0  # somebody may stand in a debugger
+DIRECTORY = "debug"
+_INSTEAD = (
+    "`weir state get PIPELINE STAGE --key K --history` shows without input when the key changed and what it was; a "
+    "source with archive=True keeps what it gives for as long as a checkpoint before it is retained."
+)
+
+
+@contextmanager
+def replaying(
+    pipeline: Pipeline,
+    settings: Settings,
+    epoch: int,
+    purpose: str,
+    *,
+    spark: bool = False,
+    say: Saying = silent,
+) -> Iterator[EpochReplay]:
+    """An epoch that can be played again for as long as the `with` block lasts. Its checkpoints stay meanwhile.
+
+    Args:
+        purpose: Why its checkpoints are kept; a person who asks sees it.
+        spark: Whether Spark may evaluate what Python does not.
+        say: Is told what is done now.
+
+    Raises:
+        WeirError: It is not retained, or cannot be played again, and why.
+    """
+    with ExitStack() as stack:
+        storage, registry, checkpoint = stack.enter_context(held(pipeline, settings, epoch, purpose))
+        parent = None
+        if checkpoint.parent_id is not None:
+            retained = {row.id for row in registry.checkpoints()}
+            if checkpoint.parent_id in retained:
+                *_, parent = stack.enter_context(held(pipeline, settings, checkpoint.parent_id, purpose))
+        if (why := not_playable(checkpoint, parent)) is not None:
+            playable = [str(row.id) for row in played_from(registry.checkpoints())]
+            raise WeirError(
+                f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: {why}.",
+                where=f"checkpoint {checkpoint.id}",
+                next=f"These epochs can be: {', '.join(playable) or 'none'}. More stay with checkpoints.num_retained; "
+                + _INSTEAD,
+            )
+        root = stack.enter_context(scratch(settings.work_dir / DIRECTORY, f"{socket.gethostname()}-"))
+        reading = ReadOnlyStorage.of(storage)
+        registry = Registry(reading, pipeline.app_id)
+        replay = EpochReplay(pipeline, settings, reading, registry, checkpoint, parent, root, spark, Phases(say))
+        try:
+            yield replay
+        except (DamageError, TransientError):  # which speak of files of this replay; what they are of may be damaged
+            replay.prove()
+            raise
+        finally:
+            replay.close()
+
+
+def not_playable(checkpoint: Checkpoint, parent: Checkpoint | None) -> str | None:
+    """Why an epoch cannot be played again, in words; None: it can, if its input is still there.
+
+    Args:
+        parent: The checkpoint that it was begun on, if that is retained.
+    """
+    if checkpoint.kind != EPOCH:
+        return f"checkpoint {checkpoint.id} is no epoch but a {checkpoint.kind}"
+    if parent is None and checkpoint.parent_id is not None:
+        return f"checkpoint {checkpoint.parent_id}, which it was begun on, is not retained"
+    return None
+
+
+def played_from(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those checkpoints whose epochs can be played again, oldest first."""
+    rows = {row.id: row for row in checkpoints}
+    return [row for row in checkpoints if not_playable(row, rows.get(row.parent_id or CheckpointId(0))) is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """How epochs of a pipeline are played again, one after the other.
+
+    Attributes:
+        purpose: Why their checkpoints are kept meanwhile; a person who asks sees it.
+        spark: Whether Spark may evaluate what Python does not.
+        say: Is told what is done now.
+    """
+
+    pipeline: Pipeline
+    settings: Settings
+    purpose: str
+    spark: bool = False
+    say: Saying = silent
+
+    def replaying(self, epoch: int) -> AbstractContextManager[EpochReplay]:
+        """An epoch, as `replaying` has it."""
+
+        def say(what: str) -> None:
+            self.say(f"epoch {epoch}: {what}")
+
+        return replaying(self.pipeline, self.settings, epoch, self.purpose, spark=self.spark, say=say)
+
+
+@dataclass
+class EpochReplay:
+    """An epoch that can be played again, stage by stage.
+
+    Args:
+        storage: The pipeline's, for reading.
+        parent: The checkpoint that it was begun on; None: it was the first.
+        root: A directory of its own.
+        spark: Whether Spark may evaluate what Python does not.
+        phases: What it does, and how long that takes.
+
+    Attributes:
+        fetched: Bytes of state that were fetched, or opened where they lie if storage is on a disk of this host.
+    """
+
+    pipeline: Pipeline
+    settings: Settings
+    storage: ReadOnlyStorage
+    registry: Registry
+    checkpoint: Checkpoint
+    parent: Checkpoint | None
+    root: Path
+    spark: bool = False
+    phases: Phases = field(default_factory=Phases)
+    fetched: int = 0
+    _plays: dict[str, Collection[int]] = field(default_factory=dict)
+    _progress: dict[str, StageProgress] = field(default_factory=dict)
+    _listed: dict[CheckpointId, tuple[StateFile, ...]] = field(default_factory=dict)
+    _brought_files: list[StateFile] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        epoch = self.checkpoint
+        parallelism = max((stats.parallelism for stats in epoch.operators.values()), default=1)
+        backend = next((epoch.operators[uid].backend for uid in epoch.stages_with_state), self.settings.state.backend)
+        there = _at(self.settings, self.root, parallelism, backend)
+        scratch_storage = Storage(str(self.root / "storage"))
+        self.readers = readers(self.pipeline, there, archived=self.settings)
+        self.executor = Recording(self._plays, self._left, _spark(self.settings) if self.spark else None)
+        registry = Registry(scratch_storage, self.pipeline.app_id)
+        self.context = RunContext(
+            self.pipeline, there, scratch_storage, registry, epoch.generation, self.executor, self.readers,
+            head=self.parent,
+        )  # fmt: skip
+        self.context.sinks = _NoSinks(self.pipeline, there, scratch_storage)
+        self.parallelism = parallelism
+        self._here = self.root / "here"
+        self._here.touch()
+
+    @cached_property
+    def epoch(self) -> InFlightEpoch:
+        """The epoch in flight, with the slices that it read.
+
+        Raises:
+            InputError: A slice cannot be read again.
+        """
+        at, offsets = self.checkpoint, SourceOffsets.at(self.parent)
+        slices = {}
+        for name, reader in ((name, reader) for name, reader in self.readers.items() if name in at.slice):
+            with self.phases.timed("slices"), _read_again(self.pipeline, at, name):
+                slices[name] = reader.plan_again(at.slice[name], offsets.expected.get(name), offsets.offsets.get(name))
+        try:
+            lookups = self.context.lookups.again(at, self.parent)
+        except InputError as error:
+            raise InputError(f"Epoch {at.id} cannot be played again: {error.what}", next=_INSTEAD) from error
+        trigger = Trigger(at.trigger)
+        plan = EpochPlan(trigger, at.reason, slices, trigger is Trigger.DRAIN, lookups=lookups)
+        expected = {stage.uid: self.parallelism for stage in self.pipeline.stages}
+        deadline = time.monotonic() + _SECONDS
+        pending = PendingCheckpoint(at.id, at.parent_id, self.parent, at.generation, trigger, expected, deadline)
+        after = offsets.after(slices, self.readers, at.epoch_now)
+        return InFlightEpoch(pending, plan, after, at.triggered_at, time.perf_counter(), deadline)
+
+    # -- playing
+
+    def read(self, stage: Stage, subtasks: Collection[int]) -> dict[int, pa.Table]:
+        """By subtask, the rows that a stage had in the epoch; the stages before it are played, it is not."""
+        self.executor.reads = {stage.uid}
+        self._played(stage, subtasks)
+        rows = {subtask: self.rows(stage, subtask) for subtask in subtasks}
+        return {subtask: table for subtask, table in rows.items() if table is not None}
+
+    def play(self, stage: Stage, subtasks: Collection[int]) -> dict[int, Ack]:
+        """Play subtasks of a stage, and before that what they read.
+
+        Raises:
+            WeirError: The typed error of a subtask that declines, or of what cannot be played again.
+        """
+        self.executor.reads = set()
+        self._played(stage, subtasks)
+        return {ack.subtask: ack for ack in self.epoch.acks[stage.uid] if ack.subtask in subtasks}
+
+    def rows(self, stage: Stage, subtask: int) -> pa.Table | None:
+        """What a subtask got; None: nothing has ever come."""
+        return self.executor.rows.get((stage.uid, subtask))
+
+    def _played(self, stage: Stage, subtasks: Collection[int]) -> None:
+        for upstream in stage.stages_before:
+            if upstream.uid in self._progress:
+                continue
+            may_feed = subtasks if self._keeps_keys(upstream, stage) and self._is_aligned else range(self.parallelism)
+            self._played(upstream, may_feed)
+        self._plays[stage.uid] = subtasks
+        before = self._stands(stage, () if stage.uid in self.executor.reads else subtasks)
+        with self.phases.timed("play"):
+            left = self._waiting(self.checkpoint, stage)
+            self._progress[stage.uid] = applied_alone(self.context, self.epoch, stage, before, self._here, left=left)
+
+    def _keeps_keys(self, upstream: Stage, stage: Stage) -> bool:
+        """Whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can be
+        known without playing all: both have the same key, which no function of an author can have changed, nor what
+        Spark evaluates between them."""
+        lanes = lanes_reading(stage, upstream)
+        is_alike = all(lane.key == upstream.key and lane.transform is None and not lane.columns for lane in lanes)
+        if not upstream.key or upstream.function is not None or not is_alike:
+            return False
+        if any(lane.transform is not None or not keeps_event_time(lane) for lane in _lanes_of_sources(upstream)):
+            return False  # another time may be in place of the source's: all subtasks tell then how far it is
+        timed = [source for source in sources_of(upstream) if isinstance(source, FileSource) and source.event_time]
+        slices = [self.epoch.plan.slices.get(source.name) for source in timed]  # else subtasks tell the event time
+        return all(planned is None or not planned.rows or planned.newest is not None for planned in slices)
+
+    @property
+    def _is_aligned(self) -> bool:
+        """Whether every stage applied in the epoch what was handed on to it, all of that and nothing else."""
+        both = (self.checkpoint, self.parent)
+        return not any(stats.waiting for row in both if row is not None for stats in row.operators.values())
+
+    def _waiting(self, checkpoint: Checkpoint | None, stage: Stage) -> set[str]:
+        """Where the rows are that a stage has not applied in a checkpoint."""
+        waiting = stats_of(checkpoint, stage.uid).waiting
+        return {path for batch in waiting for layer in batch["layers"] for path in layer}
+
+    def _left(self, stage: Stage, subtask: int) -> pa.Table | None:
+        """The rows of its input that a subtask did not apply in the epoch, which its checkpoint has; None: it applied
+        all."""
+        waits = self._waiting(self.checkpoint, stage)
+        written = f"/{epoch_dir(self.checkpoint.generation, self.checkpoint.id)}/"
+        tables = [
+            staged_table(self.storage, file)
+            for file in self.files(self.checkpoint)
+            if file.path in waits and written in file.path and (file.operator, file.subtask) == (stage.uid, subtask)
+        ]
+        return frames.canonical(pa.concat_tables(tables)) if tables else None
+
+    # -- state
+
+    def _stands(self, stage: Stage, subtasks: Collection[int]) -> StageProgress:
+        """Where a stage stood before the epoch, with the state of some subtasks on this disk."""
+        parent, stored = self.parent, self._bases(stage)
+        channels = {file.path: file for file in self.files(parent)} if parent is not None else {}
+        for path in self._waiting(parent, stage):  # where the stage reads what is in storage
+            data = self.storage.read_bytes(path)
+            if data is not None:
+                self.context.storage.put_bytes(path, data)
+        for subtask in subtasks:
+            if subtask in stored:
+                with self.phases.timed("fetch"):
+                    self._bring(stage, stored[subtask])
+        return StageProgress.at(parent, stage, {of: stored[of] for of in subtasks if of in stored}, channels)
+
+    def _bases(self, stage: Stage) -> dict[int, Snapshot]:
+        parent = self.parent
+        return bases(self.context, parent, self.files(parent), stage.uid) if parent is not None else {}
+
+    def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
+        """What a checkpoint lists."""
+        if checkpoint.id not in self._listed:
+            self._listed[checkpoint.id] = self.registry.files(checkpoint)
+        return self._listed[checkpoint.id]
+
+    def _bring(self, stage: Stage, base: Snapshot) -> None:
+        kind, home = named(self.context.settings.state.backend), self._home(stage, base.subtask)
+        if any(owner(directory) == base.attempt for directory in attempts(home)):
+            return
+        epoch = epoch_dir(self.checkpoint.generation, self.checkpoint.id)
+        cache, check = objects(self.context.settings), _unchecked
+        self._brought_files += base.files
+        is_immutable, arrived = composite.is_immutable(kind), self.phases.arriving(base)
+        brought = snapshot.bring_home(
+            self.storage, home, base, epoch, check, is_immutable, cache, arrived, in_place=True
+        )
+        self.fetched += brought.stored + brought.local
+
+    def _home(self, stage: Stage, subtask: int) -> Path:
+        return work_dir(self.context) / stage.uid / str(subtask)
+
+    @contextmanager
+    def before(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+        """A subtask's state before the epoch, open; None: it had none."""
+        base = self._bases(stage).get(subtask)
+        if base is None:
+            yield None
+            return
+        with self._opened(self._brought(stage, base)) as backend:
+            yield backend
+
+    @contextmanager
+    def after(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+        """The state of a subtask that was played, open; None: it has none."""
+        ack = next(ack for ack in self.epoch.acks[stage.uid] if ack.subtask == subtask)
+        if ack.pending_upload is not None and ack.pending_upload.snapshot is not None:
+            with self._opened(Path(ack.pending_upload.directory) / "snapshot") as backend:
+                yield backend
+            return
+        with self.before(stage, subtask) as backend:
+            yield backend
+
+    @contextmanager
+    def recorded(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
+        """A subtask's state as the epoch's checkpoint has it, open; None: it has none there."""
+        taken = snapshots_of(self.files(self.checkpoint), stage.uid).get(subtask)
+        if taken is None:
+            yield None
+            return
+        with self._opened(self._fetched(stage, taken), stats_of(self.checkpoint, stage.uid).backend) as backend:
+            yield backend
+
+    def _fetched(self, stage: Stage, taken: Snapshot) -> Path:
+        """Where the files are of a snapshot in the epoch's checkpoint."""
+        directory = self.root / "recorded" / stage.uid / str(taken.subtask)
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            with self.phases.timed("fetch"):
+                missing = tuple(file for file in taken.files if not self._linked(stage, taken.subtask, file, directory))
+                lacking = replace(taken, files=missing)
+                self._brought_files += missing
+                arrived = self.phases.arriving(lacking)
+                fetched = snapshot.fetch(self.storage, lacking, directory, arrived=arrived, in_place=True)
+                self.fetched += fetched.stored + fetched.local
+        return directory
+
+    def _linked(self, stage: Stage, subtask: int, file: StateFile, directory: Path) -> bool:
+        """Link an object that was fetched, and whose digest was checked, for the state before the epoch."""
+        base = self._bases(stage).get(subtask)
+        same = next((of for of in base.files if of.path == file.path), None) if base is not None else None
+        is_immutable = composite.is_immutable(named(self.context.settings.state.backend))
+        if base is None or same is None or not is_immutable(same.name):
+            return False
+        disks.link(self._brought(stage, base) / same.name, directory / file.name)
+        return True
+
+    def _brought(self, stage: Stage, base: Snapshot) -> Path:
+        """Where the files are of a snapshot that was fetched."""
+        home = attempts(self._home(stage, base.subtask))
+        return next(directory for directory in home if owner(directory) == base.attempt) / "snapshot"
+
+    @contextmanager
+    def _opened(self, source: Path, wrote: str | None = None) -> Iterator[Backend]:
+        """A copy of local files, open: a backend may change what it has opened. wrote: the backend that did; None: that
+        of this replay."""
+        kind = named(wrote or self.context.settings.state.backend)
+        immutable = composite.is_immutable(kind)
+        with scratch(self.root / "opened", "") as directory:
+            for file in filter(Path.is_file, source.iterdir()):  # a folder is what several databases leave behind
+                if immutable(file.name):
+                    disks.link(file, directory / file.name)
+                else:
+                    (directory / file.name).write_bytes(file.read_bytes())
+            backend = composite.opened(kind, directory, backend_options(self.context.settings))
+            try:
+                yield backend
+            finally:
+                backend.close()
+
+    def groups(self, subtask: int) -> range:
+        """The key groups of a subtask."""
+        return group_range(subtask, self.parallelism, self.pipeline.max_parallelism)
+
+    def view_before(self, stage: Stage) -> View | None:
+        """How the state before the epoch is read."""
+        return self._view(self.parent, stage) if self.parent is not None else None
+
+    def view_recorded(self, stage: Stage) -> View | None:
+        """How the state in the epoch's checkpoint is read."""
+        return self._view(self.checkpoint, stage)
+
+    def view_after(self, stage: Stage) -> View | None:
+        """How the state of the stage that was played is read, by today's definition."""
+        figures = figures_of(self.context, self.epoch, stage, stats_of(self.parent, stage.uid))
+        return self._view(replace(self.checkpoint, operators={stage.uid: figures}), stage)
+
+    def _view(self, checkpoint: Checkpoint, stage: Stage) -> View | None:
+        if not stats_of(checkpoint, stage.uid).has_state:
+            return None
+        return view_of(self.pipeline, self.settings, self.storage, checkpoint, stage.uid, {})
+
+    def prove(self) -> None:
+        """Read the objects of state that were read where they lie, whose digests nobody has checked.
+
+        Raises:
+            DamageError: One is not what its checkpoint says: it is named, as it is in storage.
+        """
+        with self.phases.timed("prove"):
+            for file in self._brought_files:
+                if self.storage.on_disk(file.path) is not None:
+                    self.storage.prove(file.path, file.digest)
+
+    def close(self) -> None:
+        """Give back connections."""
+        for reader in self.readers.values():
+            reader.close()
+
+
+class _NoSinks(Sinks):
+    """Nothing goes out, so no sink is asked whether it takes it."""
+
+    def check(self, sink: Sink, schema: pa.Schema) -> None:
+        """Any rows do."""
+
+
+def lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
+    """The inputs of a stage that are rows of one before it."""
+    return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
+
+
+def _lanes_of_sources(stage: Stage) -> Iterator[Stage]:
+    """The stages, itself among them, by which rows of sources come to one; of several inputs, each alone."""
+    for lane in stage.lanes:
+        if isinstance(lane.input, Stage):
+            yield from _lanes_of_sources(lane.input)
+        else:
+            yield lane
+
+
+def _spark(settings: Settings) -> SparkExecutor:
+    """Spark in this process, whatever the settings run the pipeline on."""
+    from weir.execution.spark.spark_executor import SparkExecutor
+
+    here = settings.spark.model_copy(update={"master": "local[*]"})
+    return SparkExecutor(settings.model_copy(update={"spark": here}), "weir debug")
+
+
+def _unchecked(_: Path) -> None:
+    """Digests alone say whether files are whole."""
+
+
+def _at(settings: Settings, root: Path, parallelism: int, backend: str) -> Settings:
+    """The same settings with directories below `root`, for an epoch as it was."""
+    changed: dict[str, Any] = {
+        "local": settings.local.model_copy(update={"work_dir": str(root / "work"), "objects_mb": 0}),
+        "storage": settings.storage.model_copy(update={"root": str(root / "storage")}),
+        "checkpoints": settings.checkpoints.model_copy(update={"alignment_timeout_seconds": None}),
+        "spark": settings.spark.model_copy(update={"parallelism": parallelism}),
+        "state": settings.state.model_copy(update={"backend": backend, "asynchronous_snapshots": False}),
+    }
+    return settings.model_copy(update=changed)
+
+
+@contextmanager
+def _read_again(pipeline: Pipeline, checkpoint: Checkpoint, source: str) -> Iterator[None]:
+    """Say of a slice that cannot be read again what is left to do."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"Epoch {checkpoint.id} of {pipeline.title} cannot be played again: what it read of the source {source} "
+            f"cannot be read as it was. {error.what}",
+            where=error.where,
+            next=f"Bring it back if you can. {_INSTEAD}",
+        ) from error

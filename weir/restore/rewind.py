@@ -1,0 +1,445 @@
+"""Rewind: state, source positions and every sink table together, back to one checkpoint; then the input is read again
+from there.
+
+    1 2 3 4 5            5 is the newest; 4 and 5 are bad
+    1 2 3 4 5 6          6 = rewind to 3: state and positions of 3, tables as 3 left them. The commit of its row decides
+    1 2 3 4 5 6 7 8      7 continues 6 and reads what 4 had read
+
+Back to 0 is back to before the first checkpoint: no state, all that was read is read again, tables as they were before
+their first rows. So a first checkpoint that a sink refuses can be taken back as well.
+
+The row is an intent: from its commit on the head is the rewind, whatever becomes of this process. Tables are taken back
+after it, like rows that are published after their checkpoint, by whoever comes next if need be. Before it nothing is
+changed.
+
+Rows of 4 and 5 that a sink has not got yet are not published first: a sink may refuse them for ever. The rewind moves
+the sink's marker from wherever it stands in the chain, so that nobody publishes them any more, and its link records
+that the sink never got them (docs/adr/0120-a-rewind-publishes-nothing-that-it-takes-back.md)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from state_ops.checkpoints.checkpoint import FORKED, REWIND, WITH_PARTS, Checkpoint, began, stats_of
+from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.sink_link import SinkLink
+from state_ops.checkpoints.unpublished import before_first, lacks, never_published
+from state_ops.coordination import publishing_refused
+from state_ops.counts import agrees, counted
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.ids import CheckpointId
+from state_ops.logs import Logger
+from state_ops.storage.storage import Storage
+from weir.definition import Pipeline
+from weir.inspection.state_reader import At, chosen, whole
+from weir.ownership.context import RunContext
+from weir.ownership.derived_checkpoint import begin, commit, nothing_before, publish, unchanged
+from weir.ownership.ownership import Ownership
+from weir.ownership.pipeline_storage import open_storage, readers
+from weir.ownership.publish import lacking_by_sink
+from weir.restore import rows_back
+from weir.settings.configuration import Settings
+from weir.sinks import restore_version
+from weir.sinks.opening import Sinks, kind_in
+from weir.sinks.restore_version import TableRewind
+from weir.sinks.table_commit import table_path
+from weir.sources.positions import Arrivals
+
+log = Logger("weir.rewind")
+
+BEGINNING = 0  # no checkpoint's id: before the first one
+_SHOWN = 3
+_MOST_TAKEN = 20  # ranges of rows that are recorded as taken back; then two count as one, with what lies between
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRewind:
+    """The consequences of a rewind for one source.
+
+    Attributes:
+        again: What is read again.
+        gone: Names of files or parts that would have to be, and are not there as they were.
+        piece: "file" or "part".
+    """
+
+    source: str
+    again: Arrivals
+    gone: tuple[str, ...]
+    piece: str
+
+    def __str__(self) -> str:
+        again = f"{self.again} {agrees(self.again.waiting, 'is', 'are')} read again"
+        return again + (f", {counted(len(self.gone), self.piece, 'is', 'are')} gone" if self.gone else "")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRewind:
+    """A sink that is no table, and has been given rows of checkpoints that are abandoned.
+
+    Attributes:
+        name: The sink's.
+        kind: What it is.
+        published: The newest checkpoint that it was given.
+        then: The newest one of those that stay.
+        stays: Why the rows in between stay in it, as a clause; None: they are taken back.
+        lost: What it would have to have again and has not, in words; None: nothing.
+        moves: Its marker moves to the rewind, so that none of those checkpoints can be published any more. It cannot
+            where the code has the sink no more.
+        has: The newest checkpoint that it has, or may have, rows of.
+    """
+
+    name: str
+    kind: str
+    published: CheckpointId | None
+    then: CheckpointId | None
+    stays: str | None
+    lost: str | None
+    moves: bool
+    has: CheckpointId | None
+
+    @property
+    def obstacles(self) -> list[str]:
+        """The obstacles that have to be accepted, in words."""
+        since = self.then or "the beginning"
+        stays = f"rows of checkpoints after {since} stay in the sink {self.name}: {self.stays}"
+        keeps = self.stays is not None and self.has != self.then
+        return ([stays] if keeps else []) + ([self.lost] if self.lost is not None else [])
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPlan:
+    """The consequences of a rewind.
+
+    Attributes:
+        head: The newest checkpoint now.
+        to: The one that it goes back to; with id 0, before the first one.
+        abandoned: Completed checkpoints in between.
+        stages: Bytes of state now and then, by uid.
+        tables: Those of the pipeline, also where nothing is given back.
+        obstacles: Why it is refused unless they are accepted, in words.
+        sinks: Those that are no tables.
+        lacking: By sink that lacks committed rows which are taken back: the checkpoint that it has for certain, and
+            then those that it lacks, as far as the registry knows.
+        never: By sink, those that it lacks as it says itself: they are not published first.
+    """
+
+    head: Checkpoint
+    to: Checkpoint
+    abandoned: tuple[CheckpointId, ...]
+    stages: dict[str, tuple[int, int]]
+    sources: tuple[SourceRewind, ...]
+    tables: tuple[TableRewind, ...]
+    obstacles: tuple[str, ...]
+    sinks: tuple[SinkRewind, ...] = ()
+    lacking: Mapping[str, tuple[CheckpointId | None, ...]] = field(default_factory=dict)
+    never: Mapping[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
+
+    @property
+    def takes_back(self) -> bool:
+        """True unless the newest checkpoint is the one to go back to, so that nothing is taken back."""
+        return self.to.id != self.head.id
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "head": self.head.id,
+            "to": self.to.id,
+            "to_completed_at": self.to.completed_at.isoformat() if self.to.id else None,
+            "abandoned": list(self.abandoned),
+            "state_bytes": {uid: {"now": now, "then": then} for uid, (now, then) in self.stages.items()},
+            "sources": {
+                source.source: {"again": source.again.waiting, "gone": list(source.gone)} for source in self.sources
+            },
+            "tables": {
+                table.table: {
+                    "version": table.version,
+                    "as_of_version": table.then,
+                    "rows_removed": table.rows,
+                    **table.facts,
+                    "files_removed": len(table.goes),
+                    "files_restored": len(table.comes),
+                    "unknown_commits": [list(entry) for entry in table.unknown],
+                    "vacuumed_files": list(table.vacuumed),
+                }
+                for table in self.tables
+            },
+            "sinks": {
+                sink.name: {"kind": sink.kind, "published": sink.published, "then": sink.then, "stays": sink.stays}
+                for sink in self.sinks
+            },
+            "unpublished": {sink: list(ids) for sink, ids in self.never.items()},
+            "obstacles": list(self.obstacles),
+        }
+
+
+def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
+    """Return the plan of a rewind to checkpoint `to`, with the changes of tables' rows. It only reads.
+
+    Raises WeirError if there is no such checkpoint.
+    """
+    storage, registry = open_storage(pipeline, settings)
+    head = registry.head()
+    target = goal(pipeline, settings, registry, to)
+    assert head is not None, "there is a checkpoint, so there is a newest one"
+    with Sinks(pipeline, settings, storage) as sinks:
+        decided = planned(pipeline, settings, sinks, storage, registry, head, target)
+    tables = [rows_back.looked_at(pipeline, storage, table, settings.work_dir) for table in decided.tables]
+    return replace(decided, tables=tuple(tables))
+
+
+def goal(pipeline: Pipeline, settings: Settings, registry: Registry, to: At) -> Checkpoint:
+    """Return the checkpoint that a rewind goes back to: a retained one, or for 0 the state of affairs before the first.
+
+    Raises:
+        WeirError: There is no such checkpoint. Or the pipeline has not begun with an epoch, so that there is nothing
+            before its first checkpoint.
+    """
+    if to != BEGINNING:
+        return whole(pipeline, registry, to)
+    head = chosen(pipeline, registry, None)
+    if began(head):
+        what = "a branch, which begins with a copy" if FORKED in head.totals else "begun from another one's savepoint"
+        raise ConfigurationError(
+            f"There is nothing before the first checkpoint of {pipeline.title}: it is {what}.",
+            next=f"Go back to its first checkpoint, if that is retained: weir checkpoints {pipeline.title}. Or begin "
+            "anew, under another name.",
+        )
+    offsets = {
+        name: position
+        for name, reader in readers(pipeline, settings).items()
+        if (position := reader.beginning(head.offsets.get(name))) is not None
+    }
+    nothing = nothing_before(head.generation, CheckpointId(BEGINNING), head.epoch_now)
+    return replace(nothing, offsets=offsets)
+
+
+def planned(
+    pipeline: Pipeline,
+    settings: Settings,
+    open_sinks: Sinks,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint,
+    to: Checkpoint,
+) -> RewindPlan:
+    """Return the plan of a rewind from the newest checkpoint to another one, or to itself.
+
+    Args:
+        open_sinks: They are asked for their markers, where the registry does not say what they have.
+    """
+    if to.id == head.id:
+        return RewindPlan(head, to, (), {}, (), (), ())
+    between = tuple(row.id for row in registry.checkpoints() if to.id < row.id <= head.id)
+    sources = []
+    for name, reader in readers(pipeline, settings).items():
+        again, gone = reader.again(to.offsets.get(name), head.offsets.get(name))
+        sources.append(SourceRewind(name, Arrivals(tuple(again), unit=reader.unit), tuple(gone), reader.piece))
+    tables, obstacles = [], []
+    lacking = _lacking(registry, to)
+    never = {name: _never(open_sinks, pipeline, name, head, ids) for name, ids in lacking.items()}
+    elsewhere = given(pipeline, head, to, {name: _newest_there(ids, never[name]) for name, ids in lacking.items()})
+    for name in dict.fromkeys([*(sink.name for sink in pipeline.sinks), *head.sinks]):  # also those that the code lacks
+        if not has_table(pipeline, head, name):
+            continue
+        table = restore_version.planned(storage, name, to.published(name))
+        if table is not None:
+            tables.append(table)
+        elif name in head.sinks:
+            raise WeirError(
+                f"The table {name} is gone.",
+                where=storage.full(table_path(name)),
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table "
+                "back first.",
+            )
+    for source in sources:
+        if source.gone:
+            obstacles.append(
+                f"{source.source} has lost what would be read again ({listed(source.gone)}): those rows would be "
+                "missing"
+            )
+    obstacles += hindrances(tables)
+    obstacles += [obstacle for sink in elsewhere for obstacle in sink.obstacles]
+    obstacles += [
+        f"rows of checkpoint {id} never came into the sink {name}, because a rewind took them back before they were "
+        "published: they would be missing"
+        for name, id in never_published(head, to).items()
+    ]
+    uids = {*head.operators, *to.operators}
+    sizes = {uid: (stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
+    return RewindPlan(
+        head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles), elsewhere, lacking,
+        {name: ids for name, ids in never.items() if ids},
+    )  # fmt: skip
+
+
+def _lacking(registry: Registry, to: Checkpoint) -> dict[str, tuple[CheckpointId | None, ...]]:
+    """By sink that lacks rows of checkpoints after `to`, the one that it has for certain, and then those."""
+    rows = registry.checkpoints()
+    ids = {name: tuple(id for id in ids if id > to.id) for name, ids in lacking_by_sink(registry).items()}
+    return {name: (before_first(rows, name, some), *some) for name, some in ids.items() if some}
+
+
+def _never(
+    sinks: Sinks, pipeline: Pipeline, name: str, head: Checkpoint, lacking: Sequence[CheckpointId | None]
+) -> tuple[CheckpointId, ...]:
+    """Return which checkpoints a sink lacks, as it says itself; none where it cannot tell, or has a part of one."""
+    certain, *ids = lacking
+    sink = pipeline.sink(name)
+    if sink is not None and not pipeline.is_table(sink) and not sink.exactly_once:
+        return ()
+    try:
+        marker = sinks.marker(name, head, certain)
+        begun = sinks.begun(name)
+    except WeirError as error:
+        log.warning("a sink does not say what it has", sink=name, error=error.what)
+        return ()
+    has = max(marker or 0, begun or 0)
+    return tuple(id for id in ids if id is not None and id > has)
+
+
+def _newest_there(lacking: Sequence[CheckpointId | None], never: Collection[CheckpointId]) -> CheckpointId | None:
+    """The newest checkpoint that a sink has, or may have, rows of."""
+    return [id for id in lacking if id not in never][-1]
+
+
+def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
+    """Return whether a sink is a table, by the code or else by the newest checkpoint."""
+    sink = pipeline.sink(name)
+    return pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
+
+
+def given(
+    pipeline: Pipeline,
+    head: Checkpoint,
+    to: Checkpoint,
+    newest: Mapping[str, CheckpointId | None] = MappingProxyType({}),
+) -> tuple[SinkRewind, ...]:
+    """The sinks that are no tables and have been given rows since an earlier checkpoint.
+
+    Args:
+        newest: By sink that lacks committed rows, the newest checkpoint that it has rows of.
+    """
+    sinks = []
+    for name in head.sinks:
+        published, then, sink = head.published(name), to.published(name), pipeline.sink(name)
+        if has_table(pipeline, head, name) or published == then:
+            continue
+        if sink is None:
+            why: str | None = "the code has it no more, so that it cannot even be told"
+        else:
+            why = sink.stays
+        kind = sink.kind if sink is not None else kind_in(head, name) or ""
+        gone = [ids for ids in head.sinks[name].taken if ids[0] < (then or 0) < ids[1]]
+        lost = (
+            f"checkpoint {gone[0][1]} has taken rows back from the sink {name} that do not come again" if gone else None
+        )
+        has = newest.get(name, published)
+        sinks.append(SinkRewind(name, kind, published, then, why, lost, sink is not None, has))
+    return tuple(sinks)
+
+
+def hindrances(tables: Sequence[TableRewind]) -> list[str]:
+    """Return the losses that taking tables back would cause, in words."""
+    obstacles = []
+    for table in tables:
+        if table.unknown:
+            commits = listed([f"version {version}: {operation}" for version, operation in table.unknown])
+            obstacles.append(
+                f"others have committed to the table {table.table} ({commits}), which would be taken back too"
+            )
+        if table.vacuumed:
+            obstacles.append(
+                f"{counted(len(table.vacuumed), 'file')} of the table {table.table} "
+                f"{agrees(len(table.vacuumed), 'is', 'are')} vacuumed ({listed(table.vacuumed)}): "
+                "their rows would be missing"
+            )
+    return obstacles
+
+
+def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
+    """The first of some names, with a digest of what is not shown: who accepts the text accepts this very list.
+
+    Args:
+        versions: What else belongs to the list and is not shown, as the files' sizes and times of change.
+    """
+    more = len(names) - _SHOWN
+    text = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    if more <= 0 and not versions:
+        return text
+    digest = hashlib.sha256(repr((list(names), list(versions))).encode()).hexdigest()
+    return f"{text}, digest {digest[:12]}"
+
+
+def nothing_to_take_back(decided: RewindPlan, pipeline: str) -> str:
+    """Return what people are told of a rewind that takes nothing back."""
+    return f"{pipeline} is at checkpoint {decided.to.id} already; nothing to take back"
+
+
+def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:
+    """Raises WeirError when a rewind has obstacles that nobody has accepted.
+
+    Args:
+        accepted: Obstacles of a plan that somebody was shown.
+    """
+    refused = [obstacle for obstacle in decided.obstacles if obstacle not in accepted]
+    if refused:
+        raise WeirError(
+            f"{pipeline} cannot be rewound {named(decided.to)} without loss: {'; '.join(refused)}.",
+            next="Nothing was changed. Put back what is missing, or accept that: "
+            f"weir rewind {pipeline} --to {decided.to.id} --force; in the rewind job, `accept` takes what a dry run "
+            "has shown",
+        )
+
+
+def named(to: Checkpoint) -> str:
+    """Return where a rewind goes, in words that follow a verb."""
+    return f"to checkpoint {to.id}" if to.id else "to before the first checkpoint"
+
+
+def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId, to: Checkpoint) -> SinkLink:
+    """Return the record of a sink in the `sinks` of a checkpoint that abandons others and moves the sink's marker.
+
+    Args:
+        to: The newest checkpoint whose rows stay.
+    """
+    link = context.sinks.link(name, id, head.published(name), head.sinks.get(name))
+    sink, then = context.pipeline.sink(name), to.published(name)
+    if sink is None or sink.stays is not None:
+        return link
+    earlier = [ids for ids in link.taken if ids[0] < (then or 0)]
+    if len(earlier) == _MOST_TAKEN:
+        earlier[:2] = [[earlier[0][0], earlier[1][1]]]
+    return link.updated(to=then, taken=[*earlier, [then or 0, id]])
+
+
+def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkpoint:
+    """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
+    context, head, to = owner.context, decided.head, decided.to
+    moved = [sink.name for sink in decided.sinks if sink.moves]
+    id = begin(owner, head, [*(table.table for table in decided.tables), *moved], lacking=decided.lacking)
+    taken_back = {
+        table.table: SinkLink(id, head.published(table.table))
+        .following(head.sinks[table.table])
+        .updated(to=to.published(table.table), at=table.version)
+        for table in decided.tables
+        if head.published(table.table) is not None
+    }
+    markers = {name: marker_moves(owner.context, head, name, id, to) for name in moved}
+    changed = {name: lacks(link, decided.never.get(name, ())) for name, link in (taken_back | markers).items()}
+    base = replace(to, sinks=head.sinks | changed, format_version=max(to.format_version, WITH_PARTS))
+    files, parent = unchanged(context, to), to.id or None
+    row = commit(context, base, id, files, kind=REWIND, what=named(to), reason=reason, head=head, parent=parent)
+    log.info(
+        "rewound",
+        pipeline=context.pipeline.title,
+        to=int(to.id),
+        checkpoint=int(id),
+        abandoned=[int(checkpoint) for checkpoint in decided.abandoned],
+    )
+    publish(context, row)
+    publishing_refused.clear(context.storage)
+    return row
