@@ -12,7 +12,7 @@ from weir.settings.configuration import PROJECT
 
 
 def test_the_contracts_on_imports_hold():
-    """assets -> pipelines -> state_ops -> configs; the state engine without Spark and Dagster, pipelines without
+    """assets, pipelines, infra -> weir -> state_ops; the state engine without Spark and Dagster, pipelines without
     Dagster."""
     lint = Path(sys.executable).with_name("lint-imports")
     checked = subprocess.run([lint, "--no-cache"], cwd=PROJECT, capture_output=True, text=True, check=False)
@@ -30,7 +30,7 @@ def test_the_contracts_on_imports_hold():
         ),
         ("pipelines.flights, weir.cli.main", ["pyspark", "py4j", "dagster", "great_expectations", "pandas"]),
     ],
-    ids=["configs", "state_ops", "pipelines"],
+    ids=["settings", "state_ops", "pipelines"],
 )
 def test_what_is_not_needed_is_not_loaded(imports, absent):
     """Also what is loaded on the way: the control plane and `weir status` must not wait for Spark or Dagster."""

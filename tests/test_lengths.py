@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weir.settings.configuration import PROJECT
 
-ROOMS = ("assets", "benchmarks", "configs", "infra", "pipelines", "state_ops")
+ROOMS = ("assets", "benchmarks", "infra", "pipelines", "state_ops", "weir")
 LONG_FUNCTIONS = {
     "weir/api/__init__.py: stage": "as long as its arguments, like all that authors call",
     "weir/api/operators.py: window": "the same",

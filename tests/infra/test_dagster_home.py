@@ -33,7 +33,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_the_home_follows_the_repositorys_configuration(home):
-    ours = (PROJECT / "infra" / "dagster.yaml").read_bytes()
+    ours = (PROJECT / "weir" / "local" / "dagster.yaml").read_bytes()
     assert (home / "dagster.yaml").read_bytes() == ours
     (home / "dagster.yaml").write_text("telemetry: {enabled: true}")
     assert (dagster_home.prepare() / "dagster.yaml").read_bytes() == ours

@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _configured(name: str) -> dict[str, Any]:
-    return yaml.safe_load((PROJECT / "infra" / dagster_home.INSTANCES[name]).read_text())
+    return yaml.safe_load((PROJECT / "weir" / "local" / dagster_home.INSTANCES[name]).read_text())
 
 
 def test_both_instances_differ_in_their_storage_alone():

@@ -193,7 +193,7 @@ def _(project: Project) -> None:
     """Its home as weir/local/dagster.yaml has it, with runs that it knows; then its files are rubbish."""
     home = project.folder / ".weir" / "dagster"
     home.mkdir()
-    shutil.copy(project.folder / "infra" / "dagster.yaml", home)
+    shutil.copy(project.folder / "weir" / "local" / "dagster.yaml", home)
     code, output = project.bash('DAGSTER_HOME="$PWD/.weir/dagster" dagster run list')
     assert code == 0, output
     databases = list(home.rglob("*.db"))

@@ -104,9 +104,9 @@ class Project:
         (folder / "pipelines").mkdir()
         for module in (PROJECT / "pipelines").glob("*.py"):
             shutil.copy2(module, folder / "pipelines")
-        (folder / "pipelines" / "runtime").symlink_to(PROJECT / "pipelines" / "runtime")
-        for name in ("state_ops", "assets", "infra", "workspace.yaml"):
+        for name in ("weir", "state_ops", "assets", "infra", "workspace.yaml"):
             (folder / name).symlink_to(PROJECT / name)
+        (folder / "pyproject.toml").write_text('[tool.weir]\npackage = "pipelines"\n')
         gate = next(line for line in (PROJECT / "pipelines" / "flights.py").read_text().splitlines() if "gate=" in line)
         self.edit("pipelines/flights.py", gate + "\n", "")  # Great Expectations takes 4 s to load, in each command
         self.configure(_QUICK)

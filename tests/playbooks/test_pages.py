@@ -97,7 +97,7 @@ def test_commands_that_a_page_only_mentions_are_run_on_some_page():
 
 def test_what_pages_quote_in_passing_is_said_by_the_code():
     """Messages in italics, with `...` for what differs; those in blocks are compared with what was really said."""
-    folders = ("assets", "pipelines", "state_ops", "configs")
+    folders = ("assets", "pipelines", "weir", "state_ops")
     code = "\n".join(path.read_text() for folder in folders for path in sorted((PROJECT / folder).rglob("*.py")))
     code = re.sub(r'"\s*\n\s*(?:else )?f?"', "", code)  # texts that stand in several lines
     code = re.sub(r"\{[^{}\n]*\}", "\0", code)  # what is filled in

@@ -28,7 +28,7 @@ from weir.ownership import hold_causes
 from weir.ownership.pipeline_storage import readers
 from weir.run.run import RunOptions, run
 from weir.run.sensor import Memory, decide, observe
-from weir.settings.configuration import EpochSettings
+from weir.settings.configuration import PROJECT, EpochSettings
 from weir.sources.files import FilesReader
 from weir.sources.landing import LandingDirectory
 from weir.sources.slices import EpochPlan
@@ -235,7 +235,7 @@ def test_an_error_in_a_stage_shows_the_authors_own_traceback(readings, weir):
     assert "Correct the function; the epoch was declined" in ended.err
     trace = ended.err[: ended.err.index("error:")]
     assert "tests/recovery/sensors.py" in trace and "return float(number) * FACTORS[unit]" in trace
-    assert "weir" not in trace and "pyspark" not in trace, "only what the author wrote"
+    assert str(PROJECT / "weir") not in trace and "pyspark" not in trace, "only what the author wrote"
     assert _standing(readings) == before
     readings.assert_no_orphans()
 

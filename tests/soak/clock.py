@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-_OWN = ("configs", "state_ops", "pipelines")
+_OWN = ("weir", "state_ops", "pipelines")
 
 
 def jump(offsets: Iterable[float]) -> None:

@@ -93,7 +93,7 @@ def platform(template: Path, tmp_path: Path) -> Path:
 def home(platform: Path) -> Path:
     home = platform / "home"
     home.mkdir()
-    shutil.copyfile(PROJECT / "infra" / "dagster.yaml", home / "dagster.yaml")
+    shutil.copyfile(PROJECT / "weir" / "local" / "dagster.yaml", home / "dagster.yaml")
     return home
 
 

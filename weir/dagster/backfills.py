@@ -102,7 +102,7 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
         ],
         pool=f"{place(pipeline, settings).pool}_backfill",
     )
-    def backfill(context: dg.AssetExecutionContext, config: BackfillConfig) -> Iterator[dg.MaterializeResult]:
+    def backfill(context: dg.AssetExecutionContext, config: BackfillConfig) -> Iterator[dg.MaterializeResult[Any]]:
         window = context.partition_time_window
 
         def on_epoch(report: EpochReport) -> None:

@@ -10,6 +10,7 @@ each run one materialization of the stages and the checkpoint.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -52,7 +53,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         description=pipeline.description or f"Runs epochs of {pipeline.name} until it has caught up.",
         pool=here.pool,
     )
-    def epochs(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+    def epochs(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         introduce(context, here)
         for done in coordinate(context, pipeline, settings):
             if done.asset_key not in context.selected_asset_keys:

@@ -28,7 +28,7 @@ from weir.definition.pipeline import Pipeline
 from weir.definition.stage import Stage, input_name
 
 # Weir's own packages, which are shipped whole.
-PACKAGES = ("configs", "state_ops", "pipelines")
+PACKAGES = ("weir", "state_ops")
 _FOR_PEOPLE = frozenset({"description", "descriptions", "owners", "branch"})
 _BEFORE = frozenset({"input", "sides"})
 _BESIDE = frozenset({"gates", "sink"})
@@ -40,7 +40,13 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(Not
 _LIBRARIES = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-_PROJECT = Path(__file__).resolve().parents[3]
+HOME = Path(__file__).resolve().parents[2]  # the folder with both packages
+# Names by which checkpoints know modules of Weir that have moved since: a module that moves changes no stage's code.
+_RECORDED = {
+    **{f"weir.{name}": f"pipelines.{name}" for name in ("api", "testing", "state_reader", "state_writer")},
+    "weir.replay": "pipelines.runtime.debugging",
+    "weir": "pipelines.runtime",
+}
 
 
 def fingerprint(pipeline: Pipeline) -> str:
@@ -78,8 +84,8 @@ def fingerprint_of(value: object) -> str:
 def _shipped() -> str:
     """The code of Weir's own packages, as this process saw it at the first call."""
     digest = hashlib.sha256()
-    for file in sorted(file for package in PACKAGES for file in (_PROJECT / package).rglob("*.py")):
-        digest.update(file.relative_to(_PROJECT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    for file in sorted(file for package in PACKAGES for file in (HOME / package).rglob("*.py")):
+        digest.update(file.relative_to(HOME).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -182,7 +188,7 @@ class _Walk:
         self.write(*sorted(digests))
 
     def _function(self, function: types.FunctionType) -> None:
-        self.write(function.__module__, function.__qualname__)
+        self.write(_recorded(function.__module__), function.__qualname__)
         self._all(function.__defaults__, function.__kwdefaults__)
         for cell in function.__closure__ or ():
             try:
@@ -208,13 +214,13 @@ class _Walk:
         self._all(*code.co_consts)
 
     def _module(self, module: types.ModuleType) -> None:
-        self.write(module.__name__)
+        self.write(_recorded(module.__name__))
         file = getattr(module, "__file__", None)
         if file is not None and _of_project(module.__name__, file):
             self.write(hashlib.sha256(Path(file).read_bytes()).hexdigest())
 
     def _class(self, kind: type) -> None:
-        self.write(kind.__module__, kind.__qualname__)
+        self.write(_recorded(kind.__module__), kind.__qualname__)
         module = sys.modules.get(kind.__module__)
         if id(kind) in self._seen and self._seen[id(kind)] != len(self._seen) - 1:
             return
@@ -248,6 +254,18 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
+def _recorded(module: str | None) -> str | None:
+    """Return the name by which checkpoints know a module.
+
+    >>> _recorded("weir.definition.stage")
+    'pipelines.runtime.definition.stage'
+    """
+    for now, then in _RECORDED.items():
+        if module is not None and f"{module}.".startswith(f"{now}."):
+            return then + module[len(now) :]
+    return module
+
+
 def _of_project(module: str | None, file: str | None) -> bool:
     """Return whether code belongs to the project. Weir's own code (see `_shipped`) and libraries do not.
 
@@ -256,8 +274,6 @@ def _of_project(module: str | None, file: str | None) -> bool:
     if file is None:
         return module == "__main__"
     path = str(Path(file).resolve())
-    if Path(path).parent == _PROJECT / "pipelines":  # where authors put theirs, beside Weir's own folders
-        return True
     if any(path.startswith(library) for library in _LIBRARIES) or file.startswith("<frozen"):
         return False
-    return not any(path.startswith(f"{_PROJECT}/{package}/") for package in PACKAGES)
+    return not any(path.startswith(f"{HOME}/{package}/") for package in PACKAGES)

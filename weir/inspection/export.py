@@ -107,7 +107,7 @@ def _whole(path: Path, force: bool) -> Iterator[BinaryIO]:
 # -- formats
 
 
-def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
+def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, _stream: bool) -> int:
     written, whole = 0, [field.name for field in schema if WHOLE in (field.metadata or {})]
     for table in tables:
         rows = [row | {name: _number(row[name]) for name in whole} for row in frames.python_rows(table)]

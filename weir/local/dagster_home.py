@@ -36,8 +36,7 @@ INSTANCES = {"sqlite": "dagster.yaml", "postgres": "dagster-postgres.yaml"}
 
 
 def prepare() -> Path:
-    """Make the home, with the configuration that WEIR_DAGSTER_INSTANCE chooses: `weir/local/dagster.yaml` unless that says
-    postgres.
+    """Make the home with the configuration that WEIR_DAGSTER_INSTANCE chooses, `dagster.yaml` unless it says postgres.
 
     Raises:
         ConfigurationError: For another choice, and for Postgres without its library or the variables that its file

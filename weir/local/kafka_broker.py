@@ -7,8 +7,8 @@ pipelines on:
         broker.servers            "127.0.0.1:41873"
         broker.kill()             as a crash does; `start` brings it back with the same ports and data
 
-The jars are those of `weir/execution/spark/jars.lock`, fetched and checked as Spark's are. Every listener is on loopback. The broker
-ends with the process that started it, whichever way that ends.
+The jars are those of `jars.lock`, fetched and checked as Spark's are. Every listener is on loopback. The broker ends
+with the process that started it, whichever way that ends.
 
 Listeners:
     PLAIN    clients without a password: `servers`

@@ -358,7 +358,7 @@ def _replayed(
     return reports[-1], time.perf_counter() - clock
 
 
-def _raised(epoch: int, error: WeirError) -> None:
+def _raised(_epoch: int, error: WeirError) -> None:
     raise error
 
 

@@ -302,7 +302,7 @@ def _proven(
         if isinstance(error, GateError):
             raise
         raise DamageError(
-            f"Checkpoint {row.id} cannot be restored: {error.what}", where=error.where, next=_advice(pipeline, row)
+            f"Checkpoint {row.id} cannot be restored: {error.what}", where=error.where, next=_advice(pipeline)
         ) from error
     restored = verdict(
         valid=True,
@@ -369,7 +369,7 @@ class _Heard:
             log.info("state is being fetched", checkpoint=int(self._checkpoint), here=described([restoring]))
 
 
-def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
+def _advice(pipeline: Pipeline) -> str:
     name = pipeline.title
     return (
         f"Nothing was used. `weir fsck {name}` says what else is damaged and which checkpoints are intact; bring the "

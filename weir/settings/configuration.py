@@ -2,7 +2,7 @@
 
 `WEIR_ENV` chooses the file (default `dev`), `WEIR_CONFIG` names another file. `WEIR_STORAGE__ROOT=...` overrides
 `storage.root`, and so on, two underscores a level; a key that the file has may itself have two in a row. Relative paths
-are relative to the project, the folder above `configs/`. It is found from the working directory (`weir/settings/project.py`).
+are relative to the project, the folder above `configs/`, found from the working directory.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ class _UniqueKeys:
                     f"the key {key!r} stands there twice, in lines {seen[key]} and {line}: merge the two"
                 )
             seen[key] = line
-        return super().construct_mapping(node, deep)  # type: ignore[misc]  # that of the loader
+        return super().construct_mapping(node, deep)  # type: ignore[misc,no-any-return]  # that of the loader
 
 
-class _QuickUniqueKeys(_UniqueKeys, _SafeLoader):
+class _QuickUniqueKeys(_UniqueKeys, _SafeLoader):  # type: ignore[misc]
     pass
 
 
-class _ExactUniqueKeys(_UniqueKeys, yaml.SafeLoader):
+class _ExactUniqueKeys(_UniqueKeys, yaml.SafeLoader):  # type: ignore[misc]
     pass
 
 

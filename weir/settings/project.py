@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent.parent
+_HERE = Path(__file__).resolve().parents[2]
 _SAYS_SO = re.compile(r"^\[tool\.weir\]", re.MULTILINE)
 
 

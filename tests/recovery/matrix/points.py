@@ -291,7 +291,7 @@ class Wrapped:
     def _rebind(original: Callable, wrapped: Callable) -> None:
         """Put the wrapped function wherever a module has imported the original by name."""
         for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith(("state_ops", "pipelines")):
+            if getattr(module, "__name__", "").startswith(("state_ops", "weir")):
                 for name, value in list(vars(module).items()):
                     if value is original:
                         setattr(module, name, wrapped)

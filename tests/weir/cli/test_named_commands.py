@@ -18,7 +18,7 @@ _PAGES = [
 ]
 _CODE = [
     file
-    for folder in ("assets", "configs", "infra", "pipelines", "state_ops")
+    for folder in ("assets", "infra", "pipelines", "state_ops", "weir")
     for pattern in ("*.py", "*.yml", "*.yaml")
     for file in sorted((PROJECT / folder).rglob(pattern))
 ]

@@ -169,7 +169,7 @@ def served(tmp_path, request) -> Iterator[Served]:
     bank = Bank.at(tmp_path / "site", **options)
     home = bank.site.root / "home"
     home.mkdir(parents=True)
-    shutil.copyfile(PROJECT / "infra" / "dagster.yaml", home / "dagster.yaml")
+    shutil.copyfile(PROJECT / "weir" / "local" / "dagster.yaml", home / "dagster.yaml")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -167,7 +167,7 @@ def at_work(root: Path, environment: dict[str, str], workspace: Path) -> Iterato
     site = Site(root, port, {**mine, "DAGSTER_HOME": str(root / "home"), **environment})
     site.landing.mkdir(exist_ok=True)
     (root / "home").mkdir()
-    shutil.copyfile(PROJECT / "infra" / "dagster.yaml", root / "home" / "dagster.yaml")
+    shutil.copyfile(PROJECT / "weir" / "local" / "dagster.yaml", root / "home" / "dagster.yaml")
     with DagsterInstance.from_config(str(root / "home")):
         pass  # makes Dagster's databases: daemon and web server at once may leave two versions in one, which nothing opens again
     site.start("dagster-daemon", "run", "-w", str(workspace))

@@ -249,7 +249,7 @@ def test_stages_and_tables_have_owners_and_the_version_of_their_code(tmp_path):
 
 
 def test_the_instances_configuration_is_accepted_as_it_is(tmp_path):
-    (tmp_path / "dagster.yaml").write_text((PROJECT / "infra" / "dagster.yaml").read_text())
+    (tmp_path / "dagster.yaml").write_text((PROJECT / "weir" / "local" / "dagster.yaml").read_text())
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert not instance.telemetry_enabled
         assert instance.run_monitoring_enabled

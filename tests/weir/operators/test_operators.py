@@ -207,7 +207,7 @@ def test_the_authors_own_error_carries_his_traceback_and_the_keys():
         testing.run(_stage(wrong)).epoch([{"k": "a"}])
     assert "'k': 'a'" in str(raised.value.where)
     assert "in wrong" in raised.value.traceback
-    assert "weir/operators.py" not in raised.value.traceback
+    assert "weir/operators" not in raised.value.traceback
 
 
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("v", pa.float64()), ("s", pa.string())])

@@ -1,6 +1,6 @@
 """An archive of the classes that Spark loads, with which its JVM starts in half the time (JEP 350).
 
-    <cache_dir>/java/classes-<key>-<bytes>.jsa    written by `python -m weir.local.class_archive`, read by each JVM of Spark
+    <cache_dir>/java/classes-<key>-<bytes>.jsa    written by `python -m weir.local.class_archive`, read by each JVM
 
 The key stands for one Java and one set of jars, so a JVM is never pointed at an archive of others; where it sees a
 difference by itself (a longer class path), it goes on without. A file of another size than its name says is half

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from state_ops.storage.temp_dirs import scratch
+from weir.definition.fingerprint import HOME, PACKAGES
 from weir.settings.configuration import PROJECT, Settings
 from weir.settings.project import is_installed
 
@@ -38,7 +39,7 @@ def ship(spark: SparkSession, settings: Settings) -> Path:
     kept = ExitStack()
     directory = kept.enter_context(scratch(settings.work_dir, "code-"))
     atexit.register(kept.close)
-    archive = pack(directory, [*of_project(PROJECT), *of_modules(sys.modules.values())])
+    archive = pack(directory, [*of_weir(), *of_project(PROJECT), *of_modules(sys.modules.values())])
     spark.addArtifacts(str(archive), pyfile=True)
     return archive
 
@@ -65,10 +66,15 @@ def pack(directory: Path, files: Iterable[tuple[str, Path]]) -> Path:
     return staging.rename(directory / f"weir-{digest[:16]}.zip")
 
 
+def of_weir() -> Iterator[tuple[str, Path]]:
+    """Weir's own packages, wherever they are installed: executors run the driver's version of them."""
+    for package in PACKAGES:
+        yield from _importable(HOME / package)
+
+
 def of_project(project: Path) -> Iterator[tuple[str, Path]]:
-    """All that can be imported from the project's folder, whatever it is called: Weir's packages, and yours beside
-    them."""
-    if is_installed(project):  # Weir was installed like any other package, so executors have it too
+    """All that can be imported from the project's folder, whatever it is called."""
+    if is_installed(project):  # there is no project
         return
     for entry in sorted(project.iterdir()):
         if not entry.name.startswith("."):

@@ -95,7 +95,7 @@ def s3_jars(cache_dir: Path) -> list[Path]:
 
 def locked_jars(purpose: str) -> list[LockedJar]:
     """Return the jars that `weir/execution/spark/jars.lock` names for a purpose, in its order."""
-    lock = resources.files("infra") / "jars.lock"
+    lock = resources.files(__package__) / "jars.lock"
     section, jars = "", []
     for line in lock.read_text("utf-8").splitlines():
         match line.split("#")[0].split():

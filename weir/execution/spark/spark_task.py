@@ -57,7 +57,7 @@ def with_blocks(
         columns: Theirs by input, without the key group.
         whole: Of a stage with several inputs, the columns that its rows have there.
     """
-    yield _acked_blocks(task, columns, whole, batch_rows, way, exchange.opened(blocks, columns))
+    yield _acked_blocks(task, whole, batch_rows, way, exchange.opened(blocks, columns))
 
 
 def reading_blocks(
@@ -74,13 +74,16 @@ def reading_blocks(
         pass
     mine = extents.get(_context().partitionId(), ())
     opened = staged_blocks.opened(task.storage, mine, columns, task.seconds)
-    yield _acked_blocks(task, columns, whole, batch_rows, way, opened)
+    yield _acked_blocks(task, whole, batch_rows, way, opened)
 
 
 def _acked_blocks(
-    task: KeyedTask, columns: Sequence[pa.Schema], whole: pa.Schema | None,
-    batch_rows: int, way: str, opened: Iterator[tuple[int, pa.Table]],
-) -> pa.RecordBatch:  # fmt: skip
+    task: KeyedTask,
+    whole: pa.Schema | None,
+    batch_rows: int,
+    way: str,
+    opened: Iterator[tuple[int, pa.Table]],
+) -> pa.RecordBatch:
     subtask = _context().partitionId()
     tables = (rows if whole is None else sides.widened(task.stage, side, rows, whole) for side, rows in opened)
     batches = direct_read.in_batches(task.stage, tables, batch_rows, task.work_dir)

@@ -118,13 +118,13 @@ def test_state_that_has_doubled_in_a_day():
 def test_why_a_pipeline_cannot_be_read_names_its_page(error, page):
     problem = problems.unreadable(error)
     assert problem.severity == WRONG and problem.page == page
-    assert page is None or (Path(__file__).parents[3] / page).is_file()
+    assert page is None or (Path(__file__).parents[4] / page).is_file()
 
 
 def test_each_page_that_is_named_is_there():
     text = Path(problems.__file__).read_text()
     pages = {part for part in text.replace('"', " ").split() if part.startswith("docs/")}
-    assert len(pages) >= 9 and all((Path(__file__).parents[3] / page).is_file() for page in pages)
+    assert len(pages) >= 9 and all((Path(__file__).parents[4] / page).is_file() for page in pages)
 
 
 # -- of real pipelines

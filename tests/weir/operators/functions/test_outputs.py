@@ -32,6 +32,7 @@ from weir import (
     union,
     window,
 )
+from weir.settings.configuration import PROJECT
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TRIPS = files("trips/*.parquet", name="trips", event_time="at")
@@ -196,7 +197,7 @@ def test_what_a_function_raises_after_it_has_yielded_is_shown_by_its_own_lines_a
     failing = stage("s", source=TRIPS, key="car", state=Driven, per_key=per_key)(keys if per_key else batches)
     with pytest.raises(StageError, match="ValueError: no more") as raised:
         testing.run(failing, schema=SCHEMA).epoch(trips(3))
-    assert "test_outputs.py" in raised.value.traceback and "weir" not in raised.value.traceback
+    assert "test_outputs.py" in raised.value.traceback and str(PROJECT / "weir") not in raised.value.traceback
 
 
 COLUMNS = {"main": {"car": pa.string(), "trips": pa.int64()}, "alerts": {"car": pa.string(), "km": pa.int64()}}

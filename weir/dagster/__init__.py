@@ -1,0 +1,1 @@
+"""Pipelines as Dagster assets, checks, jobs, sensors and schedules."""

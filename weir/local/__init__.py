@@ -1,0 +1,1 @@
+"""Dagster and a broker on this machine, for trying things out."""
