@@ -1,18 +1,17 @@
-"""Weir beside a Dagster project that owns packages `assets` and `configs`: two code locations in one workspace.
+"""Weir as a dependency of a Dagster project that is there: packages called `assets`, `configs` and `pipelines` are theirs.
 
-Each has a process and an environment of its own. Their asset depends on Weir's table by its key, and a condition of theirs
-follows it.
+Weir's wheel is installed in an environment of theirs, in their one code location, and runs under a real daemon.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
+import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,15 +19,38 @@ from pathlib import Path
 import dagster as dg
 import polars as pl
 import pytest
-import yaml
 
-from tests.template.projects import clean, generate
+from tests.template.projects import clean
 from weir.local import dagster_home
 from weir.settings.configuration import PROJECT
 
-_THEIR_ASSETS = '''
+pytestmark = pytest.mark.long
+
+_FILES = {
+    "pyproject.toml": '[project]\nname = "platform"\n\n[tool.weir]\nconfigs = "weir_settings"\n',
+    "weir_settings/dev.yaml": (
+        "pipelines:\n  orders: {object: 'pipelines.orders:pipeline', params: {landing: .weir/landing/orders}}\n"
+    ),
+    "configs/__init__.py": 'TABLE = "orders"\n',
+    "configs/dev.yaml": "theirs: true\n",
+    "pipelines/__init__.py": "",
+    "pipelines/orders.py": """
+from weir import Pipeline, agg, aggregate, delta, files
+
+totals = aggregate(
+    "totals",
+    files("{landing}/*.parquet", event_time="at"),
+    key="customer",
+    total=agg.sum("amount"),
+    sink=delta.upsert("orders", key="customer"),
+)
+pipeline = Pipeline("orders", (totals,))
+""",
+    "assets/__init__.py": "",
+    "assets/definitions.py": '''
 import dagster as dg
 
+import weir.dagster
 from configs import TABLE
 
 
@@ -40,86 +62,62 @@ def report() -> None:
 follow = dg.AutomationConditionSensorDefinition(
     "follow", target="*", default_status=dg.DefaultSensorStatus.RUNNING, minimum_interval_seconds=5
 )
-defs = dg.Definitions(assets=[report], sensors=[follow])
-'''
-_WITHOUT_SPARK = """
-from weir.execution.in_process import InMemoryExecutor
-from weir.ownership import ownership
-
-ownership.SparkExecutor = lambda settings, **_: InMemoryExecutor()
-
-from weir.definitions import defs  # noqa: E402
-"""
+defs = dg.Definitions.merge(weir.dagster.definitions(), dg.Definitions(assets=[report], sensors=[follow]))
+''',
+}
 
 
-def environment(folder: Path, *paths: Path) -> Path:
-    """An environment with the packages of this one, but without Weir, which is installed there in place.
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with Weir's wheel, and of this environment every package but Weir."""
+    folder = tmp_path_factory.mktemp("theirs")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in ("weir", "state_ops"):
+        shutil.copytree(PROJECT / package, source / package, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, source)
+    subprocess.run([*build, str(source)], check=True, env=clean())
+    venv.create(folder / ".venv", symlinks=True)
+    (site,) = (folder / ".venv").glob("lib/python*/site-packages")
+    (wheel,) = folder.glob("weir_state-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        tops = {name.split("/")[0] for name in packed.namelist()}
+        packed.extractall(site)
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"weir", "state_ops"}
+    # A path in a .pth file is searched, but its own .pth files, of which one is Weir's, are not read.
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / ".venv" / "bin" / "python"
 
-    Args:
-        paths: What it has besides.
 
-    Returns:
-        Its Python.
-    """
-    venv.create(folder, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    # A path in a .pth file is searched, but its own .pth files are not read.
-    (site / "packages.pth").write_text("".join(f"{path}\n" for path in (*paths, sysconfig.get_path("purelib"))))
-    return folder / "bin" / "python"
-
-
-@pytest.fixture
-def platform(template: Path, tmp_path: Path) -> Path:
-    """Their project with Weir in a folder of it."""
-    platform = tmp_path / "platform"
-    weir = generate(template, platform / "weir")
-    for package, text in {"assets": "", "configs": 'TABLE = "orders"\n'}.items():
-        (platform / package).mkdir()
-        (platform / package / "__init__.py").write_text(text)
-    (platform / "assets" / "definitions.py").write_text(_THEIR_ASSETS)
-    (platform / "configs" / "dev.yaml").write_text("theirs: true\n")
-    (weir / "without_spark.py").write_text(_WITHOUT_SPARK)
-    locations = [
-        {"location_name": "platform", "module_name": "assets.definitions", "working_directory": "."}
-        | {"executable_path": str(environment(platform / ".venv"))},
-        {"location_name": "weir", "module_name": "without_spark", "working_directory": "weir"}
-        | {"executable_path": str(environment(weir / ".venv", weir))},
-    ]
-    (platform / "workspace.yaml").write_text(yaml.safe_dump({"load_from": [{"python_module": at} for at in locations]}))
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Their project."""
+    platform = tmp_path_factory.mktemp("platform")
+    for name, text in _FILES.items():
+        (platform / name).parent.mkdir(exist_ok=True)
+        (platform / name).write_text(text)
+    (platform / "home").mkdir()
+    shutil.copyfile(PROJECT / "weir" / "local" / "dagster.yaml", platform / "home" / "dagster.yaml")
     return platform
 
 
 @pytest.fixture
-def home(platform: Path) -> Path:
+def daemon(platform: Path, python: Path) -> Iterator[subprocess.Popen[bytes]]:
     home = platform / "home"
-    home.mkdir()
-    shutil.copyfile(PROJECT / "weir" / "local" / "dagster.yaml", home / "dagster.yaml")
-    return home
-
-
-@pytest.mark.long
-def test_both_locations_load(platform: Path, home: Path):
-    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
-    variables = {**clean(), "DAGSTER_HOME": str(home)}
-    ran = subprocess.run(command, cwd=platform, env=variables, capture_output=True, text=True, timeout=400, check=False)
-    printed = ran.stdout + ran.stderr
-    assert ran.returncode == 0, printed
-    assert "platform" in printed and "weir" in printed
-
-
-@pytest.fixture
-def daemon(platform: Path, home: Path) -> Iterator[subprocess.Popen[bytes]]:
     variables = {
         **clean(),
         "DAGSTER_HOME": str(home),
         "WEIR_DAGSTER__SENSOR_SECONDS": "5",
         "WEIR_RUN__LINGER_SECONDS": "0",
+        "WEIR_LOCAL__CACHE_DIR": str(PROJECT / ".weir" / "cache"),
     }
     with dg.DagsterInstance.from_config(str(home)):
         pass  # makes Dagster's databases before two processes could
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
-            [dagster_home.program("dagster-daemon"), "run", "-w", "workspace.yaml"],
+            [python, "-m", "dagster._daemon", "run", "-m", "assets.definitions", "-d", "."],
             cwd=platform,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -133,15 +131,16 @@ def daemon(platform: Path, home: Path) -> Iterator[subprocess.Popen[bytes]]:
         dagster_home.end(process)
 
 
-@pytest.mark.long
-def test_their_asset_follows_weirs_table(platform: Path, home: Path, daemon: subprocess.Popen[bytes]):
-    landing = platform / "weir" / ".weir" / "landing" / "orders"
+def test_weir_runs_in_their_location_and_their_asset_follows_its_table(
+    platform: Path, daemon: subprocess.Popen[bytes]
+):
+    landing = platform / ".weir" / "landing" / "orders"
     landing.mkdir(parents=True)
     at = datetime(2026, 1, 1, 9, tzinfo=UTC)
-    pl.DataFrame({"customer": ["ada", "bob"], "amount": [5.0, 7.0], "at": [at, at]}).write_parquet(
-        landing / "1.parquet"
-    )
+    rows = pl.DataFrame({"customer": ["ada", "bob", "ada"], "amount": [5.0, 7.0, 1.0], "at": [at, at, at]})
+    rows.write_parquet(landing / "1.parquet")
     report, table = dg.AssetKey(["report"]), dg.AssetKey(["orders", "tables", "orders"])
+    home = platform / "home"
     with dg.DagsterInstance.from_config(str(home)) as instance:
         deadline = time.monotonic() + 400
         while instance.get_latest_materialization_event(report) is None:
@@ -149,6 +148,11 @@ def test_their_asset_follows_weirs_table(platform: Path, home: Path, daemon: sub
             time.sleep(1)
         theirs, weirs = (instance.get_latest_materialization_event(key) for key in (report, table))
     assert weirs is not None and theirs is not None and weirs.timestamp < theirs.timestamp
-    rows = pl.read_delta(str(platform / "weir" / ".weir" / "storage" / "orders" / "tables" / "orders"))
-    assert sorted(rows["customer"]) == ["ada", "bob"]
-    assert not (platform / ".weir").exists(), json.dumps([str(path) for path in platform.iterdir()])
+    totals = pl.read_delta(str(platform / ".weir" / "storage" / "orders" / "tables" / "orders"))
+    assert dict(totals.select("customer", "total").rows()) == {"ada": 6.0, "bob": 7.0}
+
+
+def test_the_command_finds_their_project(platform: Path, python: Path):
+    command = [python, "-m", "weir.cli.main", "plan", "orders"]
+    ran = subprocess.run(command, cwd=platform / "assets", env=clean(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import copier
 import jinja2
@@ -17,16 +18,24 @@ from copier.errors import UserMessageError
 from tests.template.projects import generate, git, passes, repository, run
 from weir.settings.configuration import PROJECT
 
-LEFT_OUT = [
-    "benchmarks/harness.py",
-    "benchmarks/results/state.json",
-    ".ci",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "copier.yml",
-    "tests/conftest.py",
-    "tests/weir",
-]
+FILES = {
+    ".copier-answers.yml",
+    ".gitignore",
+    "Makefile",
+    "README.md",
+    "assets/__init__.py",
+    "assets/definitions.py",
+    "configs/dev.yaml",
+    "configs/prod.yaml",
+    "infra/__init__.py",
+    "infra/demo.py",
+    "pipelines/__init__.py",
+    "pipelines/orders.py",
+    "pyproject.toml",
+    "tests/test_orders.py",
+    "tests/test_project.py",
+    "workspace.yaml",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,81 +43,72 @@ def project(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(template, tmp_path_factory.mktemp("made") / "Shop Events")
 
 
-def test_a_project_is_named_by_its_folder_and_has_what_it_needs(project: Path):
+def files_of(project: Path) -> set[str]:
+    return {path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()}
+
+
+def test_a_project_is_named_by_its_folder_and_has_its_own_files_alone(project: Path, template: Path):
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
-    assert (answers["name"], answers["package"]) == ("shop-events", "shop_events")
+    assert (answers["name"], answers["package"]) == ("shop-events", "pipelines")
     assert (answers["_commit"], answers["example"]) == ("v0.0.1", True)
-    assert not [name for name in LEFT_OUT if (project / name).exists()]
-    assert not [path for path in project.rglob("*") if path.suffix in (".jinja", ".rej") or "{" in path.name]
+    assert files_of(project) == FILES
     pyproject = tomllib.loads((project / "pyproject.toml").read_text())
     assert pyproject["project"]["name"] == "shop-events"
-    assert pyproject["tool"]["weir"]["package"] == "shop_events"
-    assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"][:2] == ["shop_events", "shop_events.*"]
-    assert pyproject["tool"]["mypy"]["files"][0] == "shop_events"
-    assert "weir-state[" not in str(pyproject)
-
-
-def test_every_link_within_a_project_leads_to_something_that_it_has(project: Path):
-    links = {
-        (page, link)
-        for page in project.rglob("*.md")
-        for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S))
-        if not re.match(r"[a-z]+:|#", link)
-    }
-    assert len(links) > 400
-    dead = sorted(
-        f"{page.relative_to(project)}: {link}"
-        for page, link in links
-        if not (page.parent / link.partition("#")[0]).exists()
-    )
-    assert dead == []
-
-
-def test_pages_say_where_targets_are_that_a_project_lacks(project: Path):
-    targets = set(re.findall(r"^([a-z-]+):.*## ", (project / "Makefile").read_text(), flags=re.MULTILINE))
-    pages = {
-        page: page.read_text()
-        for page in (project / "docs").rglob("*.md")
-        if "adr" not in page.parts and page.name != "CHANGELOG.md"
-    }
-    lacking = {
-        (page, target)
-        for page, text in pages.items()
-        for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, flags=re.MULTILINE)
-        if target not in targets
-    }
-    assert len(lacking) >= 3
-    assert not [
-        (page, target)
-        for page, target in lacking
-        if f"`make {target}` in Weir's repository" not in " ".join(pages[page].split())
+    assert pyproject["tool"]["weir"]["package"] == "pipelines"
+    assert pyproject["project"]["dependencies"] == [
+        f"weir-state[gates,java,plots,sql,ui] @ git+file://{template}@v0.0.1"
     ]
 
 
-def test_files_that_differ_from_the_repositorys_differ_by_what_is_meant(project: Path):
-    """They are made of the repository's by replacing texts; a text that is there no more would go unnoticed."""
-    lines = [set((folder / "pyproject.toml").read_text().splitlines()) for folder in (PROJECT, project)]
-    assert len(lines[1] - lines[0]) >= 6
-    makefile = (project / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
-    assert targets == {"help", "venv", "demo", "demo-clean", "demo-fraud", "demo-kafka", "test", "lint", "ui", "lock"}
-    assert "infra/install.py $<" in makefile
-    assert "requirements.lock requirements.txt pyproject.toml" in makefile
-    assert "ui: $(READY) ##" in makefile  # no server's client is missing there
+_ADDRESSES = [
+    ({"_src_path": "gh:acme/weir", "_commit": "v0.1.0"}, "git+https://github.com/acme/weir.git@v0.1.0"),
+    ({"_src_path": "gl:acme/weir.git", "_commit": "v0.1.0"}, "git+https://gitlab.com/acme/weir.git@v0.1.0"),
+    ({"_src_path": "https://git.example.com/weir.git", "_commit": "0.2"}, "git+https://git.example.com/weir.git@0.2"),
+    ({"_src_path": "git+https://git.example.com/weir", "_commit": "v1.0rc1"}, "git+https://git.example.com/weir@v1.0rc1"),
+    ({"_src_path": "git@example.com:acme/weir.git", "_commit": "v0.1.0"}, "git+ssh://git@example.com/acme/weir.git@v0.1.0"),
+    ({"_src_path": "/srv/weir", "_commit": "v0.1.0-3-gabcdef0"}, "git+file:///srv/weir@abcdef0123"),
+    ({"_src_path": "/srv/weir", "_commit": "abcdef0"}, "git+file:///srv/weir@abcdef0123"),
+    ({"_src_path": "/srv/weir"}, "file:///srv/weir"),
+]
+
+
+@pytest.mark.parametrize(("answers", "address"), _ADDRESSES, ids=lambda value: value if isinstance(value, str) else "")
+def test_weir_is_installed_from_where_copier_was_called_with(answers: dict[str, str], address: str):
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PROJECT), extensions=["jinja2_ansible_filters.AnsibleCoreFiltersExtension"]
+    )
+    macros: Any = environment.get_template("answers.j2").module
+    commit = {"vcs_ref_hash": "abcdef0123"} if "_commit" in answers else {}
+    assert macros.requirement(answers, commit) == address
 
 
 def test_a_project_passes_its_own_tests_and_checks(project: Path):
     passes(project, "pytest", "tests")
-    passes(project, "ruff", "check", "shop_events", "tests")
-    passes(project, "ruff", "format", "--check", "shop_events", "tests")
+    passes(project, "ruff", "check", ".")
+    passes(project, "ruff", "format", "--check", ".")
+    passes(project, "mypy", "pipelines", "assets", "infra")
     assert "everything starts empty" in passes(project, "weir.cli.main", "plan", "orders")
+
+
+_DEMOS = [(source, "append") for source in ("csv", "json", "avro", "delta", "generator")] + [("parquet", "upsert")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "sink"), _DEMOS)
+def test_the_demo_delivers_what_the_example_reads(template: Path, tmp_path: Path, source: str, sink: str):
+    project = generate(template, tmp_path / "shop", {"sources": [source], "sinks": [sink]})
+    printed = passes(project, "infra.demo")
+    assert "weir new pipeline NAME" in printed
+    rows = pl.read_delta(str(project / ".weir" / "storage" / "orders" / "tables" / "orders"))
+    assert rows.height == {"append": 100_000 if source == "generator" else 9, "upsert": 3}[sink]
+    assert passes(project, "infra.demo") and rows.height  # again: nothing is delivered twice
 
 
 @pytest.mark.long
 def test_an_empty_project_has_a_package_and_no_pipeline(template: Path, tmp_path: Path):
     answers = {"name": "lab", "package": "research", "example": False, "storage": "s3", "bucket": "lab/x"}
     project = generate(template, tmp_path / "lab", answers)
-    assert sorted(path.name for path in (project / "research").iterdir()) == ["__init__.py", "definitions.py"]
+    assert sorted(path.name for path in (project / "research").iterdir()) == ["__init__.py"]
     assert sorted(path.name for path in (project / "tests").iterdir()) == ["test_project.py"]
     production = yaml.safe_load((project / "configs" / "prod.yaml").read_text())
     assert production["storage"] == {"root": "s3://lab/x", "s3": {"region": "eu-central-1"}}
@@ -182,7 +182,7 @@ def test_the_example_has_the_first_source_and_sink_that_the_answers_name(
     template: Path, tmp_path: Path, sources: object
 ):
     project = generate(template, tmp_path / "shop", {"sources": sources, "sinks": "[upsert, append]"})
-    code = (project / "shop" / "orders.py").read_text()
+    code = (project / "pipelines" / "orders.py").read_text()
     assert "source=kafka(" in code and "sink=delta.upsert(" in code
     assert "--source kafka --sink upsert" in (project / "README.md").read_text()
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
@@ -215,7 +215,7 @@ def test_the_page_on_projects_has_every_question():
 
 
 def test_settings_are_found_from_the_working_directory(project: Path, tmp_path: Path):
-    """Also for a Weir that lies elsewhere; and only in a folder that says it is a project of Weir's."""
+    """Only in a folder that says it is a project of Weir's, which may say where its settings are."""
     code = "from weir.settings.configuration import PROJECT; print(PROJECT)"
     other = tmp_path / "other"
     (other / "deep").mkdir(parents=True)
@@ -225,12 +225,18 @@ def test_settings_are_found_from_the_working_directory(project: Path, tmp_path: 
 
     def folder() -> str:
         command = [sys.executable, "-c", code]
-        environment = {"PYTHONPATH": str(project), "PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
+        environment = {"PYTHONSAFEPATH": "1", "PATH": "/usr/bin:/bin"}
         return subprocess.run(
             command, cwd=other / "deep", env=environment, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    assert folder() == str(project)
+    assert folder() == str(PROJECT)
     (other / "pyproject.toml").write_text("[tool.weir]\n")
     assert folder() == str(other)
     assert run(project, "weir.cli.main", "plan", "nothing").returncode == 2
+    (other / "configs" / "dev.yaml").write_text("theirs: true")
+    assert "there is no such key" in run(other, "weir.cli.main", "plan", "nothing").stderr
+    (other / "settings").mkdir()
+    (other / "settings" / "dev.yaml").write_text("pipelines: {}")
+    (other / "pyproject.toml").write_text('[tool.weir]\nconfigs = "settings"\n')
+    assert "There is no pipeline 'nothing'" in run(other, "weir.cli.main", "plan", "nothing").stderr

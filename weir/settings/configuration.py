@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from state_ops import logs
 from state_ops.errors import ConfigurationError
 from weir.settings.combinations import Contradiction, ContradictionsError, contradictions
-from weir.settings.project import is_installed, project
+from weir.settings.project import is_installed, project, settings_folder
 from weir.settings.sections import (
     BackfillSettings,
     CacheSettings,
@@ -271,7 +271,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         )
     file = configuration_file(env)
     if not file.is_file():
-        names = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml")))
+        names = ", ".join(sorted(path.stem for path in settings_folder(PROJECT).glob("*.yaml")))
         raise ConfigurationError(
             f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {names}."
         )
@@ -303,7 +303,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
 
 def configuration_file(env: Mapping[str, str]) -> Path:
     """The file of settings that the environment chooses, there or not."""
-    chosen = PROJECT / "configs" / f"{env.get('WEIR_ENV', 'dev')}.yaml"
+    chosen = settings_folder(PROJECT) / f"{env.get('WEIR_ENV', 'dev')}.yaml"
     return Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[2]
@@ -23,6 +24,15 @@ def project() -> Path:
         if file.is_file() and _SAYS_SO.search(file.read_text("utf-8", "replace")):
             return folder
     return _HERE
+
+
+def settings_folder(project: Path) -> Path:
+    """Return the folder with the settings' files: `configs/`, or what `[tool.weir]` says as `configs`."""
+    file = project / "pyproject.toml"
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
+    if "configs" not in text or not _SAYS_SO.search(text):  # most projects, without the time to parse it
+        return project / "configs"
+    return project / str(tomllib.loads(text)["tool"]["weir"].get("configs", "configs"))
 
 
 def is_installed(folder: Path) -> bool:

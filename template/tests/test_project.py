@@ -1,4 +1,4 @@
-"""That the project is whole: its settings, its pipelines and what Dagster makes of them load. It comes with Weir."""
+"""That the project is whole: its settings, its pipelines and what Dagster makes of them load."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from weir.settings.configuration import PROJECT, load
 from weir.loading import load_pipeline
+from weir.settings.configuration import PROJECT, load
 
 ENVIRONMENTS = sorted(file.stem for file in (PROJECT / "configs").glob("*.yaml"))
 
@@ -23,7 +23,7 @@ def test_the_pipelines_of_each_configuration_load(environment: str) -> None:
 
 def test_dagster_loads_what_the_workspace_names() -> None:
     code = (
-        "import dagster as dg; from {{ package }} import definitions\n"
+        "import dagster as dg; from assets import definitions\n"
         "(defs,) = [value for value in vars(definitions).values() if isinstance(value, dg.Definitions)]\n"
         "dg.Definitions.validate_loadable(defs)"
     )

@@ -1,0 +1,1 @@
+"""What Dagster shows and runs."""

@@ -1,0 +1,1 @@
+"""What feeds and deploys the pipelines."""
