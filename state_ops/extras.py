@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,18 +29,10 @@ _LIBRARIES = {
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, as errors say it: from the folder in which Weir lies where that is a project.
-
-    A project's package is called as the project, and Weir's own name is on no index, so a name would be a stranger's.
-    """
-    if (_FOLDER / "pyproject.toml").is_file():
+    """Return how an extra is installed, as errors say it."""
+    if (_FOLDER / "pyproject.toml").is_file():  # Weir's own repository
         return f"pip install -e '{_FOLDER}[{extra}]', or make venv there, which installs all parts"
-    return f"pip install '{_distribution()}[{extra}]', from where it was installed"
-
-
-def _distribution() -> str:
-    """The installed package that Weir came with: its own, or a project's."""
-    return next(iter(packages_distributions().get("state_ops", ())), "weir-state")
+    return f"add {extra} to the brackets of weir-state[...] in pyproject.toml, and install again (make venv)"
 
 
 def is_installed(library: str) -> bool:

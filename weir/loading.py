@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,15 @@ from typing import Any, Literal
 from state_ops.errors import ConfigurationError, PipelineError, WeirError, first_line
 from weir.definition import Expected, Gate, Pipeline, Stage
 from weir.settings.configuration import PROJECT, PipelineSettings, Settings, load
+
+# What a project's code imported while it had a copy of Weir in it, and what it imports since.
+_MOVED = {
+    "pipelines.api": "weir",
+    **{f"pipelines.{name}": f"weir.{name}" for name in ("debugging", "state_reader", "state_writer", "testing")},
+    "pipelines.runtime": "weir",
+    "configs.settings": "weir.settings.configuration",
+    "assets.factory": "weir.dagster.factory",
+}
 
 
 def find(name: str) -> tuple[Pipeline, Settings]:
@@ -88,8 +98,24 @@ def _run_module(pipeline: str, module: str) -> ModuleType:
         raise PipelineError(
             f"The code of the pipeline {pipeline!r} cannot be imported: {type(error).__name__}: {first_line(error)}",
             where=place,
-            next="Correct the code there; with --debug the command shows the trace.",
+            next=_moved(error) or "Correct the code there; with --debug the command shows the trace.",
         ) from error
+
+
+def _moved(error: BaseException) -> str:
+    """Return what to write where code imports a module of Weir by its name of before, else nothing.
+
+    >>> _moved(ModuleNotFoundError("No module named 'pipelines.api'", name="pipelines.api"))
+    'Weir is a package: write weir for pipelines.api (docs/how-to/project.md).'
+    """
+    if not isinstance(error, ImportError) or not error.name:
+        return ""
+    wanted = re.match(r"cannot import name '(\w+)'", str(error))
+    old = f"{error.name}.{wanted[1]}" if wanted else error.name
+    for before, now in _MOVED.items():
+        if f"{old}.".startswith(f"{before}."):
+            return f"Weir is a package: write {now}{old[len(before) :]} for {old} (docs/how-to/project.md)."
+    return ""
 
 
 def _check_caches(pipeline: Pipeline, settings: Settings) -> None:

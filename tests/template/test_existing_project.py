@@ -131,9 +131,7 @@ def daemon(platform: Path, python: Path) -> Iterator[subprocess.Popen[bytes]]:
         dagster_home.end(process)
 
 
-def test_weir_runs_in_their_location_and_their_asset_follows_its_table(
-    platform: Path, daemon: subprocess.Popen[bytes]
-):
+def test_weir_runs_in_their_location_and_their_asset_follows_its_table(platform: Path, daemon: subprocess.Popen[bytes]):
     landing = platform / ".weir" / "landing" / "orders"
     landing.mkdir(parents=True)
     at = datetime(2026, 1, 1, 9, tzinfo=UTC)

@@ -11,6 +11,7 @@ from typing import Any
 
 import copier
 import jinja2
+import polars as pl
 import pytest
 import yaml
 from copier.errors import UserMessageError
@@ -64,8 +65,14 @@ _ADDRESSES = [
     ({"_src_path": "gh:acme/weir", "_commit": "v0.1.0"}, "git+https://github.com/acme/weir.git@v0.1.0"),
     ({"_src_path": "gl:acme/weir.git", "_commit": "v0.1.0"}, "git+https://gitlab.com/acme/weir.git@v0.1.0"),
     ({"_src_path": "https://git.example.com/weir.git", "_commit": "0.2"}, "git+https://git.example.com/weir.git@0.2"),
-    ({"_src_path": "git+https://git.example.com/weir", "_commit": "v1.0rc1"}, "git+https://git.example.com/weir@v1.0rc1"),
-    ({"_src_path": "git@example.com:acme/weir.git", "_commit": "v0.1.0"}, "git+ssh://git@example.com/acme/weir.git@v0.1.0"),
+    (
+        {"_src_path": "git+https://git.example.com/weir", "_commit": "v1.0rc1"},
+        "git+https://git.example.com/weir@v1.0rc1",
+    ),
+    (
+        {"_src_path": "git@example.com:acme/weir.git", "_commit": "v0.1.0"},
+        "git+ssh://git@example.com/acme/weir.git@v0.1.0",
+    ),
     ({"_src_path": "/srv/weir", "_commit": "v0.1.0-3-gabcdef0"}, "git+file:///srv/weir@abcdef0123"),
     ({"_src_path": "/srv/weir", "_commit": "abcdef0"}, "git+file:///srv/weir@abcdef0123"),
     ({"_src_path": "/srv/weir"}, "file:///srv/weir"),

@@ -134,7 +134,10 @@ def test_the_command_says_what_it_wrote_and_overwrites_nothing(untouched: Path, 
 
 
 def test_settings_go_to_the_file_that_commands_read(template: Path, tmp_path: Path):
-    project, config = generate(template, tmp_path / "shop", {"example": False, "package": "shop"}), tmp_path / "mine.yaml"
+    project, config = (
+        generate(template, tmp_path / "shop", {"example": False, "package": "shop"}),
+        tmp_path / "mine.yaml",
+    )
     before = (project / "configs" / "dev.yaml").read_text()
     config.write_text(before)
     wrote = passes(project, "weir.cli.main", "new", "pipeline", "clicks", WEIR_CONFIG=str(config))

@@ -20,8 +20,6 @@ from tests.template.projects import clean, generate, git, passes, repository
 
 pytestmark = pytest.mark.long
 
-DELETED = ("tests/test_orders.py", "docs/limits.md")  # of the user's, and of Weir's
-
 
 def edit(file: Path, old: str, new: str) -> None:
     text = file.read_text()
@@ -29,27 +27,37 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
+def first_release(folder: Path) -> Path:
+    """A repository whose template has one file more, which the next release has no longer."""
+    template = repository(folder)
+    (template / "template" / "infra" / "until_v1.py").write_text('"""Gone in v0.0.2."""\n')
+    git(template, "add", "--all")
+    git(template, "commit", "-qm", "The first release", "--amend")
+    git(template, "tag", "--force", "v0.0.1")
+    return template
+
+
 def release(template: Path) -> None:
-    """What a release changes: code, a page, a dependency, a target, a file that is new and one that goes."""
+    """What a release changes: Weir, definitions, tools, a target, settings, a file that is new and one that goes."""
+    files = template / "template"
     edit(
-        template / "assets" / "definitions.py", "# One process and one warm", "# Since v0.0.2: one process and one warm"
+        files / "assets" / "definitions.py", "# one process and one Spark", "# since v0.0.2: one process and one Spark"
     )
-    edit(template / "pyproject.toml", '  "xxhash>=3.5",\n', '  "xxhash>=3.5.0",\n')
-    edit(template / "Makefile", "## Run the flights pipeline on real data", "## Run Weir's example")
-    edit(template / "configs" / "dev.yaml.jinja", "num_retained: 50", "num_retained: 40")
-    (template / "state_ops" / "since_v2.py").write_text('"""New in v0.0.2."""\n')
-    (template / "docs" / "how-to" / "per-key.md").unlink()
+    edit(files / "pyproject.toml.jinja", '"mypy>=1.14"', '"mypy>=1.14.1"')
+    edit(files / "Makefile.jinja", "## Test your pipelines: no JVM, no server", "## Test the pipelines")
+    edit(files / "configs" / "dev.yaml.jinja", "num_retained: 50", "num_retained: 40")
+    (files / "infra" / "since_v2.py").write_text('"""New in v0.0.2."""\n')
+    (files / "infra" / "until_v1.py").unlink()
     git(template, "add", "--all")
     git(template, "commit", "-qm", "The next release")
     git(template, "tag", "v0.0.2")
 
 
 def diverge(project: Path) -> None:
-    """Six files are edited, one is new, two are deleted."""
-    edit(project / "assets" / "definitions.py", "every pipeline of the configuration.", "our pipelines.")
-    edit(project / "shop" / "definitions.py", "assets=[]", "assets=[report]")
+    """Five files are edited, one is new, one is deleted."""
+    edit(project / "assets" / "definitions.py", "assets=[]", "assets=[report]")
     edit(
-        project / "shop" / "definitions.py",
+        project / "assets" / "definitions.py",
         "\ndefs =",
         """
 
@@ -61,19 +69,16 @@ def report() -> None:
 defs =""",
     )
     edit(
-        project / "shop" / "orders.py", 'total=agg.sum("amount")', 'total=agg.sum("amount"), largest=agg.max("amount")'
+        project / "pipelines" / "orders.py",
+        'total=agg.sum("amount")',
+        'total=agg.sum("amount"), largest=agg.max("amount")',
     )
     edit(project / "configs" / "dev.yaml", "num_retained: 50", "num_retained: 70")
-    edit(
-        project / "pyproject.toml",
-        'description = "Flink-grade keyed state for Dagster + PySpark pipelines"',
-        'description = "Our shop"',
-    )
+    edit(project / "pyproject.toml", 'description = "Pipelines with keyed state, on Weir"', 'description = "Our shop"')
     makefile = project / "Makefile"
     makefile.write_text(makefile.read_text().rstrip() + "\n\nhello: ## Ours\n\t@echo hello\n")
-    (project / "shop" / "helpers.py").write_text('"""Ours."""\n')
-    for name in DELETED:
-        (project / name).unlink()
+    (project / "pipelines" / "helpers.py").write_text('"""Ours."""\n')
+    (project / "tests" / "test_orders.py").unlink()
     git(project, "add", "--all")
     git(project, "commit", "-qm", "Ours")
 
@@ -82,8 +87,9 @@ defs =""",
 def updated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of v0.0.1, edited, and updated to v0.0.2."""
     folder = tmp_path_factory.mktemp("update")
-    template = repository(folder / "weir")
+    template = first_release(folder / "weir")
     project = generate(template, folder / "shop", commits=True)
+    assert (project / "infra" / "until_v1.py").exists()
     diverge(project)
     release(template)
     copier.run_update(project, defaults=True, overwrite=True, quiet=True)
@@ -92,24 +98,24 @@ def updated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_release_has_come(updated: Path):
     assert yaml.safe_load((updated / ".copier-answers.yml").read_text())["_commit"] == "v0.0.2"
-    assert "# Since v0.0.2" in (updated / "assets" / "definitions.py").read_text()
-    assert '"xxhash>=3.5.0"' in (updated / "pyproject.toml").read_text()
-    assert "## Run Weir's example" in (updated / "Makefile").read_text()
-    assert (updated / "state_ops" / "since_v2.py").exists()
-    assert not (updated / "docs" / "how-to" / "per-key.md").exists()
+    assert "# since v0.0.2" in (updated / "assets" / "definitions.py").read_text()
+    pyproject = (updated / "pyproject.toml").read_text()
+    assert '"mypy>=1.14.1"' in pyproject and "@v0.0.2" in pyproject and "@v0.0.1" not in pyproject
+    assert "## Test the pipelines" in (updated / "Makefile").read_text()
+    assert (updated / "infra" / "since_v2.py").exists()
+    assert not (updated / "infra" / "until_v1.py").exists()
 
 
 def test_what_is_the_users_has_stayed(updated: Path):
-    assert "def report()" in (updated / "shop" / "definitions.py").read_text()
-    assert "our pipelines." in (updated / "assets" / "definitions.py").read_text()
-    assert "largest=agg.max" in (updated / "shop" / "orders.py").read_text()
+    assert "def report()" in (updated / "assets" / "definitions.py").read_text()
+    assert "largest=agg.max" in (updated / "pipelines" / "orders.py").read_text()
     assert "num_retained: 70" in (updated / "configs" / "dev.yaml").read_text()
     assert 'description = "Our shop"' in (updated / "pyproject.toml").read_text()
     assert (updated / "Makefile").read_text().endswith("hello: ## Ours\n\t@echo hello\n")
-    assert (updated / "shop" / "helpers.py").exists()
-    assert not [name for name in DELETED if (updated / name).exists()]
+    assert (updated / "pipelines" / "helpers.py").exists()
+    assert not (updated / "tests" / "test_orders.py").exists()
     changed = git(updated, "status", "--porcelain")
-    assert not re.search(r"^(U|AA|DD)|\.rej$|shop/|dev\.yaml", changed, flags=re.MULTILINE), changed
+    assert not re.search(r"^(U|AA|DD)|\.rej$|pipelines/|dev\.yaml", changed, flags=re.MULTILINE), changed
     assert not subprocess.run(["grep", "-rl", "^<<<<<<< ", "."], cwd=updated, capture_output=True, text=True).stdout
 
 

@@ -125,10 +125,9 @@ def test_every_library_belongs_to_an_extra_of_the_package(library, monkeypatch):
         extras.check(library, "This")
 
 
-def test_where_weir_lies_in_no_project_the_package_has_its_name(tmp_path, monkeypatch):
+def test_where_weir_is_a_package_the_projects_own_file_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(extras, "_FOLDER", tmp_path)
-    monkeypatch.setattr(extras, "packages_distributions", lambda: {"state_ops": ["shop"]})
-    assert extras.install("sql").startswith("pip install 'shop[sql]'")
+    assert extras.install("sql").startswith("add sql to the brackets of weir-state[...] in pyproject.toml")
 
 
 def test_an_import_that_fails_otherwise_comes_out_as_it_is():

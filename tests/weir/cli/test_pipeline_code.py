@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,27 @@ def test_code_that_raises_is_named_with_its_line(
     with pytest.raises(PipelineError, match=re.escape(said)) as refused:
         load_pipeline("small", of("weir_broken_code:pipeline"))
     assert refused.value.where == f"{tmp_path / 'weir_broken_code.py'}:{line}"
+
+
+@pytest.mark.parametrize(
+    ("code", "write"),
+    [
+        ("from pipelines.api import Pipeline\n", "write weir for pipelines.api"),
+        ("from pipelines import testing\n", "write weir.testing for pipelines.testing"),
+        ("import pipelines.runtime.run.run\n", "write weir for pipelines.runtime"),
+        ("from configs import settings\n", "write weir.settings.configuration for configs.settings"),
+    ],
+)
+def test_code_that_imports_weir_by_a_name_of_before_is_told_todays(
+    code: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "weir_code_of_before.py").write_text(code)
+    monkeypatch.delitem(sys.modules, "weir_code_of_before", raising=False)
+    with pytest.raises(PipelineError) as refused:
+        load_pipeline("small", of("weir_code_of_before:pipeline"))
+    assert write in str(refused.value.next) and "docs/how-to/project.md" in str(refused.value.next)
 
 
 @pytest.mark.parametrize("object", ["weir_nowhere:pipeline", "pipelines.nowhere:pipeline", "pipelines.flights:nowhere"])
