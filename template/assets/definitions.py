@@ -1,7 +1,6 @@
 """What Dagster loads: the assets, jobs and sensors of every pipeline in the configuration, and your own beside them."""
 
 import dagster as dg
-
 import weir.dagster
 
 defs = dg.Definitions.merge(

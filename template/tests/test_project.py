@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from weir.loading import load_pipeline
 from weir.settings.configuration import PROJECT, load
 

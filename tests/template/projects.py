@@ -37,6 +37,21 @@ def clean() -> dict[str, str]:
 def repository(folder: Path) -> Path:
     """A repository with the files of this one as they are, committed or not, as one commit with the tag v0.0.1."""
     folder.mkdir(parents=True)
+    copy_files(folder)
+    git(folder, "init", "-q")
+    release(folder, "v0.0.1")
+    return folder
+
+
+def release(repository: Path, tag: str) -> None:
+    """Commit all that is in a repository's folder, under a tag."""
+    git(repository, "add", "--all", "--force")
+    git(repository, "commit", "-qm", f"Release {tag}")
+    git(repository, "tag", tag)
+
+
+def copy_files(folder: Path) -> None:
+    """Copy the files of this repository as they are, committed or not."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=PROJECT,
@@ -49,20 +64,23 @@ def repository(folder: Path) -> Path:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((PROJECT / name).read_bytes())
-    git(folder, "init", "-q")
-    git(folder, "add", "--all", "--force")
-    git(folder, "commit", "-qm", "A release")
-    git(folder, "tag", "v0.0.1")
-    return folder
 
 
-def generate(template: Path, folder: Path, answers: Mapping[str, Any] = {}, *, commits: bool = False) -> Path:
-    """A project of the template's newest tag.
+def generate(
+    template: Path,
+    folder: Path,
+    answers: Mapping[str, Any] = {},
+    *,
+    commits: bool = False,
+    release: str | None = None,
+) -> Path:
+    """A project of a release of the template.
 
     Args:
+        release: Its tag; None: the newest one.
         commits: Keep the project in a git repository of its own, as `copier update` wants it.
     """
-    copier.run_copy(str(template), folder, data=dict(answers), defaults=True, quiet=True)
+    copier.run_copy(str(template), folder, data=dict(answers), defaults=True, quiet=True, vcs_ref=release)
     if commits:
         git(folder, "init", "-q")
         git(folder, "add", "--all")
