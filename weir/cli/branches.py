@@ -92,7 +92,7 @@ def fork(
 
 
 def forks(pipeline: Name, json: Json = False) -> None:
-    """The branches of a pipeline, oldest first."""
+    """List the branches of a pipeline, oldest first."""
     definition, settings = find(pipeline)
     with waiting("reading the branches"):
         forked = branches.forks(definition, settings)
@@ -130,7 +130,7 @@ def diff(
     ] = None,
     json: Json = False,
 ) -> None:
-    """In what a branch differs from its pipeline: rows since the fork, by table and day, and the stages' state, with samples.
+    """Compare a branch with its pipeline: rows since the fork by table and day, and the state of stages, with samples.
 
     Reads alone; both may be running. Exit code 0 whether something differs or not.
     """

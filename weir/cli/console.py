@@ -100,7 +100,8 @@ def hushed() -> Iterator[None]:
 
 
 def _is_process_stderr() -> bool:
-    """Whether sys.stderr writes to the descriptor of the process: a test runner may have put another stream there."""
+    """Return whether sys.stderr writes to the descriptor of the process: a test runner may have put another stream
+    there."""
     try:
         return sys.stderr.fileno() == 2
     except (AttributeError, OSError, ValueError):
@@ -186,7 +187,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def _live(doing: Sequence[str], done: threading.Event) -> None:
-    """One line that is erased at the end. doing: what it says, which may change."""
+    """Show one line, and erase it at the end. doing: Returns the text of the line, which may change."""
     if done.wait(_LIVE_SECONDS):
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -199,7 +200,7 @@ def _live(doing: Sequence[str], done: threading.Event) -> None:
 
 
 def _lines(doing: Sequence[str], done: threading.Event) -> None:
-    """The same for logs, which have no control characters."""
+    """Show the same text in lines without control characters, as logs need them."""
     began, pause = time.monotonic(), _FIRST_LINE_SECONDS
     while not done.wait(pause):
         err.print(f"{escape(doing[0])}: {time.monotonic() - began:.0f} s")
@@ -207,7 +208,8 @@ def _lines(doing: Sequence[str], done: threading.Event) -> None:
 
 
 def one_of(checkpoint: int | None, savepoint: str | None) -> int | str | None:
-    """What `AtCheckpoint` or `AtSavepoint` names; None: the newest checkpoint. Raises ConfigurationError for both."""
+    """Return what `AtCheckpoint` or `AtSavepoint` names; None: the newest checkpoint. Raises ConfigurationError for
+    both."""
     if checkpoint is not None and savepoint is not None:
         raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
     return checkpoint if savepoint is None else savepoint
@@ -295,7 +297,7 @@ def confirm(what: str, *, yes: bool, json: bool) -> None:
 
 
 def moment(text: str, registry: Registry) -> int | str:
-    """A checkpoint as people name it: by its number, or by a savepoint's name.
+    """Parse a checkpoint as people name it: by its number, or by the name of a savepoint.
 
     Raises:
         ConfigurationError: The text is the number of one checkpoint and the name of a savepoint of another one, which
@@ -324,7 +326,7 @@ def print_json(value: Any) -> None:
 
 
 def short(path: str) -> str:
-    """A local path, relative to the working directory if it lies below it."""
+    """Return a local path, relative to the working directory if it lies below it."""
     here = f"{Path.cwd()}/"
     return path.removeprefix(here)
 

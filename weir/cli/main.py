@@ -74,7 +74,7 @@ def _command(name: str) -> Any:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """What is imported here stays, so the collector does not look for garbage in it, now or later."""
+    """Import without garbage collection: imported objects stay, so the collector need not look through them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -137,7 +137,7 @@ def _summary(name: str) -> str | None:
 
 
 def _listed() -> dict[str, Any]:
-    """The commands with their help alone."""
+    """Return the commands, with their help alone."""
     return {name: TyperCommand(name, help=_summary(name)) for name in _MODULES}
 
 
@@ -249,7 +249,7 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
 
 
 def _help_of(error: Exception) -> str:
-    """The next step after a usage error: the help of the command that was typed."""
+    """Return the next step after a usage error: the help of the command that was typed."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "weir"
     lists = "lists the commands" if context is None or hasattr(context.command, "commands") else "has its arguments"
@@ -257,7 +257,7 @@ def _help_of(error: Exception) -> str:
 
 
 def _is_logged(error: Exception) -> bool:
-    """Whether log lines are JSON; then the error that ended the command is one."""
+    """Return whether log lines are JSON: then the error that ended the command is JSON, too."""
     if not logs.is_json():
         return False
     facts = logs.facts_of(error)
@@ -273,12 +273,12 @@ def _is_logged(error: Exception) -> bool:
 
 
 def _trace(error: BaseException) -> str:
-    """The whole trace, redacted, because errors of libraries repeat what a server has answered."""
+    """Return the whole trace, redacted: errors of libraries repeat what a server has answered."""
     return redacted("".join(traceback.format_exception(error))).rstrip()
 
 
 def _full_disk(error: Exception) -> str | None:
-    """The disk whose fullness caused an error, in words; None if no disk is full."""
+    """Name the full disk that caused an error; None if no disk is full."""
     from weir.settings.configuration import load
 
     try:

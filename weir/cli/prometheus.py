@@ -137,7 +137,7 @@ class Exporter(Collector):
         self._collected: tuple[float, list[tuple[str, str, tuple[str, ...], float]]] = (float("-inf"), [])
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is read when the collector is registered."""
+        """Return no families, so that nothing is read when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -184,7 +184,8 @@ class Exporter(Collector):
 
 
 def _read(outcome: Outcome | None, patience: float) -> tuple[Look, float]:
-    """What a look has read, and the seconds it took. Raises what it ended with, or that it does not answer."""
+    """Return what a look has read, and the seconds that it took. Raises what the look ended with, or that it does not
+    answer."""
     if outcome is None:
         raise TransientError(f"storage has not answered for {patience:g} s")
     if outcome.look is None:
@@ -200,7 +201,7 @@ def _family(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 def samples(look: Look) -> Iterator[Sample]:
-    """The samples of one scrape; `FAMILIES` says what they mean."""
+    """Return the samples of one scrape. `FAMILIES` says what they mean."""
     if look.alive is not None:
         yield "weir_coordinator_alive", (), float(look.alive)
     yield "weir_coordinator_generation", (), float(look.generation)

@@ -50,13 +50,13 @@ def _is_number(type: pa.DataType) -> bool:
 
 
 def short(value: Any, width: int = _WIDTH) -> str:
-    """A value as text of at most `width` characters, escaped for rich."""
+    """Return a value as text of at most `width` characters, escaped for rich."""
     text = on_one_line(text_of(value))
     return escape(text if len(text) <= width else text[: width - 3] + "...")
 
 
 def history_facts(change: Change) -> dict[str, Any]:
-    """A change, JSON-ready."""
+    """Return a change of a key, JSON-ready."""
     row = change.checkpoint
     return {
         "checkpoint": row.id,
@@ -104,7 +104,7 @@ def _line(change: Change) -> tuple[str, ...]:
 
 
 def _read(change: Change) -> str:
-    """What the epoch that changed the key read, or in which range of pruned checkpoints that epoch lies."""
+    """Return what the epoch that changed the key read, or the range of pruned checkpoints in which that epoch lies."""
     row = change.checkpoint
     if change.since is None:
         return f"changed at or before {row.id}; earlier ones are pruned"
@@ -121,7 +121,7 @@ def _read(change: Change) -> str:
 
 
 def summary(difference: Difference) -> dict[str, Any]:
-    """How many rows differ, and in what the schemas differ, JSON-ready."""
+    """Return how many rows differ, and how the schemas differ, JSON-ready."""
     return {
         "from": difference.first,
         "to": difference.second,

@@ -70,7 +70,7 @@ def savepoint(
 
 
 def savepoints(pipeline: Name, json: Json = False) -> None:
-    """The savepoints of a pipeline, oldest first."""
+    """List the savepoints of a pipeline, oldest first."""
     definition, settings = find(pipeline)
     _, registry = open_storage(definition, settings)
     pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]

@@ -84,7 +84,7 @@ def state_get(
     ] = False,
     json: Json = False,
 ) -> None:
-    """The state of one key; with --history, when and by what it came to be so."""
+    """Show the state of one key; with --history, also when and by what it changed."""
     definition, settings = find(pipeline)
     if history:
         with waiting("reading the key in every checkpoint"):
@@ -124,7 +124,7 @@ def state_scan(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """All rows of a stage's state, in a stream: state may be larger than memory. --json is --format json."""
+    """Print all rows of a stage's state, in a stream: state may be larger than memory. --json is --format json."""
     definition, settings = find(pipeline)
     form = Format.JSON if json else format
     check_output(form, output, force)
@@ -137,7 +137,7 @@ def state_scan(
 def state_count(
     pipeline: Name, stage: Stage, checkpoint: AtCheckpoint = None, savepoint: AtSavepoint = None, json: Json = False
 ) -> None:
-    """How many keys (of windows: open windows) a stage's state has, by subtask and in all."""
+    """Count the keys (of windows: the open windows) in a stage's state, by subtask and in all."""
     definition, settings = find(pipeline)
     with waiting("counting"):
         counted_at, counts = state_reader.count(definition, settings, stage, one_of(checkpoint, savepoint))
@@ -191,7 +191,8 @@ def state_diff(
         bool, typer.Option("--json", callback=is_for_programs, help="Counts and a sample as one JSON document.")
     ] = False,
 ) -> None:
-    """What changed in a stage's state from A to B: counts and a sample; with --format json, parquet or arrow every difference."""
+    """Compare a stage's state at A and at B: counts and a sample; with --format json, parquet or arrow every
+    difference."""
     definition, settings = find(pipeline)
     check_output(format, output, force)
     _, registry = open_storage(definition, settings)
@@ -221,7 +222,7 @@ def state_export(
     force: Annotated[bool, typer.Option("--force", help="Replace the rows of a table that is there.")] = False,
     json: Json = False,
 ) -> None:
-    """A stage's state as a Delta table, whose commit names the checkpoint. For one file: `weir state scan --format parquet`."""
+    """Export a stage's state as a Delta table, whose commit names the checkpoint. For one file: `weir state scan --format parquet`."""
     definition, settings = find(pipeline)
     with (
         waiting("exporting"),
@@ -404,7 +405,7 @@ def _show_deletion(planned: Deletion) -> None:
 
 
 def _rows_of_file(path: Path) -> pa.Table:
-    """The rows of a Parquet file, an Arrow file or a stream of Arrow, whatever it is called."""
+    """Return the rows of a Parquet file, an Arrow file or a stream of Arrow, whatever the file is called."""
     with pa.OSFile(str(path)) as file:
         magic = file.read(6)
         file.seek(0)
@@ -417,7 +418,7 @@ def _rows_of_file(path: Path) -> pa.Table:
 
 
 def _rows(source: str, settings: Settings) -> pa.Table:
-    """The rows of a Parquet or Arrow file, or of a Delta table.
+    """Return the rows of a Parquet or Arrow file, or of a Delta table.
 
     Raises:
         ConfigurationError: There is neither a file nor a table at this place.

@@ -34,7 +34,7 @@ _FILES_SHOWN = 10
 
 
 def status(pipeline: Name, json: Json = False) -> None:
-    """Whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
+    """Show whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
     definition, settings = find(pipeline)
     with waiting("asking the storage and the sources"):
         facts = status_of(definition, settings)
@@ -56,7 +56,7 @@ _ALIVE = {True: "running", False: "not running", None: "unknown (on another host
 
 
 def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts of `status_of` as lines for people: what a line is about, and its text."""
+    """Return the facts of `status_of` as lines for people: the subject of each line, and its text."""
     head, holder, suspended = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
     if facts["held"] is not None:
         yield "held", _held(facts["held"])
@@ -119,12 +119,12 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, with an ellipsis if there are more."""
+    """Return the first names, with an ellipsis if there are more."""
     return ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
 
 
 def _held(note: dict[str, Any]) -> str:
-    """What holds the pipeline, on one line.
+    """Return what holds the pipeline, on one line.
 
     Args:
         note: A gate hold as `GateHold.to_dict` gives it.
@@ -136,7 +136,7 @@ def _held(note: dict[str, Any]) -> str:
 
 
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
-    """What `weir status` says, JSON-ready. It only reads, and starts no JVM."""
+    """Return what `weir status` says, JSON-ready. It only reads, and starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
     sources = readers(pipeline, settings)
@@ -184,7 +184,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
 
 
 def _sinks(pipeline: Pipeline, storage: Storage, registry: Registry, head: Checkpoint | None) -> dict[str, Any]:
-    """The tables and the other sinks, with what each has and what it lacks."""
+    """Return the tables and the other sinks, with what each has and what it lacks."""
     publications = registry.publications()  # before the checkpoints, which come first
     lacking = unpublished(registry.checkpoints(), publications)
     refused = publishing_refused.read(storage) if lacking else {}
@@ -213,7 +213,7 @@ def _published(
     lacking: Mapping[str, tuple[CheckpointId, ...]],
     refused: Mapping[str, Refused],
 ) -> dict[str, Any]:
-    """What a sink has, and what is committed and not published in it."""
+    """Return what a sink has, and what is committed and not yet published in it."""
     ids = lacking.get(sink)
     if not ids:
         return {"last_published": head.published(sink) if head else None, "unpublished": None}
@@ -230,14 +230,14 @@ def _published(
 
 
 def _rows_lost(head: Checkpoint | None, alive: bool | None) -> int:
-    """How many rows no epoch has applied, nor is about to."""
+    """Count the rows that no epoch has applied, and none will."""
     if head is None or alive is False:
         return rows_lost(head)
     return head.totals.get(ROWS_LOST, 0)
 
 
 def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:
-    """The fetches of state that are going on.
+    """Return the fetches of state that are going on.
 
     Notes of processes that died are left out if their epoch has completed since.
     """
@@ -265,7 +265,7 @@ def _brief(head: Checkpoint) -> dict[str, Any]:
 
 
 def checkpoints(pipeline: Name, json: Json = False) -> None:
-    """The completed checkpoints that are retained, oldest first."""
+    """List the completed checkpoints that are retained, oldest first."""
     definition, settings = find(pipeline)
     _, registry = open_storage(definition, settings)
     with waiting("reading the registry"):
@@ -301,6 +301,6 @@ def _cells(checkpoint: Checkpoint, names: list[str]) -> tuple[str, ...]:
 
 
 def _view(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint's row under the names that people use."""
+    """Return a checkpoint's row under the names that people use."""
     raw = checkpoint.to_dict()
     return {"id": raw.pop("id"), "parent": raw.pop("parent_id"), "durations_ms": raw.pop("ms"), **raw}

@@ -92,7 +92,8 @@ def plan(
     savepoint: AtSavepoint = None,
     json: Json = False,
 ) -> None:
-    """What a run with today's code and configuration would make of the state: what fits, what migrates, what is refused.
+    """Tell what a run with today's code and configuration would make of the state: what fits, what migrates, what is
+    refused.
 
     Changes nothing, and starts Spark only for stages with a transform. Exit code 0: a run would start; 1: something is refused or
     needs a flag; 2: wrong usage or configuration.

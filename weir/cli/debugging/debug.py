@@ -93,7 +93,7 @@ def _show(seen: Played, limit: int) -> None:
 
 
 def _why(code_changed: bool | None) -> str:
-    """What may have made an epoch do something else than it did."""
+    """Return what may have made a replayed epoch differ from the original."""
     if code_changed:
         return "The stage's code has changed since, which may be why."
     code = "The stage's code is the same" if code_changed is False else "Which code it ran is not recorded"

@@ -32,7 +32,8 @@ def explain(
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="How many rows of each kind are shown.")] = 20,
     json: Json = False,
 ) -> None:
-    """Where a row of a table came from: epoch, slice, files and rows, state before and after, code; through windows, joins and stages before.
+    """Tell where a row of a table came from: epoch, slice, files and rows, state before and after, and code; through
+    windows, joins and earlier stages.
 
     The epoch is played again, as by `weir debug`, and of earlier ones the rows are read that made the key's state, as far as they are retained. Each statement says whether it is known, inferred or unknown.
     """

@@ -45,19 +45,19 @@ def show_difference(difference: Difference, most: int) -> None:
 
 
 def value_in_words(value: Any) -> str:
-    """A value where it does not stand in a column of a table: there, null is a word."""
+    """Return a value as text outside of a table's column, where null is a word."""
     return "null" if value is None else short(value)
 
 
 def slice_in_words(recorded: Mapping[str, Any]) -> str:
-    """A slice of a source, as a checkpoint records it."""
+    """Return the slice of a source as text, from what a checkpoint records of it."""
     files = [on_one_line(file["name"]) for file in recorded["files"]]
     named = ", ".join(files[:_FILES]) + (f" and {len(files) - _FILES:,} more" if len(files) > _FILES else "")
     return f"{counted(recorded['rows'], 'row')}" + (f" of {named}" if named else "")
 
 
 def code_in_words(then: str | None, now: str) -> str:
-    """Whether the code is what it was."""
+    """Say whether the code is that of the epoch."""
     if then is None:
         return f"code {now} now; which it was then is not recorded, by a release before this one"
     return f"code {now}, as it was then" if then == now else f"code {now}, changed since: it was {then} then"

@@ -60,7 +60,7 @@ def begin(name: str, source: str, sink: str, package: str | None = None) -> list
 
 
 def configured_package(project: Path) -> str:
-    """The package of a project's pipelines, as its pyproject.toml says in `[tool.weir]`; else `pipelines`."""
+    """Return the package of a project's pipelines: what `[tool.weir]` in pyproject.toml says, else `pipelines`."""
     file = project / "pyproject.toml"
     tool = tomllib.loads(file.read_text("utf-8")).get("tool", {}) if file.is_file() else {}
     return str(tool.get("weir", {}).get("package", "pipelines"))
@@ -91,7 +91,7 @@ def _check(name: str, source: str, sink: str) -> None:
 
 
 def _settings(config: Path, values: dict[str, str]) -> str:
-    """The text of the configuration with the pipeline in it, and the connection that it names."""
+    """Return the text of the configuration with the pipeline in it, and the connection that it names."""
     if not config.is_file():
         raise ConfigurationError(f"There is no configuration {config.name}.", where=str(config), next="Set WEIR_ENV.")
     name, text = values["pipeline"], config.read_text("utf-8")
@@ -113,7 +113,7 @@ def _section(text: str, section: str) -> dict[str, Any]:
 
 
 def _added(text: str, config: Path, section: str, entry: str) -> str:
-    """The text with an entry at the beginning of a section; its other lines stay as they are, comments too."""
+    """Return the text with an entry at the beginning of a section. Its other lines stay as they are, comments too."""
     block = "".join(f"  {line}\n" for line in entry.rstrip().splitlines())
     if section not in (yaml.safe_load(text) or {}):
         return f"{text.rstrip()}\n\n{section}:\n{block}"

@@ -131,7 +131,7 @@ def _clear(output: Path) -> None:
 
 
 def _kinds(text: str) -> set[str]:
-    """What `--fail-on` names. Raises ConfigurationError for what is no such thing."""
+    """Return the kinds of differences that `--fail-on` names. Raises ConfigurationError for another word."""
     kinds = {kind.strip() for kind in text.split(",")} - {""}
     if not kinds:  # as of a variable that is not set: it must not let everything pass
         raise ConfigurationError(

@@ -189,7 +189,7 @@ BY_LINE = ("state scan", "state sql")
 
 
 def schema(command: str) -> dict[str, Any]:
-    """The JSON schema of what a command prints with `--json`."""
+    """Return the JSON schema of what a command prints with `--json`."""
     described = TypeAdapter(BY_COMMAND[command]).json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -15,7 +15,7 @@ def schema(
         list[str] | None, typer.Argument(help="The command, e.g. status; default: list them.", metavar="[COMMAND]")
     ] = None,
 ) -> None:
-    """The JSON schema of what a command prints with --json, for what reads that."""
+    """Print the JSON schema of what a command prints with --json, for programs that read it."""
     from weir.cli.schemas import printed
 
     name = " ".join(command or ())

@@ -23,7 +23,7 @@ Completion = tuple[str, str]  # what may stand there, and what it is
 def _completing(
     candidates: Callable[[typer.Context, str], Iterable[Completion]],
 ) -> Callable[[typer.Context, str], list[Completion]]:
-    """Those of the candidates that begin with what stands there."""
+    """Return the candidates that begin with what is typed already."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[Completion]:
         with suppress(Exception):
@@ -68,7 +68,7 @@ def whole_words(environment: MutableMapping[str, str]) -> Iterator[None]:
 
 @_completing
 def pipelines(_: typer.Context, incomplete: str) -> Iterable[Completion]:
-    """The pipelines of the configuration, and behind a name and @ the branches of that one."""
+    """Complete pipelines of the configuration, and behind a name and @ the branches of that pipeline."""
     from weir.settings.configuration import load
 
     name, at, _branch = incomplete.partition("@")
@@ -79,27 +79,27 @@ def pipelines(_: typer.Context, incomplete: str) -> Iterable[Completion]:
 
 @_completing
 def stages(ctx: typer.Context, _: str) -> Iterable[Completion]:
-    """The stages that the newest checkpoint has state of."""
+    """Complete stages whose state the newest checkpoint has."""
     head = _registry(ctx).head()
     return [(uid, "a stage with state") for uid in head.stages_with_state] if head is not None else []
 
 
 @_completing
 def tables(ctx: typer.Context, _: str) -> Iterable[Completion]:
-    """What the newest checkpoint has given rows to."""
+    """Complete sinks that the newest checkpoint has given rows to."""
     head = _registry(ctx).head()
     return [(name, "a table") for name in sorted(head.sinks)] if head is not None else []
 
 
 @_completing
 def checkpoints(ctx: typer.Context, _: str) -> Iterable[Completion]:
-    """The numbers of retained checkpoints, the newest first."""
+    """Complete numbers of retained checkpoints, the newest first."""
     return _checkpoints(_registry(ctx))
 
 
 @_completing
 def savepoints(ctx: typer.Context, _: str) -> Iterable[Completion]:
-    """The names of savepoints."""
+    """Complete names of savepoints."""
     return _pins(_registry(ctx), "savepoint")
 
 
@@ -112,12 +112,12 @@ def moments(ctx: typer.Context, _: str) -> Iterable[Completion]:
 
 @_completing
 def branches(ctx: typer.Context, _: str) -> Iterable[Completion]:
-    """The names of a pipeline's branches."""
+    """Complete names of a pipeline's branches."""
     return _pins(_registry(ctx), "branch")
 
 
 def _registry(ctx: typer.Context) -> Registry:
-    """The registry of the pipeline, or of the branch of one, that stands in the line already."""
+    """Return the registry of the pipeline or branch that is typed already."""
     # Where an option lacks its value still, the parser has not told arguments from each other.
     return _registry_of(ctx.params.get("pipeline") or ctx.args[0])
 

@@ -79,7 +79,7 @@ class EpochFigures:
 
 
 def of_epoch(row: Checkpoint, pipeline: Pipeline) -> EpochFigures:
-    """A checkpoint's figures.
+    """Return the figures of a checkpoint.
 
     Args:
         pipeline: As it is defined now, which says what goes to sinks.
@@ -124,7 +124,7 @@ def _rows_out(operators: Mapping[str, OperatorStats], pipeline: Pipeline) -> Ite
 
 
 def rows_per_second(epochs: Sequence[EpochFigures]) -> float | None:
-    """How many rows a second the last epochs of the newest coordinator read; None where that cannot be told."""
+    """Return how many rows a second the last epochs of the newest coordinator read; None where that cannot be told."""
     newest = [epoch for epoch in epochs if epoch.kind == EPOCH and epoch.generation == epochs[-1].generation]
     newest = newest[-_PACE_OVER:]
     if not newest:
@@ -139,7 +139,7 @@ def rows_per_second(epochs: Sequence[EpochFigures]) -> float | None:
 
 
 def growth_per_hour(epochs: Sequence[EpochFigures]) -> float | None:
-    """By how many bytes an hour the state has grown over the epochs that are known; None: too short a time is known."""
+    """Return by how many bytes an hour the state has grown over the known epochs; None: they span too short a time."""
     if len(epochs) < 2:
         return None
     passed = (epochs[-1].completed_at - epochs[0].completed_at).total_seconds()
@@ -149,7 +149,7 @@ def growth_per_hour(epochs: Sequence[EpochFigures]) -> float | None:
 
 
 def restarts(epochs: Sequence[EpochFigures], look: Look) -> int:
-    """How many coordinators have followed one another since the oldest epoch that is known."""
+    """Count the coordinators that have followed one another since the oldest known epoch."""
     generations = [epoch.generation for epoch in epochs]
     if look.holder is not None:
         generations.append(int(look.holder.generation))
@@ -157,7 +157,7 @@ def restarts(epochs: Sequence[EpochFigures], look: Look) -> int:
 
 
 def waiting(arrived: Mapping[str, Arrivals]) -> str:
-    """What waits in all sources, in words: "12 files, 1,200 rows"."""
+    """Return what waits in all sources, in words: "12 files, 1,200 rows"."""
     by_unit: dict[str, int] = {}
     for arrivals in arrived.values():
         if arrivals.problem is None:
@@ -167,7 +167,7 @@ def waiting(arrived: Mapping[str, Arrivals]) -> str:
 
 
 def number_waiting(arrived: Mapping[str, Arrivals]) -> int:
-    """The same as a number, whatever is counted; what cannot be looked at is 0."""
+    """Return what waits as a number, whatever is counted. A source that cannot be looked at counts as 0."""
     return sum(arrivals.waiting for arrivals in arrived.values() if arrivals.problem is None)
 
 
@@ -201,7 +201,7 @@ class StageFigures:
 
 
 def of_stages(head: Checkpoint, files: Iterable[StateFile] = ()) -> list[StageFigures]:
-    """The stages of a checkpoint.
+    """Return the figures of a checkpoint's stages.
 
     Args:
         files: Its listing, which tells subtasks from each other; without it nothing is known of their skew.
@@ -270,7 +270,7 @@ class SinkFigures:
 
 
 def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
-    """The sinks of a pipeline."""
+    """Return the figures of a pipeline's sinks."""
     published = {row.sink: row.published_at for row in sorted(look.publications, key=lambda row: row.checkpoint_id)}
     lacking = [sink for _, sink in look.unpublished]
     since = {sink: int(id) for id, sink in reversed(look.unpublished)}
@@ -290,7 +290,7 @@ def of_sinks(look: Look, pipeline: Pipeline) -> list[SinkFigures]:
 
 
 def size(bytes: float) -> str:
-    """A number of bytes for people: "1.2 GB"."""
+    """Return a number of bytes for people: "1.2 GB"."""
     number, units = float(bytes), ["B", "kB", "MB", "GB", "TB"]
     while abs(number) >= 999.5 and len(units) > 1:
         number /= 1000
@@ -299,7 +299,7 @@ def size(bytes: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long something lasted, roughly: "4 s", "12 min", "3 h", "2 d"."""
+    """Return roughly how long something lasted: "4 s", "12 min", "3 h", "2 d"."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:,.0f} {unit}"
@@ -307,7 +307,7 @@ def ago(seconds: float) -> str:
 
 
 def short_number(number: float) -> str:
-    """A count in a few characters: 950, 12.3k, 4.6M."""
+    """Return a count in a few characters: 950, 12.3k, 4.6M."""
     for unit, length in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         scaled = number / length
         if abs(scaled) >= (9.9995 if unit == "k" else 0.9995):

@@ -49,7 +49,8 @@ class Keys:
         termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self, seconds: float) -> list[str]:
-        """The keys that are pressed within so many seconds, by name or as they are; at the first it waits no longer.
+        """Return the keys that are pressed within so many seconds, by name or as they are. It waits no longer than for
+        the first.
 
         Raises:
             EOFError: The terminal is gone.

@@ -160,7 +160,7 @@ class Watched:
             raise
 
     def open(self) -> Opened:
-        """The pipeline with its storage, which is opened at the first call."""
+        """Return the pipeline with its storage, which is opened at the first call."""
         if self.opened is None:
             pipeline = named(self.name, self.settings)
             self.opened = Opened(pipeline, *open_storage(pipeline, self.settings), readers(pipeline, self.settings))
@@ -229,7 +229,7 @@ class Watched:
         return arrived, missing, restore_log.newest(opened.storage)
 
     def _alive(self, holder: Lease | None, now: float) -> bool | None:
-        """Whether the coordinator lives, by the lease's rule; None if this cannot be told yet.
+        """Return whether the coordinator lives, by the lease's rule; None if this cannot be told yet.
 
         A coordinator on another host is dead if its counter has not changed for 3 heartbeats, and lives if its counter was seen to change.
         """
@@ -246,7 +246,7 @@ class Watched:
 
 
 def _read(opened: Opened) -> tuple[Lease | None, Sequence[Checkpoint]]:
-    """The lease before the checkpoints: a coordinator that ends in between is seen alive once more."""
+    """Read the lease before the checkpoints: a coordinator that ends in between is seen alive once more."""
     return lease.read(opened.storage), opened.registry.checkpoints()
 
 
@@ -291,7 +291,7 @@ class Looks:
         wait(self.going.values(), seconds)
 
     def ended(self, name: str) -> Outcome | None:
-        """How the look at a pipeline ended, which is told once; None while it goes on, or if there is none."""
+        """Return how the look at a pipeline ended, once; None while it goes on, or if there is none."""
         look = self.going.get(name)
         if look is None or not look.done():
             return None

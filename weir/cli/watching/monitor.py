@@ -175,7 +175,7 @@ class Monitor:
 
 
 def seen(watched: Watched) -> Row:
-    """A pipeline as it is now. Raises what a look at it ends with."""
+    """Return a pipeline as it is now. Raises what the look at it ends with."""
     row = Row(watched.name)
     look = watched.look()
     _take(row, Outcome(look, watched.opened, None, 0.0), time.monotonic())

@@ -40,13 +40,13 @@ class Plot:
         return {name: number % _SERIES for number, name in enumerate(self.series)}
 
     def table(self) -> list[list[str]]:
-        """The values of each epoch as text, in the order of the series."""
+        """Return the values of each epoch as text, in the order of the series."""
         columns = [["-" if value is None else self.shown(value) for value in values] for values in self.series.values()]
         return [list(row) for row in zip(*columns, strict=True)]
 
 
 def plots(epochs: Sequence[EpochFigures]) -> list[Plot]:
-    """What is drawn of a pipeline's epochs, oldest first; what no epoch has is left out."""
+    """Return what is drawn of a pipeline's epochs, oldest first. A plot for which no epoch has values is left out."""
     stages = list(dict.fromkeys(uid for epoch in epochs for uid in epoch.state))
     late = list(dict.fromkeys(uid for epoch in epochs for uid in epoch.late))
     phases = [phase for phase in dict.fromkeys(PHASES.values()) if any(epoch.phases.get(phase) for epoch in epochs)]
@@ -100,7 +100,7 @@ def plots(epochs: Sequence[EpochFigures]) -> list[Plot]:
 
 
 def _lasting(title: str, about: str, series: Mapping[str, Sequence[float | None]], *, stacked: bool = False) -> Plot:
-    """A plot of seconds, in the unit that fits the longest of them."""
+    """Return a plot of seconds, in the unit that fits the longest of them."""
     longest = max((value or 0.0 for values in series.values() for value in values), default=0.0)
     unit, length = next(((unit, length) for unit, length in _UNITS if longest >= 2 * length), ("s", 1))
     scaled = {name: [None if value is None else value / length for value in values] for name, values in series.items()}
@@ -108,7 +108,7 @@ def _lasting(title: str, about: str, series: Mapping[str, Sequence[float | None]
 
 
 def svg(plot: Plot, epochs: Sequence[EpochFigures]) -> str | None:
-    """A plot as SVG, to be put into a page that has its colours; None: matplotlib is not installed."""
+    """Return a plot as SVG for a page that has its colours; None: matplotlib is not installed."""
     if not extras.is_installed("matplotlib"):
         return None
     # It takes half a second to import, so it is imported where a picture is asked for.
@@ -155,14 +155,14 @@ def svg(plot: Plot, epochs: Sequence[EpochFigures]) -> str | None:
 
 
 def _moments(epochs: Sequence[EpochFigures], ticks: Sequence[int]) -> list[str]:
-    """What stands below the axis: when an epoch was committed, and its number."""
+    """Return the labels of the axis: when an epoch was committed, and its number."""
     passed = epochs[-1].completed_at - epochs[0].completed_at
     form = "%H:%M:%S" if passed < timedelta(hours=1) else "%H:%M" if passed < timedelta(days=1) else "%m-%d %H:%M"
     return [f"{epochs[tick].completed_at:{form}}\n#{epochs[tick].id}" for tick in ticks]
 
 
 def _in_page(drawn: str) -> str:
-    """The drawing without what belongs into a file of its own, in the colours of the page."""
+    """Return the drawing without the header of an SVG file, in the colours of the page."""
     drawn = drawn[drawn.index("<svg") :].replace(_INK, "currentColor")
     drawn = re.sub(r"#01ff0(\d)", r"var(--series-\1)", drawn)
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)

@@ -55,7 +55,7 @@ class Problem:
 
 
 def unreadable(error: Exception) -> Problem:
-    """That a pipeline cannot be read, which says nothing of how it is."""
+    """Return the problem that a pipeline cannot be read, which says nothing of how the pipeline is."""
     if isinstance(error, WeirError):
         where = f" ({error.where})" if error.where else ""
         return Problem(WRONG, f"cannot be read: {error.what}{where}", error.next or "", _page_of(error))
@@ -72,7 +72,7 @@ def _page_of(error: WeirError) -> str | None:
 
 
 def problems(name: str, look: Look, epochs: Sequence[EpochFigures]) -> list[Problem]:
-    """What is wrong with a pipeline, the worst first.
+    """Return what is wrong with a pipeline, the worst first.
 
     Args:
         name: As commands take it.
@@ -169,7 +169,7 @@ def _page(holder: Lease) -> str | None:
 
 
 def last_failure(holder: Lease | None) -> dict[str, Any] | None:
-    """The newest end of a coordinator that nobody asked for, as `lease.failure` gives it; None if none is known."""
+    """Return the newest unwanted end of a coordinator, as `lease.failure` gives it; None if none is known."""
     return holder.failures[-1] if holder is not None and holder.failures else None
 
 
@@ -245,7 +245,8 @@ def _lacking(look: Look, sink: str, since: int) -> str:
 
 
 def _results(name: str, look: Look) -> Iterator[Problem]:
-    """What the last checks and the last drill have found. That a drill found the objects damaged is said of its restore."""
+    """Return the problems that the last checks and the last drill have found. Damaged objects that a drill found are
+    said of its restore."""
     worst = max(look.checked, key=lambda checked: checked.damaged, default=None)
     if worst is not None and worst.damaged:
         yield Problem(
@@ -272,7 +273,7 @@ def _results(name: str, look: Look) -> Iterator[Problem]:
 
 
 def kind_of(checked: Checked) -> str:
-    """Which check it was, in words."""
+    """Return which check it was, in words."""
     return "quick check" if checked.quick else "check of contents"
 
 

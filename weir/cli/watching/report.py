@@ -77,7 +77,7 @@ class Incident:
 
 
 def moment(text: str, now: datetime) -> datetime:
-    """What `--since` says: a time, or how long ago.
+    """Parse `--since`: a time, or how long ago.
 
     Raises:
         ConfigurationError: It is neither.
@@ -117,7 +117,7 @@ def incident(name: str, settings: Settings, last: int, since: datetime | None) -
 
 
 def _without_rows(look: Look) -> GateHold | None:
-    """The hold, with counts in the place of the rows and keys that a gate names."""
+    """Return the hold, with counts in place of the rows and keys that a gate names."""
     if look.hold is None or not look.hold.verdicts:
         return look.hold
     refused = [
@@ -131,7 +131,7 @@ def _without_rows(look: Look) -> GateHold | None:
 
 
 def page(shown: Incident) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_redacted
     )
@@ -156,15 +156,15 @@ def page(shown: Incident) -> str:
 
 
 def _redacted(value: Any) -> Any:
-    """A text without secrets, and without the values that a restore did not expect; a drawing, in which there is no text
-    from outside but names of stages, as it is."""
+    """Return a text without secrets and without the values that a restore did not expect. A drawing stays as it is: its
+    only text from outside are names of stages."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return _UNEXPECTED.sub(r"\1; `weir restore` shows samples", redacted(value))
 
 
 def _stages(shown: Incident) -> list[dict[str, Any]]:
-    """The stages as they were defined when the newest checkpoint was made, and whether their code is that of today."""
+    """Return the stages as they were defined at the newest checkpoint, and whether their code is that of today."""
     today = {stage.uid: fingerprint_of_stage(stage) for stage in shown.pipeline.stages}
     listed = []
     for stage in shown.row.stages:
@@ -180,7 +180,7 @@ def _stages(shown: Incident) -> list[dict[str, Any]]:
 
 
 def _settings_text(shown: Incident) -> str:
-    """The settings that differ from the defaults, as YAML; secrets are named and not shown."""
+    """Return the settings that differ from the defaults, as YAML. Secrets are named and not shown."""
     chosen = shown.settings.model_dump(mode="json", exclude_defaults=True)
     name = shown.pipeline.name
     chosen["pipelines"] = {name: chosen.get("pipelines", {}).get(name)}
@@ -195,7 +195,8 @@ def _settings_text(shown: Incident) -> str:
 
 
 def _option(value: Any) -> Any:
-    """An option of a connection as the report may have it: the variable that it refers to, and of a text nothing."""
+    """Return an option of a connection as the report may show it: the variable that it refers to, and nothing of a
+    text."""
     return "***" if isinstance(value, str) else value
 
 

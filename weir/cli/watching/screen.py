@@ -56,7 +56,7 @@ class Page:
     ended: bool = False
 
     def pressed(self, key: str, rows: Sequence[Row]) -> Page:
-        """The page after a key.
+        """Return the page after a key was pressed.
 
         Args:
             rows: As they are shown, from top to bottom.
@@ -81,12 +81,12 @@ class Page:
 
 
 def console(**options: Any) -> Console:
-    """A console for pages: a text is shown as it is, whatever rich would take brackets and colons for."""
+    """Return a console that shows a text as it is, whatever rich would take brackets and colons for."""
     return Console(highlight=False, markup=False, emoji=False, **options)
 
 
 def in_order(rows: Mapping[str, Row], by: str) -> list[Row]:
-    """The rows by name, or those with most lag or state first."""
+    """Return the rows by name, or those with most lag or state first."""
     listed = sorted(rows.values(), key=lambda row: row.name)
     if by == "lag":
         return sorted(listed, key=lambda row: -figures.number_waiting(row.look.arrived if row.look else {}))
@@ -98,7 +98,7 @@ def in_order(rows: Mapping[str, Row], by: str) -> list[Row]:
 def shown(
     rows: Sequence[Row], page: Page, width: int, height: int, every: float, trouble: str | None
 ) -> RenderableType:
-    """A page of a terminal, which is no higher than that."""
+    """Return a page that is no higher than the terminal."""
     row = next((row for row in rows if row.name == page.selected), rows[0] if rows else None)
     title = _title(rows, page, every, width)
     if page.detail and row is not None:
@@ -111,7 +111,7 @@ def shown(
 
 
 def plain(rows: Sequence[Row], width: int) -> RenderableType:
-    """All pipelines as a page without end: for `--once`. A pipeline that is alone is shown in detail, too."""
+    """Return all pipelines as a page without end, for `--once`. A pipeline that is alone is shown in detail, too."""
     parts: list[RenderableType] = [overview(rows, None, width), Text()]
     parts += [line for row in rows for problem in row.problems for line in _said(problem, width, f"{row.name}: ")]
     if len(rows) == 1 and rows[0].look is not None and rows[0].look.head is not None:
@@ -163,7 +163,7 @@ def _all(rows: Sequence[Row], selected: Row | None, width: int, height: int, tro
 
 
 def _cut(lines: Sequence[Text], room: int) -> list[Text]:
-    """The first lines, and that there are more."""
+    """Return the first lines, and a line that says how many more there are."""
     if len(lines) <= room:
         return list(lines)
     return [
@@ -173,12 +173,12 @@ def _cut(lines: Sequence[Text], room: int) -> list[Text]:
 
 
 def _filled(parts: Sequence[RenderableType], height: int, used: int) -> Group:
-    """The parts, and empty lines down to the last line but one."""
+    """Return the parts, and empty lines down to the last line but one."""
     return Group(*parts, *[Text()] * max(0, height - used))
 
 
 def overview(rows: Sequence[Row], selected: Row | None, width: int) -> Table:
-    """All pipelines, one to a line."""
+    """Return a table of all pipelines, one a line."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     wide, narrow = width >= _WIDE, width < _NARROW
     table.add_column("  PIPELINE", no_wrap=True, overflow="ellipsis", max_width=40 if wide else 16)
@@ -227,7 +227,7 @@ def bar(phases: Mapping[str, float], width: int) -> Text:
 
 
 def detail(row: Row, width: int, height: int) -> RenderableType:
-    """One pipeline: who runs it, what is wrong, its last epochs, its stages and its sinks."""
+    """Return one pipeline in detail: who runs it, what is wrong, its last epochs, its stages and its sinks."""
     look = row.look
     lines = list(_about(row, width))
     lines += _cut([line for problem in row.problems for line in _said(problem, width, "")], max(4, height // 4))
@@ -318,7 +318,7 @@ def epoch_table(epochs: Sequence[EpochFigures], width: int) -> Table:
 
 
 def stage_table(row: Row) -> Table:
-    """The stages in the newest checkpoint."""
+    """Return a table of the stages in the newest checkpoint."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("STAGE", no_wrap=True, overflow="ellipsis", max_width=30)
     for title in ("TASKS", "IN", "OUT", "LATE", "WAITING", "MS", "STATE", "LARGEST TASK"):
@@ -339,7 +339,7 @@ def stage_table(row: Row) -> Table:
 
 
 def sink_table(row: Row) -> Table:
-    """The sinks, and how far each is behind."""
+    """Return a table of the sinks, and how far each is behind."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("SINK", no_wrap=True, overflow="ellipsis", max_width=30)
     for title in ("KIND", "NEWEST", "BEHIND", "PUBLISHED"):
@@ -353,7 +353,7 @@ def sink_table(row: Row) -> Table:
 
 
 def _said(problem: Problem, width: int, whose: str) -> list[Text]:
-    """A problem on lines of the terminal: what it is, and what a person does."""
+    """Return a problem as lines of the terminal: what it is, and what a person does about it."""
     text = Text(f"{_MARKS[problem.severity]} ")
     text.append(clean(whose), style="bold")
     text.append(clean(problem.what), style=_STYLES[problem.severity])
@@ -371,5 +371,5 @@ def _since(moment: datetime) -> str:
 
 
 def clean(text: str) -> str:
-    """A text from elsewhere without what a terminal would obey, on one line."""
+    """Return a text from elsewhere on one line, without what a terminal would obey."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -51,7 +51,7 @@ class Event:
 def events(
     look: Look, epochs: Sequence[EpochFigures], restores: Sequence[Restored], since: datetime | None = None
 ) -> list[Event]:
-    """What happened, the newest first.
+    """Return what happened, the newest first.
 
     Args:
         epochs: Those that are known, oldest first.

@@ -68,7 +68,7 @@ def _check(names: Sequence[str], settings: Settings) -> None:
 
 
 def _is_terminal() -> bool:
-    """Whether a page can be shown and keys can be read."""
+    """Return whether a page can be shown and keys can be read."""
     return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
@@ -121,7 +121,7 @@ def _show(monitor: Monitor, every: float) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
-    """A list that is empty until the process is asked to end, so that the terminal is put back first.
+    """Yield a list that is empty until the process is asked to end, so that the terminal is restored first.
 
     Ctrl-C too: a KeyboardInterrupt would come in the middle of anything, and is lost where Python cannot raise it.
     """
