@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def counted(number: int, what: str, one: str = "", several: str = "") -> str:
-    """A number with its noun, and perhaps its verb: "1 file", "1,200 files are".
+    """Return a number with its noun, and perhaps its verb: "1 file", "1,200 files are".
 
     Args:
         what: The noun for one, whose plural ends with -s, -es or -ies.
@@ -19,5 +19,5 @@ def counted(number: int, what: str, one: str = "", several: str = "") -> str:
 
 
 def agrees(number: int, one: str, several: str) -> str:
-    """The verb that goes with a number: "is" or "are"."""
+    """Return the verb that goes with a number: "is" or "are"."""
     return one if number == 1 else several

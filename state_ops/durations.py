@@ -44,7 +44,7 @@ _SHOWN = (
 
 
 def shown(micros: int) -> str:
-    """A duration for people, exact, each unit that it has: 604,800,000,000 µs is "7 d", 5,400,000,000 is "1 h 30
+    """Return a duration for people, exact, each unit that it has: 604,800,000,000 µs is "7 d", 5,400,000,000 is "1 h 30
     min"."""
     rest, parts = abs(micros), list[str]()
     for unit, length in _SHOWN:
@@ -55,6 +55,6 @@ def shown(micros: int) -> str:
 
 
 def roughly(micros: int) -> str:
-    """A duration for people by its two largest units, from seconds on: 90,061,000,000 µs is "1 d 1 h"."""
+    """Return a duration for people by its two largest units, from seconds on: 90,061,000,000 µs is "1 d 1 h"."""
     second = _UNITS["s"]
     return " ".join(shown(micros // second * second).split(" ")[:4])

@@ -200,12 +200,13 @@ class PrunedError(TransientError):
 
 
 def known_as(error: WeirError) -> str:
-    """The name of an error's kind, or of the nearest that this module has: by it other processes raise it again."""
+    """Return the name of an error's kind, or of the nearest that this module has: by it other processes raise it
+    again."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in globals())
 
 
 def to_report(error: WeirError) -> dict[str, Any]:
-    """An error as JSON has it, to be raised again in another process; see `from_report`."""
+    """Return an error as JSON has it, to be raised again in another process; see `from_report`."""
     return {
         "kind": known_as(error),
         "what": error.what,
@@ -218,7 +219,7 @@ def to_report(error: WeirError) -> dict[str, Any]:
 
 
 def from_report(report: Mapping[str, Any]) -> WeirError:
-    """The inverse of `to_report`."""
+    """Return the inverse of `to_report`."""
     kind: type[WeirError] = globals().get(report["kind"], WeirError)
     if kind is StageError:
         return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
@@ -239,25 +240,25 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def plainly(error: BaseException) -> str:
-    """A foreign error on one line: its type and what it says, redacted, without the colours and the tree in which
-    delta-rs draws its causes."""
+    """Return a foreign error on one line: its type and what it says, redacted, without the colours and the tree in
+    which delta-rs draws its causes."""
     lines = (" ".join(_DECORATION.sub("", line).split()) for line in redacted(str(error)).splitlines())
     return f"{type(error).__name__}: {' '.join(filter(None, lines))}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a foreign error says, redacted: some libraries append a native stack. Its type, if it says
-    nothing."""
+    """Return the first line of what a foreign error says, redacted: some libraries append a native stack. Its type, if
+    it says nothing."""
     return next(iter(redacted(str(error)).strip().splitlines()), type(error).__name__)
 
 
 def page_about(error: BaseException) -> str:
-    """The playbook page for what storage or a disk raised."""
+    """Return the playbook page for what storage or a disk raised."""
     return DISK_FULL if is_full(error) else "docs/playbooks/storage-down.md"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk is full, or a quota used up."""
+    """Return whether an error says that a disk is full, or a quota used up."""
     return getattr(error, "errno", None) in _NO_ROOM or any(
         text in str(error) for text in ("No space left", "os error 28", "Disk quota exceeded")
     )

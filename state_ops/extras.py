@@ -36,7 +36,7 @@ def install(extra: str) -> str:
 
 
 def is_installed(library: str) -> bool:
-    """Whether a library is there, by the name that is imported; it is not imported."""
+    """Return whether a library is there, by the name that is imported; it is not imported."""
     try:
         return find_spec(library) is not None
     except ValueError:  # what has put None or a module of its own in its place

@@ -25,7 +25,7 @@ def epoch_dir(generation: Generation, epoch: CheckpointId) -> str:
 
 
 def parse_epoch_dir(name: str) -> tuple[Generation, CheckpointId] | None:
-    """The inverse of `epoch_dir`; None for a name that Weir did not give."""
+    """Return the inverse of `epoch_dir`; None for a name that Weir did not give."""
     head, _, tail = name.partition("-e")
     if not (head.startswith("g") and head[1:].isdigit() and tail.isdigit()):
         return None

@@ -77,12 +77,12 @@ class Logger:
 
 
 def _only_shown(value: Any) -> Any:
-    """A field of a line for people, of which no character does something."""
+    """Return a field of a line for people, of which no character does something."""
     return printable(value) if isinstance(value, str) else value
 
 
 def is_json() -> bool:
-    """Whether log lines are JSON in this process, by the variable, by what the process has adopted, else by the
+    """Return whether log lines are JSON in this process, by the variable, by what the process has adopted, else by the
     settings that it follows."""
     chosen = os.environ.get(FORMAT)
     if chosen is None:
@@ -191,12 +191,12 @@ def line(level: str, logger: str, event: str, **fields: Any) -> str:
 
 
 def as_json(fields: Mapping[str, Any]) -> str:
-    """An object on one line, redacted. What JSON has no type for is text, and a number that is none is null."""
+    """Return an object on one line, redacted. What JSON has no type for is text, and a number that is none is null."""
     return json.dumps(_plain(fields), allow_nan=False)
 
 
 def facts_of(error: BaseException) -> dict[str, str]:
-    """What a line says of an error."""
+    """Return what a line says of an error."""
     return {"error": type(error).__name__, "exception": "".join(traceback.format_exception(error)).rstrip()}
 
 
@@ -238,7 +238,7 @@ class _Lines:
 
 
 def _rendered(logger: Any, method: str, event: Mapping[str, Any]) -> str:
-    """A structlog event as a line."""
+    """Return a structlog event as a line."""
     more = {name: value for name, value in event.items() if name not in _SETTINGS_OF_STRUCTLOG}
     error = event.get("exc_info")
     if isinstance(error, tuple):
@@ -250,7 +250,7 @@ def _rendered(logger: Any, method: str, event: Mapping[str, Any]) -> str:
 
 
 def _line(moment: datetime, level: str, logger: str, event: Any, more: Mapping[str, Any]) -> str:
-    """A line. What an event calls like a field of every line gets an underscore behind its name."""
+    """Return a line. What an event calls like a field of every line gets an underscore behind its name."""
     fields = {"timestamp": _iso(moment), "level": level, "logger": logger, "event": event}
     return as_json(fields | {f"{name}_" if name in fields else name: value for name, value in more.items()})
 
@@ -265,7 +265,7 @@ def _iso(moment: datetime) -> str:
 
 
 def _is_secret(name: Any, value: Any) -> bool:
-    """Whether a field holds what is left out of texts for the name that stands before it."""
+    """Return whether a field holds what is left out of texts for the name that stands before it."""
     return isinstance(value, str | bytes) and _names_secret(str(name))
 
 
@@ -276,7 +276,7 @@ def _names_secret(name: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON may have it."""
+    """Return a value as JSON may have it."""
     if isinstance(value, str):
         return redacted(str(value))
     if value is None or isinstance(value, bool | int):

@@ -15,8 +15,8 @@ def to_micros(moment: datetime) -> int:
 
 
 def to_the_second(moment: str) -> str:
-    """A moment in ISO 8601, as lists for people show it: its date and its time of day, to the second. A text of a
-    damaged note, which is no moment, stays as it is."""
+    """Return a moment in ISO 8601, as lists for people show it: its date and its time of day, to the second. A text of
+    a damaged note, which is no moment, stays as it is."""
     try:
         return datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
@@ -24,7 +24,7 @@ def to_the_second(moment: str) -> str:
 
 
 def from_micros(micros: int) -> datetime:
-    """The aware moment so many microseconds since 1970 UTC, or the nearest one that Python's years 1 to 9999 can
+    """Return the aware moment so many microseconds since 1970 UTC, or the nearest one that Python's years 1 to 9999 can
     express.
 
     Event times come from rows, and a watermark in the year 12000 must stop neither an epoch nor a command.

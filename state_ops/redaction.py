@@ -64,14 +64,14 @@ class Rule:
     put: str | Callable[[re.Match[str]], str] = _GONE
 
     def applied(self, text: str) -> str:
-        """The text without what the rule finds."""
+        """Return the text without what the rule finds."""
         return _compiled(self.pattern).sub(self.put, text)
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A rule's pattern as `re` wants it, made when the first text is looked through: all of them take longer than
-    `weir --help`."""
+    """Return a rule's pattern as `re` wants it, made when the first text is looked through: all of them take longer
+    than `weir --help`."""
     return re.compile(pattern, re.DOTALL | re.IGNORECASE)
 
 
@@ -253,8 +253,8 @@ def remember_value(value: str) -> None:
 
 
 def redacted(text: str) -> str:
-    """The text without credentials, tokens, signatures, what was signed, and request headers; with status, code, paths
-    and the rest."""
+    """Return the text without credentials, tokens, signatures, what was signed, and request headers; with status, code,
+    paths and the rest."""
     for value in _secrets():
         text = text.replace(value, _GONE)
     for rule in RULES:
@@ -263,13 +263,13 @@ def redacted(text: str) -> str:
 
 
 def error_status(text: str) -> str | None:
-    """The HTTP status of which an error of obstore or delta-rs speaks."""
+    """Return the HTTP status of which an error of obstore or delta-rs speaks."""
     status = _STATUS.search(text)
     return status[1] if status else None
 
 
 def error_code(text: str) -> str | None:
-    """The code in a server's XML answer."""
+    """Return the code in a server's XML answer."""
     code = _CODE.search(text)
     return code[1] if code else None
 
@@ -304,7 +304,7 @@ def scrubbing() -> Iterator[None]:
 
 
 def scrubbed(call: Callable[Params, Result]) -> Callable[Params, Result]:
-    """The same function, `scrubbing` around it."""
+    """Return the same function, `scrubbing` around it."""
 
     @wraps(call)
     def scrubbed_call(*args: Params.args, **options: Params.kwargs) -> Result:
@@ -315,7 +315,7 @@ def scrubbed(call: Callable[Params, Result]) -> Callable[Params, Result]:
 
 
 def _secrets() -> list[str]:
-    """The values that must not be shown, the longest first; also as URLs have them."""
+    """Return the values that must not be shown, the longest first; also as URLs have them."""
     values = {os.environ.get(name, "") for name in _variables} | _values
     values |= {quote(value, safe="") for value in values}
     return sorted((value for value in values if len(value) >= _SHORTEST), key=len, reverse=True)

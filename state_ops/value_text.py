@@ -26,15 +26,16 @@ def _finite(value: Any) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON has no type for, as one that it has: bytes in hex, moments in ISO 8601, everything else as text."""
+    """Return what JSON has no type for, as one that it has: bytes in hex, moments in ISO 8601, everything else as
+    text."""
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def text_of(value: Any) -> str:
-    """A value as all tables of ours show it, also inside of lists and structs: a moment as 2024-05-01 12:00:00+00:00,
-    bytes in hex."""
+    """Return a value as all tables of ours show it, also inside of lists and structs: a moment as 2024-05-01
+    12:00:00+00:00, bytes in hex."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_inner(part)}' for name, part in value.items())}}}"
     if isinstance(value, list) and value and all(isinstance(entry, tuple) for entry in value):  # a map
@@ -47,14 +48,14 @@ def text_of(value: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value within a sentence, as JSON writes it: texts and moments in quotation marks, null, true, a list in
+    """Return a value within a sentence, as JSON writes it: texts and moments in quotation marks, null, true, a list in
     brackets."""
     return json.dumps(plain(value), ensure_ascii=False)
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON's types; what it has no type for, as `text_of` says. A set is a list whose order is the same in
-    every process."""
+    """Return a value in JSON's types; what it has no type for, as `text_of` says. A set is a list whose order is the
+    same in every process."""
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         value = value.tolist()
     if value is None or type(value).__name__ == "NAType":  # pandas' null

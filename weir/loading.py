@@ -27,13 +27,14 @@ _MOVED = {
 
 
 def find(name: str) -> tuple[Pipeline, Settings]:
-    """The pipeline that the configuration calls `name`, or PIPELINE@BRANCH, and the settings that hold for it."""
+    """Return the pipeline that the configuration calls `name`, or PIPELINE@BRANCH, and the settings that hold for
+    it."""
     settings = load()
     return named(name, settings), settings.of(name.partition("@")[0])
 
 
 def named(name: str, settings: Settings) -> Pipeline:
-    """A pipeline by its name in the configuration, or a branch of it: PIPELINE@BRANCH."""
+    """Return a pipeline by its name in the configuration, or a branch of it: PIPELINE@BRANCH."""
     name, at, branch = name.partition("@")
     pipeline = load_pipeline(name, settings)
     if not at:
@@ -81,8 +82,8 @@ def _imported(name: str, settings: Settings) -> Pipeline:
 
 
 def _run_module(pipeline: str, module: str) -> ModuleType:
-    """The module, imported. Raises ImportError where there is none, and PipelineError, with the line, where its code
-    raises."""
+    """Return the module, imported. Raises ImportError where there is none, and PipelineError, with the line, where its
+    code raises."""
     try:
         return importlib.import_module(module)
     except WeirError:
@@ -140,8 +141,8 @@ def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
 
 
 def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeline:
-    """The pipeline with the gates and expectations of the configuration behind its own. Raises ConfigurationError that
-    names the key."""
+    """Return the pipeline with the gates and expectations of the configuration behind its own. Raises
+    ConfigurationError that names the key."""
     where = f"pipelines.{pipeline.name}"
     unknown = sorted(configured.gates.keys() - {stage.uid for stage in pipeline.stages})
     if unknown:

@@ -34,8 +34,8 @@ def dataframe(
     savepoint: str | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The rows of a stage's state, one partition for each subtask: key columns, then fields, lists and maps; of open
-    windows also their bounds.
+    """Return the rows of a stage's state, one partition for each subtask: key columns, then fields, lists and maps; of
+    open windows also their bounds.
 
     Each task fetches its subtask's files, checks their digests and opens them, whenever an action needs it. So name a
     savepoint if the rows are to be read for longer than retention keeps the checkpoint.

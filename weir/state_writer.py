@@ -58,7 +58,7 @@ def write(
 
 
 def _table(rows: Any) -> pa.Table:
-    """The rows in their own types: a state may have types that are not canonical."""
+    """Return the rows in their own types: a state may have types that are not canonical."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):

@@ -25,7 +25,7 @@ _SLOTS = {
 
 
 def bottleneck(ms: Mapping[str, float]) -> str | None:
-    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates",
+    """Return what an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates",
     "deliveries", "uploads", "commits", "publishing" or "pruning".
 
     Args:
@@ -44,7 +44,8 @@ def bottleneck(ms: Mapping[str, float]) -> str | None:
 
 
 def shares(ms: Mapping[str, float]) -> dict[str, float]:
-    """What an epoch's time went to, for people: milliseconds by stage, and by what is done beside the stages' jobs.
+    """Return what an epoch's time went to, for people: milliseconds by stage, and by what is done beside the stages'
+    jobs.
 
     Args:
         ms: An epoch's milliseconds by phase, of what followed its commit too.

@@ -27,7 +27,8 @@ FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
 def cast(column: pl.Series, type: Any, what: str, where: str) -> pl.Series:
-    """The column in a Polars type. StageError, which begins with `what`, for a value that the type cannot hold."""
+    """Return the column in a Polars type. StageError, which begins with `what`, for a value that the type cannot
+    hold."""
     if column.dtype == type:
         return column
     try:
@@ -59,7 +60,7 @@ def _changed(before: pl.Series, after: pl.Series) -> str | None:
 
 
 def _shown(column: pl.Series, at: int) -> str:
-    """A value for people; Polars itself panics at a time far from ours."""
+    """Return a value for people; Polars itself panics at a time far from ours."""
     return repr(python_values(column.slice(at, 1).to_arrow(compat_level=pl.CompatLevel.oldest()))[0])
 
 

@@ -34,8 +34,8 @@ def is_large(type: pa.DataType) -> bool:
 
 
 def numpy_type(type: pa.DataType) -> np.dtype:
-    """The dtype of `fixed_values`: little-endian; bool as uint8, dates, times and durations as their integers, decimals
-    of 128 and 256 bits, fixed-size binary and intervals as V<bytes>."""
+    """Return the dtype of `fixed_values`: little-endian; bool as uint8, dates, times and durations as their integers,
+    decimals of 128 and 256 bits, fixed-size binary and intervals as V<bytes>."""
     if pa.types.is_boolean(type):
         return np.dtype("u1")
     if pa.types.is_fixed_size_binary(type) or pa.types.is_interval(type) or type.bit_width > 64:
@@ -45,12 +45,12 @@ def numpy_type(type: pa.DataType) -> np.dtype:
 
 
 def contiguous(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array."""
+    """Return the column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array without dictionary, run ends or view of bytes; what its elements hold may still have them."""
+    """Return the array without dictionary, run ends or view of bytes; what its elements hold may still have them."""
     type = array.type
     if pa.types.is_dictionary(type):
         return plain(array.dictionary_decode())
@@ -69,8 +69,8 @@ def nulls_of(array: pa.Array) -> np.ndarray | None:
 
 
 def fixed_values(array: pa.Array) -> np.ndarray:
-    """The raw values of a fixed-width array, slices respected; undefined where null. A view where Arrow has whole
-    bytes."""
+    """Return the raw values of a fixed-width array, slices respected; undefined where null. A view where Arrow has
+    whole bytes."""
     dtype, buffer = numpy_type(array.type), array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(len(array), dtype)
@@ -97,7 +97,7 @@ def variable_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def array_of_fixed(type: pa.DataType, values: np.ndarray, nulls: np.ndarray | None = None) -> pa.Array:
-    """The inverse of `fixed_values` and `nulls_of`."""
+    """Return the inverse of `fixed_values` and `nulls_of`."""
     n = len(values)
     if pa.types.is_boolean(type):
         values = np.packbits(values, bitorder="little")
@@ -107,21 +107,22 @@ def array_of_fixed(type: pa.DataType, values: np.ndarray, nulls: np.ndarray | No
 def array_of_variable(
     type: pa.DataType, data: np.ndarray, lengths: np.ndarray, nulls: np.ndarray | None = None
 ) -> pa.Array:
-    """A string or binary array from its values' bytes, one after the other, and their lengths."""
+    """Return a string or binary array from its values' bytes, one after the other, and their lengths."""
     return pa.Array.from_buffers(
         type, len(lengths), [validity(nulls), buffer_of(offsets_of(type, lengths)), buffer_of(data)]
     )
 
 
 def offsets_of(type: pa.DataType, lengths: np.ndarray) -> np.ndarray:
-    """The offsets of an array of this type whose values have these lengths."""
+    """Return the offsets of an array of this type whose values have these lengths."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends if is_large(type) else ends.astype(np.int32)
 
 
 def items(buffer: np.ndarray, width: int) -> np.ndarray:
-    """All runs of `width` bytes in a uint8 array, one at every offset, as V<width>: index it to gather or scatter."""
+    """Return all runs of `width` bytes in a uint8 array, one at every offset, as V<width>: index it to gather or
+    scatter."""
     return np.ndarray((max(len(buffer) - width + 1, 0),), f"V{width}", buffer, strides=(1,))
 
 
@@ -151,19 +152,19 @@ def copy_ranges(
 
 
 def join(values: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values' bytes as one uint8 array, with each value's int64 start and length."""
+    """Return the values' bytes as one uint8 array, with each value's int64 start and length."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     return np.frombuffer(b"".join(values), np.uint8), np.cumsum(lengths) - lengths, lengths
 
 
 def split(buffer: np.ndarray, ends: np.ndarray) -> list[bytes]:
-    """The inverse of `join`: one bytes object up to each of the ascending ends."""
+    """Return the inverse of `join`: one bytes object up to each of the ascending ends."""
     values: list[bytes] = _binary(buffer, np.concatenate(([0], ends))).to_pylist()
     return values
 
 
 def gathered(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The bytes source[starts[i] : starts[i] + lengths[i]], for all i, one after the other."""
+    """Return the bytes source[starts[i] : starts[i] + lengths[i]], for all i, one after the other."""
     total = int(lengths.sum())
     array = _slices(source, starts, lengths) if total else None
     if array is None:
@@ -194,8 +195,8 @@ def beside(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[b
 
 
 def _slices(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array | None:
-    """The values as an array without a copy, with all that is between two of them as a value of its own if there is
-    something; None unless they ascend."""
+    """Return the values as an array without a copy, with all that is between two of them as a value of its own if there
+    is something; None unless they ascend."""
     ends = starts + lengths
     if (starts[1:] == ends[:-1]).all():
         return _binary(data, np.append(starts, ends[-1:]))
@@ -214,5 +215,5 @@ def validity(nulls: np.ndarray | None) -> pa.Buffer | None:
 
 
 def buffer_of(values: np.ndarray) -> pa.Buffer:
-    """A numpy array's bytes as an Arrow buffer."""
+    """Return a numpy array's bytes as an Arrow buffer."""
     return pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))

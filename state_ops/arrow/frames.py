@@ -66,8 +66,9 @@ _CANONICAL: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 
 
 def canonical_type(type: pa.DataType) -> pa.DataType:
-    """The type that Weir stores for `type`: no views, dictionaries, extensions, large offsets, fixed sizes, unsigned
-    numbers or units but microseconds. A time of day, which no table holds, has nanoseconds, as Spark hands it out."""
+    """Return the type that Weir stores for `type`: no views, dictionaries, extensions, large offsets, fixed sizes,
+    unsigned numbers or units but microseconds. A time of day, which no table holds, has nanoseconds, as Spark hands it
+    out."""
     if isinstance(type, pa.BaseExtensionType):
         return canonical_type(type.storage_type)
     if pa.types.is_dictionary(type):
@@ -114,8 +115,8 @@ _WIDER = {
 
 
 def wider_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The wider of two canonical types, as which every value of both can be read: of integers, of floats, of a date and
-    a timestamp, for which it is midnight; None if neither is."""
+    """Return the wider of two canonical types, as which every value of both can be read: of integers, of floats, of a
+    date and a timestamp, for which it is midnight; None if neither is."""
     if other in _WIDER.get(type, ()):
         return other
     return type if type in _WIDER.get(other, ()) else None
@@ -127,14 +128,16 @@ def _is_sequence(type: pa.DataType) -> bool:
 
 
 def unreadable(type: pa.DataType) -> pa.DataType | None:
-    """The canonical type itself, or the part of it, that cannot pass from a file to a stage; None if all of it can."""
+    """Return the canonical type itself, or the part of it, that cannot pass from a file to a stage; None if all of it
+    can."""
     return unstorable(type, storable=_PASSABLE)
 
 
 def unstorable(
     type: pa.DataType, in_map: bool = False, storable: frozenset[pa.DataType] = _STORABLE
 ) -> pa.DataType | None:
-    """The canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be stored.
+    """Return the canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be
+    stored.
 
     Args:
         storable: The types without parts that can be, beside decimals of up to 38 digits.
@@ -170,7 +173,8 @@ def canonical(table: pa.Table) -> pa.Table:
 
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a canonical schema by name, in its order and types, of rows that may have them in another one.
+    """Return the columns of a canonical schema by name, in its order and types, of rows that may have them in another
+    one.
 
     Files of one table may: a deploy can hand out the same columns in another order, and a compaction writes other Arrow
     types. Columns that the rows lack are null; those that the schema lacks are left out.
@@ -184,7 +188,8 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """The array with all that is no list, map or struct replaced, in the order in which a Parquet file has its columns.
+    """Return the array with all that is no list, map or struct replaced, in the order in which a Parquet file has its
+    columns.
 
     Dictionaries, extensions and views of lists become what they hold; the names and the nullability of what lists and
     maps hold are lost."""
@@ -229,20 +234,20 @@ def _cut(leaf: pa.Array) -> pa.Array:
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
-    """A schema as people read it (`columns`) and as programs read it back exactly (`ipc`, Arrow's own bytes in
+    """Return a schema as people read it (`columns`) and as programs read it back exactly (`ipc`, Arrow's own bytes in
     base64)."""
     columns = {field.name: str(field.type) for field in schema}
     return {"columns": columns, "ipc": base64.b64encode(schema.serialize().to_pybytes()).decode()}
 
 
 def schema_from_json(raw: dict[str, Any]) -> pa.Schema:
-    """The inverse of `schema_to_json`, in the types that are canonical now."""
+    """Return the inverse of `schema_to_json`, in the types that are canonical now."""
     written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["ipc"])))
     return canonical_schema(written)
 
 
 def arrow(frame: Any, where: str = "") -> pa.Table:
-    """A canonical Arrow table from a pyarrow, Polars or pandas frame, or from anything with the Arrow PyCapsule
+    """Return a canonical Arrow table from a pyarrow, Polars or pandas frame, or from anything with the Arrow PyCapsule
     interface."""
     if isinstance(frame, pa.Table):
         return canonical(frame)
@@ -262,7 +267,7 @@ def arrow(frame: Any, where: str = "") -> pa.Table:
 
 
 def exported(frame: pl.DataFrame) -> pa.Table:
-    """A Polars frame as an Arrow table, in the types in which Polars hands its columns out.
+    """Return a Polars frame as an Arrow table, in the types in which Polars hands its columns out.
 
     Of a column without rows that was cut out of another one, and of the elements of lists that are all empty, Polars
     says where they began and hands out no bytes. Arrow fails when it copies such arrays, so they are taken anew.
@@ -298,13 +303,13 @@ def _pandas_frame() -> type | None:
 
 
 def polars(frame: Any) -> pl.DataFrame:
-    """A Polars frame from any frame."""
+    """Return a Polars frame from any frame."""
     return frame if isinstance(frame, pl.DataFrame) else pl.from_arrow(arrow(frame))  # type: ignore[return-value]
 
 
 def from_arrow(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a Polars frame. Times with a fixed offset are in UTC there: Polars knows only zones that have
-    names."""
+    """Return an Arrow table as a Polars frame. Times with a fixed offset are in UTC there: Polars knows only zones that
+    have names."""
     schema = pa.schema([field.with_type(_named_zones(field.type)) for field in table.schema])
     return pl.from_arrow(table if schema == table.schema else table.cast(schema))  # type: ignore[return-value]
 
@@ -316,13 +321,14 @@ def _named_zones(type: pa.DataType) -> pa.DataType:
 
 
 def polars_type(type: pa.DataType) -> pl.DataType:
-    """The Polars type of a column of an Arrow type."""
+    """Return the Polars type of a column of an Arrow type."""
     return from_arrow(pa.table({"": pa.array([], type)})).dtypes[0]
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not
-    reach, and, where pandas is not loaded, for nanoseconds. Of a text that is not UTF-8 the other bytes are escaped."""
+    """Return a column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do
+    not reach, and, where pandas is not loaded, for nanoseconds. Of a text that is not UTF-8 the other bytes are
+    escaped."""
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -330,7 +336,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """A table for people, a dict a row; see `python_values`."""
+    """Return a table for people, a dict a row; see `python_values`."""
     columns = [python_values(column) for column in table.columns]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -361,7 +367,7 @@ def _python_value(value: pa.Scalar) -> Any:
 
 
 def stored(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers,
+    """Return the columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers,
     nanoseconds, time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
     return exported(frame.select(schema.names)).cast(schema)
 
@@ -371,7 +377,7 @@ def _to_pandas(table: pa.Table) -> pd.DataFrame:
 
 
 def _pandas_type(type: pa.DataType) -> Any:
-    """The pandas dtype of a column; None for NumPy's own (floats, timestamps).
+    """Return the pandas dtype of a column; None for NumPy's own (floats, timestamps).
 
     With NumPy's, an integer or boolean column changes its dtype, and integers above 2**53 their value, where a batch
     holds a null; and a column of objects has no type where a batch is empty. The same rows would not give the same

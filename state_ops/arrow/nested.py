@@ -61,8 +61,8 @@ def elements_type(type: pa.DataType) -> pa.Field:
 
 
 def elements(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """All elements of a list, map or fixed-size list array, one list after the other, and each list's int64 count; 0
-    where null."""
+    """Return all elements of a list, map or fixed-size list array, one list after the other, and each list's int64
+    count; 0 where null."""
     if pa.types.is_map(array.type):
         type = pa.list_(elements_type(array.type))
         array = pa.Array.from_buffers(
@@ -89,7 +89,7 @@ def check_nulls(array: pa.Array, nullable: bool, inside: np.ndarray | None, path
 def segments(
     array: pa.Array, counts: np.ndarray, field: pa.Field, path: str, refuse: Refusal, inside: np.ndarray | None = None
 ) -> Iterator[Segment]:
-    """The block of each row's elements, as segments one behind the other.
+    """Yield the block of each row's elements, as segments one behind the other.
 
     Args:
         array: All rows' elements.
@@ -152,7 +152,7 @@ def _uint32(lengths: np.ndarray) -> np.ndarray:
 
 
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The sum of each row's values, int64."""
+    """Return the sum of each row's values, int64."""
     total = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
     ends = np.cumsum(counts)
     return np.asarray(total[ends] - total[ends - counts])
@@ -184,14 +184,15 @@ class Cursor:
     broken: Callable[[str], NoReturn]
 
     def take(self, sizes: np.ndarray, path: str) -> np.ndarray:
-        """The next `sizes[row]` bytes of every row, all rows' one after the other."""
+        """Return the next `sizes[row]` bytes of every row, all rows' one after the other."""
         self.unsound_unless(sizes <= self.ends - self.at, f"is cut short in {path!r}")
         taken = gathered(self.joined, self.at, sizes)
         self.at = self.at + sizes
         return taken
 
     def checked(self, array: pa.Array, path: str) -> pa.Array:
-        """The array, whose bytes are values of its type: text is UTF-8, a decimal has no more digits than it may."""
+        """Return the array, whose bytes are values of its type: text is UTF-8, a decimal has no more digits than it
+        may."""
         type = array.type
         if pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_decimal(type):
             try:
@@ -202,7 +203,7 @@ class Cursor:
 
 
 def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside: np.ndarray | None = None) -> pa.Array:
-    """The inverse of `segments`: the array of all rows' elements.
+    """Return the inverse of `segments`: the array of all rows' elements.
 
     Args:
         counts: Int64 per row.
@@ -246,7 +247,7 @@ def array_of(
     sound: Callable[[np.ndarray, str], None],
     counts: np.ndarray | None = None,
 ) -> pa.Array:
-    """An array of any type but a struct, from what stands for its values.
+    """Return an array of any type but a struct, from what stands for its values.
 
     Args:
         cursor: Where the bytes and the elements follow.
@@ -297,12 +298,12 @@ def _nulls(cursor: Cursor, counts: np.ndarray, path: str) -> np.ndarray:
 
 
 def struct_of(type: pa.DataType, nulls: np.ndarray, children: list[pa.Array]) -> pa.Array:
-    """A struct array of its fields' arrays."""
+    """Return a struct array of its fields' arrays."""
     return pa.Array.from_buffers(type, len(nulls), [validity(nulls)], children=children)
 
 
 def list_of(type: pa.DataType, nulls: np.ndarray, counts: np.ndarray, inner: pa.Array) -> pa.Array:
-    """A list, map or fixed-size list array of all its elements and the lists' counts, 0 where null."""
+    """Return a list, map or fixed-size list array of all its elements and the lists' counts, 0 where null."""
     if not pa.types.is_fixed_size_list(type):
         buffers = [validity(nulls), buffer_of(offsets_of(type, counts))]
         return pa.Array.from_buffers(type, len(counts), buffers, children=[inner])

@@ -29,13 +29,13 @@ def partition_json(values: Mapping[str, Any]) -> str:
 
 
 def partition_of(footer: pq.FileMetaData) -> tuple[tuple[str, str | None], ...]:
-    """The partition that a staged file belongs to; none: its table has no partitions."""
+    """Return the partition that a staged file belongs to; none: its table has no partitions."""
     raw = (footer.metadata or {}).get(PARTITION.encode())
     return tuple(json.loads(raw).items()) if raw else ()
 
 
 def where_of(footer: pq.FileMetaData) -> str | None:
-    """The condition whose rows a staged file's replace; None: they replace those of partitions, or none."""
+    """Return the condition whose rows a staged file's replace; None: they replace those of partitions, or none."""
     raw = (footer.metadata or {}).get(WHERE.encode())
     return raw.decode() if raw else None
 

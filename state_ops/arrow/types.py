@@ -71,9 +71,8 @@ PYTHON_TYPES: dict[type, pa.DataType] = {
 
 
 def stored_type(type: pa.DataType) -> pa.DataType:
-    """The type that values of `type` are stored as: dictionaries, run ends and views as what they stand for, maps
-    unsorted, `Z` as UTC, offsets as +HH:MM.
-    """
+    """Return the type that values of `type` are stored as: dictionaries, run ends and views as what they stand for,
+    maps unsorted, `Z` as UTC, offsets as +HH:MM."""
     if pa.types.is_timestamp(type) and type.tz:
         return pa.timestamp(type.unit, tz=_stored_zone(type.tz))
     if pa.types.is_dictionary(type) or pa.types.is_run_end_encoded(type):
@@ -91,7 +90,7 @@ def _stored_zone(zone: str) -> str:
 
 
 def unknown_zone(type: pa.DataType) -> str | None:
-    """The time zone of a type, or of a part of it, that no library here knows; None if all are known."""
+    """Return the time zone of a type, or of a part of it, that no library here knows; None if all are known."""
     if pa.types.is_timestamp(type) and type.tz:
         try:
             pa.lib.string_to_tzinfo(type.tz)
@@ -101,15 +100,15 @@ def unknown_zone(type: pa.DataType) -> str | None:
 
 
 def unknown_to_polars(type: pa.DataType) -> pa.DataType | None:
-    """The type, or the part of it, of which Polars has no equal, so that it ends the process' work with a panic; None:
-    there is none."""
+    """Return the type, or the part of it, of which Polars has no equal, so that it ends the process' work with a panic;
+    None: there is none."""
     if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
         return type
     return next((strange for part in parts(type) if (strange := unknown_to_polars(part.type)) is not None), None)
 
 
 def parts(type: pa.DataType) -> list[pa.Field]:
-    """The fields of a struct, the key and value of a map, the element of a list; none of any other type."""
+    """Return the fields of a struct, the key and value of a map, the element of a list; none of any other type."""
     if pa.types.is_struct(type):
         return list(type)
     if pa.types.is_map(type):
@@ -120,7 +119,7 @@ def parts(type: pa.DataType) -> list[pa.Field]:
 
 
 def with_parts(type: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
-    """A struct, map or list like `type`, of these fields."""
+    """Return a struct, map or list like `type`, of these fields."""
     if pa.types.is_struct(type):
         return pa.struct(fields)
     if pa.types.is_map(type):
@@ -131,7 +130,7 @@ def with_parts(type: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
 
 
 def mapped(type: pa.DataType, change: Callable[[pa.DataType], pa.DataType], *, loose: bool = False) -> pa.DataType:
-    """The type with the type of each of its parts changed.
+    """Return the type with the type of each of its parts changed.
 
     Args:
         type: Any type. One without parts stays what it is.
@@ -147,8 +146,8 @@ def mapped(type: pa.DataType, change: Callable[[pa.DataType], pa.DataType], *, l
 
 
 def without_nullability(type: pa.DataType) -> pa.DataType:
-    """The type with every part nullable: what two types are compared by where the values themselves are checked for
-    nulls."""
+    """Return the type with every part nullable: what two types are compared by where the values themselves are checked
+    for nulls."""
     return mapped(type, without_nullability, loose=True)
 
 
@@ -181,7 +180,7 @@ def type_name(type: pa.DataType) -> str | None:
 
 
 def type_named(name: str) -> pa.DataType | None:
-    """The inverse of `type_name` for types without parts; None for a name that it never gives."""
+    """Return the inverse of `type_name` for types without parts; None for a name that it never gives."""
     if decimal := _DECIMAL.fullmatch(name):
         try:
             return _DECIMALS[int(decimal[1])](int(decimal[2]), int(decimal[3]))
@@ -195,7 +194,7 @@ def type_named(name: str) -> pa.DataType | None:
 
 
 def type_to_json(type: pa.DataType) -> Any:
-    """A type as JSON: its name, or for lists, maps and structs an object of their parts."""
+    """Return a type as JSON: its name, or for lists, maps and structs an object of their parts."""
     if pa.types.is_struct(type):
         return {"struct": [{"name": f.name, "type": type_to_json(f.type), "nullable": f.nullable} for f in parts(type)]}
     if pa.types.is_map(type):
@@ -210,7 +209,7 @@ def type_to_json(type: pa.DataType) -> Any:
 
 
 def type_from_json(raw: Any) -> pa.DataType:
-    """The inverse of `type_to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+    """Return the inverse of `type_to_json`. Raises ValueError, KeyError or TypeError for anything else."""
     if isinstance(raw, str):
         if (named := type_named(raw)) is None:
             raise ValueError(f"no type is named {raw!r}")
@@ -258,12 +257,13 @@ _PYTHON: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
 
 
 def python_type(type: pa.DataType) -> Any:
-    """The Python type of a field's default."""
+    """Return the Python type of a field's default."""
     return next((python for is_kind, python in _PYTHON if is_kind(type)), list)
 
 
 def zero_of(type: pa.DataType) -> Any:
-    """The default of a field that is given none and cannot be null: 0, "", 1970-01-01, empty; a struct of such."""
+    """Return the default of a field that is given none and cannot be null: 0, "", 1970-01-01, empty; a struct of
+    such."""
     if pa.types.is_timestamp(type):
         return datetime(1970, 1, 1, tzinfo=UTC if type.tz else None)
     if pa.types.is_date(type):
@@ -282,7 +282,7 @@ def zero_of(type: pa.DataType) -> Any:
 
 
 def canonical_value(type: pa.DataType, value: Any, nullable: bool = False) -> Any:
-    """The value of a default as Arrow would give it back, lists, maps and structs by their parts.
+    """Return the value of a default as Arrow would give it back, lists, maps and structs by their parts.
 
     Raises ValueError, TypeError, OverflowError or ArrowException where it does not fit the type.
     """
@@ -340,7 +340,7 @@ def _is_exact(type: pa.DataType, value: Any) -> bool:
 
 
 def from_pairs(type: pa.DataType, value: Any) -> Any:
-    """A value as Arrow gives it to Python, with its maps as dicts, where Arrow has lists of pairs."""
+    """Return a value as Arrow gives it to Python, with its maps as dicts, where Arrow has lists of pairs."""
     if not isinstance(value, list | dict):
         return value
     if pa.types.is_map(type):
@@ -354,7 +354,7 @@ def from_pairs(type: pa.DataType, value: Any) -> Any:
 
 
 def value_to_json(type: pa.DataType, value: Any) -> Any:
-    """A canonical value as JSON."""
+    """Return a canonical value as JSON."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, bytes):
@@ -375,7 +375,7 @@ def value_to_json(type: pa.DataType, value: Any) -> Any:
 
 
 def value_from_json(type: pa.DataType, raw: Any) -> Any:
-    """The inverse of `value_to_json`."""
+    """Return the inverse of `value_to_json`."""
     if raw is None:
         return None
     if pa.types.is_struct(type):

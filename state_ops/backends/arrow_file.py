@@ -40,7 +40,7 @@ def write(file: Path, keys: list[bytes], entries: Mapping[bytes, bytes]) -> None
 
 
 def read(file: Path) -> dict[bytes, bytes]:
-    """The entries in key order. Raises DamageError for a file that is not, bit by bit, what was written."""
+    """Return the entries in key order. Raises DamageError for a file that is not, bit by bit, what was written."""
     _verify(file)
     entries: dict[bytes, bytes] = {}
     number = 0

@@ -91,7 +91,8 @@ class Backend(Protocol):
         ...
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys` in their order; None where there is none. Keys may repeat, and are in no order."""
+        """Return the values of `keys` in their order; None where there is none. Keys may repeat, and are in no
+        order."""
         ...
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:

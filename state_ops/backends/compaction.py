@@ -42,12 +42,13 @@ class Shard:
 
 
 def name_of(start: bytes) -> str:
-    """The column family of the shard that begins at `start`."""
+    """Return the column family of the shard that begins at `start`."""
     return f"{_PREFIX}{start.hex()}" if start else DEFAULT
 
 
 def starts_of(names: Iterable[str], where: str) -> list[bytes]:
-    """The first keys of a database's shards in order, b"" for the default family; from its column families' names."""
+    """Return the first keys of a database's shards in order, b"" for the default family; from its column families'
+    names."""
     starts = [b""]
     for name in names:
         if name == DEFAULT:
@@ -72,8 +73,8 @@ def trigger(index: int) -> int:
 
 
 def sizes(files: Iterable[Mapping[str, Any]], starts: Sequence[bytes]) -> list[Shard]:
-    """The shards' sizes from RocksDB's list of live files: each file of level 0 is a sorted run, so is each other
-    level."""
+    """Return the shards' sizes from RocksDB's list of live files: each file of level 0 is a sorted run, so is each
+    other level."""
     runs: list[dict[object, int]] = [{} for _ in starts]
     for file in files:
         run = file["name"] if file["level"] == 0 else file["level"]
@@ -83,7 +84,7 @@ def sizes(files: Iterable[Mapping[str, Any]], starts: Sequence[bytes]) -> list[S
 
 
 def due(shards: Sequence[Shard]) -> list[int]:
-    """The shards to merge whole at this barrier, most overdue first.
+    """Return the shards to merge whole at this barrier, most overdue first.
 
     A shard is due when what was written since its last merge outweighs half to four fifths of the base, each shard at
     another share, so that shards of one age come due one after the other. One is merged even if it is large; further

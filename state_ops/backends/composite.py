@@ -27,7 +27,7 @@ _BATCH = 10_000
 
 
 def named(start: bytes, name: str) -> str:
-    """The name of a database's file in a snapshot of several.
+    """Return the name of a database's file in a snapshot of several.
 
     Args:
         start: The first key that it may hold.

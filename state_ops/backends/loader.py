@@ -27,7 +27,8 @@ _OWN = {
 
 @lru_cache  # a look through all installed distributions takes tens of milliseconds, and every task asks
 def named(name: str) -> BackendFactory:
-    """The backend of this name. Raises ConfigurationError that says what is known, or why it cannot be imported."""
+    """Return the backend of this name. Raises ConfigurationError that says what is known, or why it cannot be
+    imported."""
     target = _OWN.get(name) or _installed(name) or (name if ":" in name else None)
     if target is None:
         names = ", ".join([*_OWN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_OWN))])

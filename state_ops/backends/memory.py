@@ -174,7 +174,7 @@ class _Order:
         self._removed += number
 
     def between(self, start: bytes, end: bytes, alive: Mapping[bytes, bytes]) -> list[bytes]:
-        """The keys of `alive` with start <= key < end, in order."""
+        """Return the keys of `alive` with start <= key < end, in order."""
         self._settle(alive)
         parts = [run[bisect_left(run, start) : bisect_left(run, end)] for run in self._runs]
         keys = parts[0] if len(parts) == 1 else _merged(parts)

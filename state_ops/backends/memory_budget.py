@@ -101,7 +101,7 @@ def return_files(budget: Budget, share: int) -> None:
 
 
 def options(budget: Budget, families: int, files: int, compression: Compression) -> Options:
-    """A column family's options, of a database with so many families and open files.
+    """Return a column family's options, of a database with so many families and open files.
 
     RocksDB holds up to two memtables of each family, so a single database stays within 7/8 of the memtables' share by
     itself, however fast it is written. The common limit only asks for flushes; where several databases together exceed

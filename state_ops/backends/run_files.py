@@ -52,7 +52,7 @@ class RunFiles:
         self.last = max([self.last, *run.ascending[-1:], *deletes[-1:]])
 
     def finished(self) -> Iterator[tuple[int, str]]:
-        """The shard's number and the path of each file, complete."""
+        """Yield the shard's number and the path of each file, complete."""
         if self._file is not None:
             self._file.finish()
         for index in self._shards:

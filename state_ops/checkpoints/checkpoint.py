@@ -103,7 +103,7 @@ class Checkpoint:
         return [uid for uid, stats in self.operators.items() if stats.has_state]
 
     def published(self, sink: str) -> CheckpointId | None:
-        """The newest checkpoint up to this one that has output for a sink; None if there is none."""
+        """Return the newest checkpoint up to this one that has output for a sink; None if there is none."""
         link = self.sinks.get(sink)
         return link.id if link is not None else None
 
@@ -167,9 +167,8 @@ def rows_lost(checkpoint: Checkpoint | None) -> int:
 
 
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
-    """The checkpoints that rewinds and promotions have left behind, each with the newest rewind or promotion that did
-    so.
-    """
+    """Return the checkpoints that rewinds and promotions have left behind, each with the newest rewind or promotion
+    that did so."""
     left: dict[CheckpointId, CheckpointId] = {}
     for rewind in sorted(checkpoints, key=lambda row: row.id, reverse=True):
         if rewind.kind in TAKES_BACK and rewind.id not in left:
@@ -199,7 +198,7 @@ _UNTOLD = "untold"
 
 
 def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold: bool) -> dict[str, Any]:
-    """A source's position with the newest of these event times, in microseconds since 1970 UTC.
+    """Return a source's position with the newest of these event times, in microseconds since 1970 UTC.
 
     Args:
         untold: Whether the event times of some rows up to here are not known, so that these may be newer.
@@ -223,7 +222,7 @@ def untold_sources(checkpoint: Checkpoint, by: Days) -> list[str]:
 
 
 def format_with(format_version: int, sinks: Mapping[str, SinkLink]) -> int:
-    """The oldest format that tells whoever reads a checkpoint of one format also what its `sinks` are."""
+    """Return the oldest format that tells whoever reads a checkpoint of one format also what its `sinks` are."""
     return max(format_version, WITH_SINKS) if any(link.kind for link in sinks.values()) else format_version
 
 
@@ -252,8 +251,8 @@ _SPANS = 100
 
 
 def spans_with(parent: Checkpoint | None, generation: Generation, id: CheckpointId) -> list[list[int]]:
-    """The lineage of a checkpoint that continues `parent`. It is bounded: spans older than the newest hundred are
-    forgotten.
+    """Return the lineage of a checkpoint that continues `parent`. It is bounded: spans older than the newest hundred
+    are forgotten.
 
     The lineage of a first checkpoint begins with a span of no generation, so that epochs below its id that zombies
     stage are known to be abandoned.

@@ -187,9 +187,8 @@ class Coordinator:
         return Received(outcome, error, self._discardable(ack))
 
     def _unconfirmed(self, pending: PendingCheckpoint, ack: Ack) -> StateFile | None:
-        """The first file of an ack that is neither the attempt's own nor an object confirmed by a checkpoint from the
-        epoch's base on.
-        """
+        """Return the first file of an ack that is neither the attempt's own nor an object confirmed by a checkpoint
+        from the epoch's base on."""
         confirmed = [self._confirmed[id] for id in self._needed_by(pending)]
         for file in ack.files:
             if owns(ack, file):
@@ -266,7 +265,8 @@ class Coordinator:
         self._count_failure(now)
 
     def begin_positions(self) -> CheckpointId:
-        """The only pending epoch waits for a checkpoint of positions alone, which it will continue; returns its id."""
+        """The only pending epoch waits for a checkpoint of positions alone, which it will continue; returns its
+        id."""
         (only,) = self._pending
         only.committing = True
         return CheckpointId(only.id - 1)
@@ -282,9 +282,8 @@ class Coordinator:
         self.head, only.parent_id, only.committing = checkpoint, checkpoint.id, False
 
     def begin_commit(self) -> PendingCheckpoint | None:
-        """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, even if newer
-        ones are complete.
-        """
+        """Return the oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, even if
+        newer ones are complete."""
         oldest = self._pending[0] if self._pending else None
         if oldest is None or not oldest.complete:
             return None
@@ -371,24 +370,25 @@ class Coordinator:
         return any(pending.id == id for pending in self._pending)
 
     def _clock(self, now: float) -> float:
-        """The time that has passed. If the clock is set back by an hour, no wait ends early or takes an hour longer."""
+        """Return the time that has passed. If the clock is set back by an hour, no wait ends early or takes an hour
+        longer."""
         self._lost += max(0.0, self._seen - now)
         self._seen = now
         return now + self._lost
 
 
 def next_id(head: Checkpoint | None, begun: Iterable[CheckpointId]) -> CheckpointId:
-    """The next checkpoint id: above the head, and above every id that was ever begun, completed or not."""
+    """Return the next checkpoint id: above the head, and above every id that was ever begun, completed or not."""
     return CheckpointId(max([head.id if head else 0, *begun]) + 1)
 
 
 def retry_pause(failures: int) -> float:
-    """The least seconds before the next try after so many failures in a row: 1, 2, 4 ... 30."""
+    """Return the least seconds before the next try after so many failures in a row: 1, 2, 4 ... 30."""
     return min(2.0 ** min(failures - 1, 10), _LONGEST_RETRY)
 
 
 def _objects(checkpoint: Checkpoint, files: Sequence[StateFile]) -> dict[str, str]:
-    """The path and digest of all objects that a checkpoint names."""
+    """Return the path and digest of all objects that a checkpoint names."""
     if len(files) != checkpoint.files:
         raise DamageError(
             f"Checkpoint {checkpoint.id} has {counted(checkpoint.files, 'file')}, but {len(files)} "

@@ -106,7 +106,7 @@ class PendingCheckpoint:
         return AckOutcome.ACCEPTED
 
     def missing(self, operator: str) -> list[int]:
-        """The subtasks of one operator that have not acked."""
+        """Return the subtasks of one operator that have not acked."""
         return [index for index in range(self.expected[operator]) if (operator, index) not in self.acks]
 
     @property
@@ -157,7 +157,8 @@ class Aborted:
 
 
 def _staged_in(file: StateFile) -> tuple[str, ...]:
-    """The directory of its sink's table that a file lies in, which of a table elsewhere has the pipeline's mark."""
+    """Return the directory of its sink's table that a file lies in, which of a table elsewhere has the pipeline's
+    mark."""
     directory = "/".join(file.path.split("/")[:3])
     return (
         (directory,) if re.fullmatch(rf"tables/{re.escape(file.sink or '')}/data(?:-[0-9a-f]{{8}})?", directory) else ()
@@ -177,7 +178,7 @@ def owns(ack: Ack, file: StateFile) -> bool:
 
 
 def misreference(ack: Ack, file: StateFile) -> dict[str, Any]:
-    """The decline that replaces an ack which names an object that it must not name."""
+    """Return the decline that replaces an ack which names an object that it must not name."""
     return {
         "kind": DamageError.__name__,
         "what": f"Subtask {ack.subtask} of {ack.operator} acked with {file.path}, which is neither its attempt's own "

@@ -158,7 +158,7 @@ class Watcher:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def live(self, storage: Storage, now: float | None = None) -> dict[str, HoldRecord]:
-        """The holds that count, by their path.
+        """Return the holds that count, by their path.
 
         Args:
             now: Seconds on this process's monotonic clock.
@@ -166,11 +166,11 @@ class Watcher:
         return self.sorted_out(storage, now)[0]
 
     def dead(self, storage: Storage, now: float | None = None) -> list[str]:
-        """The paths of the holds that count no more."""
+        """Return the paths of the holds that count no more."""
         return self.sorted_out(storage, now)[1]
 
     def sorted_out(self, storage: Storage, now: float | None = None) -> tuple[dict[str, HoldRecord], list[str]]:
-        """The holds that count, by their path, and the paths of those that count no more, from one look."""
+        """Return the holds that count, by their path, and the paths of those that count no more, from one look."""
         looked = list(self._look(storage, now))
         return {path: held for path, held, counts in looked if counts}, [
             path for path, _, counts in looked if not counts

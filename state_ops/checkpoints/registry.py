@@ -220,7 +220,7 @@ class _Rows(Generic[Row]):
         return file
 
     def of(self, file: DataFile) -> tuple[Row, ...]:
-        """The rows of one of the table's files."""
+        """Return the rows of one of the table's files."""
         parsed = self._read.get(file.path)
         if parsed is not None:
             return parsed
@@ -289,16 +289,16 @@ class Registry:
         return self._checkpoints.generation()
 
     def checkpoints(self, *, as_owner: bool = False) -> list[Checkpoint]:
-        """All retained checkpoints, oldest first."""
+        """Return all retained checkpoints, oldest first."""
         return sorted(self._completed.all(as_owner), key=lambda row: row.id)
 
     def head(self) -> Checkpoint | None:
-        """The newest completed checkpoint, on which the next epoch builds."""
+        """Return the newest completed checkpoint, on which the next epoch builds."""
         completed = self.checkpoints()
         return completed[-1] if completed else None
 
     def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
-        """The full listing of one checkpoint.
+        """Return the full listing of one checkpoint.
 
         Raises:
             DamageError: It is not exactly the listing that was committed with the checkpoint.
@@ -335,7 +335,7 @@ class Registry:
         return pins
 
     def pinned(self, kind: str, name: str) -> Pin | None:
-        """The pin of that name; None if there is none."""
+        """Return the pin of that name; None if there is none."""
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
     def orphan_listings(self, *, as_owner: bool = False) -> list[OrphanListing]:
@@ -635,12 +635,12 @@ def _optional(row: type) -> frozenset[str]:
 
 
 def _written(row: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The row without those optional columns that were not written, so that their defaults apply."""
+    """Return the row without those optional columns that were not written, so that their defaults apply."""
     return {name: value for name, value in row.items() if value is not None or name not in _optional(kind)}
 
 
 def _to_table(files: Sequence[StateFile], schema: pa.Schema, commit_id: str) -> pa.Table:
-    """A listing as columns: a hundred thousand files would be slow as dicts."""
+    """Return a listing as columns: a hundred thousand files would be slow as dicts."""
     columns = [
         pa.repeat(pa.scalar(commit_id), len(files))
         if field.name == "commit_id"

@@ -161,7 +161,7 @@ def _written(storage: Storage, rows: Sequence[Restored]) -> DataFile:
 
 
 def newest(storage: Storage) -> Restored | None:
-    """The restore that was recorded last, read from one file; None if there was none."""
+    """Return the restore that was recorded last, read from one file; None if there was none."""
     try:
         handle = fenced_table.open_table(storage, PATH)
     except TableNotFoundError:
@@ -170,7 +170,7 @@ def newest(storage: Storage) -> Restored | None:
 
 
 def recorded(storage: Storage) -> Sequence[Restored]:
-    """All restores that are recorded, oldest first."""
+    """Return all restores that are recorded, oldest first."""
     try:
         handle = fenced_table.open_table(storage, PATH)
     except TableNotFoundError:

@@ -146,9 +146,8 @@ def explain(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> tuple[list[Fate], list[ObjectFate]]:
-    """The plan, with the reasons for every checkpoint and every object. Published rows are left out: they are not
-    Weir's to delete.
-    """
+    """Return the plan, with the reasons for every checkpoint and every object. Published rows are left out: they are
+    not Weir's to delete."""
     why = reasons(checkpoints, keep, pins, needed)
     named: dict[str, list[CheckpointId]] = {}
     sizes: dict[str, int] = {}

@@ -81,7 +81,7 @@ class Lease:
 
 
 def read(storage: Storage) -> Lease | None:
-    """The lease as it stands. Raises DamageError for one that cannot be read."""
+    """Return the lease as it stands. Raises DamageError for one that cannot be read."""
     raw = storage.read_bytes(LEASE)
     if raw is None:
         return None
@@ -100,7 +100,7 @@ def read(storage: Storage) -> Lease | None:
 
 
 def record(kind: type[Record], data: bytes) -> Record:
-    """A row of facts from a JSON object, of which fields that this release does not know are left out.
+    """Return a row of facts from a JSON object, of which fields that this release does not know are left out.
 
     Raises:
         ValueError: For what is no such object: a machine that lost its power may leave zeros, or half of one.
@@ -120,7 +120,7 @@ def record(kind: type[Record], data: bytes) -> Record:
 
 @cache
 def _hints(kind: Hashable) -> dict[str, Any]:
-    """The types of a record's fields; each note that is read is checked against them."""
+    """Return the types of a record's fields; each note that is read is checked against them."""
     return get_type_hints(kind)
 
 
@@ -134,7 +134,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def unreadable(storage: Storage, path: str, error: Exception, advice: str) -> DamageError:
-    """A note of the coordinator's that cannot be read.
+    """Return a note of the coordinator's that cannot be read.
 
     Args:
         advice: What a person does then.
@@ -143,7 +143,8 @@ def unreadable(storage: Storage, path: str, error: Exception, advice: str) -> Da
 
 
 def known_fields(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a row of facts that this release knows: a newer one, on another host, may have written more."""
+    """Return the fields of a row of facts that this release knows: a newer one, on another host, may have written
+    more."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in raw.items() if name in names}
 
@@ -311,7 +312,7 @@ class Heartbeat:
 
 
 def _before(predecessor: Lease) -> list[Any]:
-    """The failures up to the end of a predecessor, which is dead."""
+    """Return the failures up to the end of a predecessor, which is dead."""
     if predecessor.stopped:
         return predecessor.failures
     return [*predecessor.failures, failure(DIED, predecessor)][-FAILURES:]

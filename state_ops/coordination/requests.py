@@ -54,7 +54,7 @@ def send(storage: Storage, request: Request) -> Request:
 
 
 def pending(storage: Storage) -> list[Request]:
-    """All requests that no coordinator has taken yet, oldest first; those that cannot be read are of the kind
+    """Return all requests that no coordinator has taken yet, oldest first; those that cannot be read are of the kind
     UNREADABLE.
 
     A request is named by its file, whatever it says of itself: that name is what `take` deletes.

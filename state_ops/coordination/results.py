@@ -97,7 +97,7 @@ def note(storage: Storage, path: str, result: Checked | Drilled) -> None:
 
 
 def checked(storage: Storage) -> list[Checked]:
-    """The last checks: the one that has read the contents, and a quick one if that is newer."""
+    """Return the last checks: the one that has read the contents, and a quick one if that is newer."""
     full, quick = _read(storage, FSCK, Checked), _read(storage, FSCK_QUICK, Checked)
     if full is not None and quick is not None and quick.at < full.at:
         quick = None
@@ -105,12 +105,12 @@ def checked(storage: Storage) -> list[Checked]:
 
 
 def drilled(storage: Storage) -> Drilled | None:
-    """The last drill; None: there was none."""
+    """Return the last drill; None: there was none."""
     return _read(storage, DRILL, Drilled)
 
 
 def _read(storage: Storage, path: str, kind: type[Result]) -> Result | None:
-    """A note of this release or another; None if there is none that could be read."""
+    """Return a note of this release or another; None if there is none that could be read."""
     data = storage.read_bytes(path)
     if data is None:
         return None

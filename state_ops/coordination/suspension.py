@@ -47,8 +47,8 @@ class Suspension:
 
 
 def read(storage: Storage) -> Suspension | None:
-    """The suspension that holds now; None: nobody has ended the pipeline, or the process that did so for a while is
-    gone."""
+    """Return the suspension that holds now; None: nobody has ended the pipeline, or the process that did so for a while
+    is gone."""
     raw = storage.read_bytes(PATH)
     try:
         suspension = record(Suspension, raw) if raw is not None else None

@@ -109,7 +109,7 @@ def exists(storage: Storage, path: str) -> bool:
 
 
 def open_table(storage: Storage, path: str, version: int | None = None) -> Table:
-    """A handle on the table at `path`, relative to the storage's root. Raises TableNotFoundError."""
+    """Return a handle on the table at `path`, relative to the storage's root. Raises TableNotFoundError."""
     table: Table = Table(storage.full(path), version=version, storage_options=storage.delta_options)
     return table
 
@@ -273,7 +273,7 @@ class FencedTable(TableFiles):
 
     @_alone
     def newest(self) -> TableVersion | None:
-        """The table's newest version, or None if the table does not exist yet."""
+        """Return the table's newest version, or None if the table does not exist yet."""
         if self._version is not None:
             self._version = log_entries.newest_after(self._version, self.app_id)
         for left in reversed(range(_MAX_OPENS)):
@@ -301,7 +301,7 @@ class FencedTable(TableFiles):
 
     @_alone
     def last_known(self) -> TableVersion | None:
-        """The version that this object saw or made last, without a request.
+        """Return the version that this object saw or made last, without a request.
 
         For the owner of the generation, whose commits are the only ones: what it decides from this takes effect by a
         commit right after this very version, or once it has proved that it owns the table still.
@@ -342,7 +342,7 @@ class FencedTable(TableFiles):
         return seen[0] if seen is not None else read([])
 
     def generation(self) -> Generation:
-        """The generation that owns the table now; 0 if nobody ever claimed it."""
+        """Return the generation that owns the table now; 0 if nobody ever claimed it."""
         return Generation(self.look(lambda version: version.transaction_version(self.app_id) or 0) or 0)
 
     @_alone

@@ -86,7 +86,7 @@ def _checkpoints(names: Iterable[str]) -> set[int]:
 
 
 def _version(name: str) -> int:
-    """The table version that a log entry belongs to, half-written or not; -1 for what belongs to none."""
+    """Return the table version that a log entry belongs to, half-written or not; -1 for what belongs to none."""
     final = name.rpartition("-")[2] if name.startswith(UNFINISHED) else name
     digits = final.partition(".")[0]
     return int(digits) if len(digits) == 20 and digits.isdigit() else -1

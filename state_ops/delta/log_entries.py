@@ -93,8 +93,8 @@ class TableVersion:
 
 
 def as_json(value: Any) -> str:
-    """A value in JSON, as a log has it: characters are never escaped by number, since delta-rs (1.6.6) takes escaped
-    ones of every other plane from U+20000 on for others."""
+    """Return a value in JSON, as a log has it: characters are never escaped by number, since delta-rs (1.6.6) takes
+    escaped ones of every other plane from U+20000 on for others."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -120,7 +120,7 @@ def still_there(version: TableVersion) -> bool:
 
 
 def newest_after(version: TableVersion, app_id: str) -> TableVersion | None:
-    """The table's newest version, from one that was known; None if it has to be opened anew.
+    """Return the table's newest version, from one that was known; None if it has to be opened anew.
 
     Entries are read first, and only then it is asked whether the one that they follow is there still.
     """
@@ -219,7 +219,7 @@ def _written(
 
 
 def _followed(before: TableVersion, entry: bytes, app_id: str, understood: Set[str] = _OURS) -> TableVersion | None:
-    """The version that an entry makes of the one before; None if it does what only delta-rs understands."""
+    """Return the version that an entry makes of the one before; None if it does what only delta-rs understands."""
     owners, files = dict(before.owners), dict(before.files)
     try:
         actions = [json.loads(line) for line in entry.splitlines()]
@@ -246,7 +246,7 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
 
 
 def active_files(handle: DeltaTable) -> list[DataFile]:
-    """The files of the handle's version, from the log alone."""
+    """Return the files of the handle's version, from the log alone."""
     actions = add_actions(handle)
     partitions, least = told(actions, "partition"), told(actions, "min")
     files = zip(*(actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True)
@@ -287,7 +287,7 @@ def told(actions: pa.Table, what: str) -> dict[str, list[Any]]:
 
 
 def _text(value: Any) -> str | None:
-    """A value of a partition as the log has it."""
+    """Return a value of a partition as the log has it."""
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -62,11 +62,11 @@ class TableFiles:
         return pa.schema([field for field in self.schema if field.name not in self._partition_by])
 
     def read_rows(self, files: Sequence[DataFile]) -> list[dict[str, Any]]:
-        """The rows of some of the table's files, partition values left out."""
+        """Return the rows of some of the table's files, partition values left out."""
         return _rows(self.read_table(files))
 
     def read_table(self, files: Sequence[DataFile]) -> pa.Table:
-        """The rows of some of the table's files, in the columns of `file_schema`."""
+        """Return the rows of some of the table's files, in the columns of `file_schema`."""
         return pa.concat_tables(
             [pa.Table.from_batches([], self.file_schema), *(self._read_file(file) for file in files)]
         )
@@ -98,8 +98,8 @@ class TableFiles:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """A table's rows as Python values. Times get their zone, which is UTC, here: for a time with a zone pyarrow imports
-    pandas, which takes a third of a second."""
+    """Return a table's rows as Python values. Times get their zone, which is UTC, here: for a time with a zone pyarrow
+    imports pandas, which takes a third of a second."""
     zoned = [field.name for field in table.schema if pa.types.is_timestamp(field.type) and field.type.tz]
     without_zones = [
         field.with_type(pa.timestamp(field.type.unit)) if field.name in zoned else field for field in table.schema

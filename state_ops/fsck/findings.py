@@ -200,7 +200,7 @@ class Finding:
         *,
         leave: bool = False,
     ) -> Finding:
-        """A finding with the repair of its kind.
+        """Return a finding with the repair of its kind.
 
         Args:
             leave: Nothing is repaired, because somebody else may be at work there.

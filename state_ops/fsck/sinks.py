@@ -64,7 +64,7 @@ class SinkTable:
 
 
 def versions(storage: Storage, app_id: str) -> dict[str, int | None]:
-    """The last published checkpoint of every table there is."""
+    """Return the last published checkpoint of every table there is."""
     return {name: look(storage, app_id, name, files=False).version for name in storage.list_dirs(TOP)}
 
 
@@ -96,7 +96,7 @@ def ask(name: str, marker: Marker) -> SinkTable:
 
 
 def expected(rows: list[Checkpoint], sink: str) -> int | None:
-    """The id that the chain says was published last."""
+    """Return the id that the chain says was published last."""
     return rows[-1].published(sink) if rows else None
 
 

@@ -179,7 +179,7 @@ def _culprits(storage: Storage) -> list[Finding]:
 
 
 def torn_entry(storage: Storage, table: str) -> str | None:
-    """The oldest entry of a table's log that is no JSON, if that is what is wrong with it."""
+    """Return the oldest entry of a table's log that is no JSON, if that is what is wrong with it."""
     entries = [file.path for file in storage.list(f"{table}/_delta_log") if file.path.endswith(".json")]
     for path in sorted(entries):
         try:
@@ -355,5 +355,5 @@ def _listing_dir(row: Checkpoint) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    """An error without the native stack that delta-rs appends."""
+    """Return an error without the native stack that delta-rs appends."""
     return error.what.partition("\n")[0] if isinstance(error, WeirError) else first_line(error)

@@ -34,7 +34,7 @@ class ForgottenKey:
 
     @classmethod
     def of(cls, columns: Sequence[pa.Array], max_parallelism: int) -> ForgottenKey:
-        """The key that these columns make.
+        """Return the key that these columns make.
 
         Args:
             columns: An array of one value for each key column, of its type.

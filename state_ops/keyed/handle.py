@@ -32,7 +32,7 @@ class BatchHandle:
         return self._batch
 
     def _distinct(self, frame: Any, method: str) -> np.ndarray:
-        """The codes of a frame's keys, each once, in the order of their first rows."""
+        """Return the codes of a frame's keys, each once, in the order of their first rows."""
         codes = self.batch.codes(frames.polars(frame), method)
         return pl.Series(codes).unique(maintain_order=True).to_numpy()
 
@@ -125,7 +125,7 @@ class CollectionState(RowHandle):
     # -- how
 
     def _fields(self, frame: pl.DataFrame, columns: dict[str, str], method: str, of: str) -> dict[str, pl.Series]:
-        """The columns for the fields of elements, of which there is at least one. of: an element in words."""
+        """Return the columns for the fields of elements, of which there is at least one. of: an element in words."""
         fields = given_columns(frame, self._types, columns, method, self._where)
         if not fields:
             raise StageError(

@@ -22,7 +22,7 @@ _SHOWN = 3
 
 
 def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) -> pa.Table:
-    """The rows in the state's own types: key columns, then fields, as `scan_state` gives them.
+    """Return the rows in the state's own types: key columns, then fields, as `scan_state` gives them.
 
     Numbers may be narrower or wider where every value fits; a text is no number, and a moment with a time zone none
     without.
@@ -93,7 +93,7 @@ def _cast(
 
 
 def _holes(path: str, column: pa.Array | pa.ChunkedArray) -> Iterator[str]:
-    """The parts of nested values that are null although they must not be: Arrow's cast lets them pass."""
+    """Yield the parts of nested values that are null although they must not be: Arrow's cast lets them pass."""
     array = contiguous(column).drop_null()
     if not parts(array.type):
         return
@@ -117,7 +117,7 @@ def _casts(column: pa.ChunkedArray, type: pa.DataType) -> bool:
 
 
 def _first(length: int, fits: Callable[[int], bool]) -> int:
-    """The row by which so many first rows do not fit any more, by halving."""
+    """Return the row by which so many first rows do not fit any more, by halving."""
     low, high = 0, length
     while high - low > 1:
         middle = (low + high) // 2
@@ -163,6 +163,6 @@ def _twice(keys: pa.Table) -> Iterator[str]:
 
 
 def _shown(rows: pa.Table, numbers: pa.Array) -> str:
-    """The first of some rows, with their numbers."""
+    """Return the first of some rows, with their numbers."""
     few = np.asarray(numbers)[:_SHOWN]
     return ", ".join(f"row {number}: {frames.python_rows(rows.slice(int(number), 1))[0]}" for number in few)

@@ -93,22 +93,22 @@ class Batch:
         return codes.to_numpy().astype(np.int64)
 
     def of(self, codes: np.ndarray) -> pl.DataFrame:
-        """The key columns of some codes."""
+        """Return the key columns of some codes."""
         return self.keys[codes]
 
     def sample(self, codes: np.ndarray) -> str:
-        """The first keys of some codes, for errors."""
+        """Return the first keys of some codes, for errors."""
         return str(_shown(self.keys[codes[:3]]))
 
     def misuse(self, what: str, codes: np.ndarray, next: str) -> StageError:
-        """An error about the keys of some codes."""
+        """Return an error about the keys of some codes."""
         return StageError(f"{what} (keys: {self.sample(codes)}).", where=self.where, next=next)
 
 
 def given_columns(
     frame: pl.DataFrame, wanted: Mapping[str, Any], named: Mapping[str, str], method: str, where: str
 ) -> dict[str, pl.Series]:
-    """The columns for some fields, in their Polars types: `named[field]` or the column of the field's own name.
+    """Return the columns for some fields, in their Polars types: `named[field]` or the column of the field's own name.
 
     Fields that have neither are left out. StageError for a name that is no field, a missing column, or a value that
     misfits."""

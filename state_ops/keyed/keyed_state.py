@@ -131,7 +131,7 @@ _TAKEN = frozenset(name for name in dir(KeyedState) if not name.startswith("_"))
 
 
 def sorts(schema: StateSchema, collections: Sequence[Collection]) -> dict[bytes, StateSchema]:
-    """The schema of every sort of entry that has rows, by what stands between its key group and its key."""
+    """Return the schema of every sort of entry that has rows, by what stands between its key group and its key."""
     schemas = {bytes([VALUE_STATE]): schema}
     for declared in collections:
         tag = (declared.tag + (1 << 31)).to_bytes(4, "big")

@@ -88,8 +88,8 @@ class ListState(CollectionState):
         self._moved[codes] = True
 
     def get(self, frame: Any) -> Any:
-        """All elements of the frame's keys: key columns and the elements' fields, a row an element; keys in the order
-        of their first row, elements in that of the list."""
+        """Return all elements of the frame's keys: key columns and the elements' fields, a row an element; keys in the
+        order of their first row, elements in that of the list."""
         return self._read(self._distinct(frame, f"{self._name}.get"), None)
 
     def last(self, frame: Any, n: int = 1) -> Any:
@@ -187,7 +187,7 @@ class ListState(CollectionState):
 
 
 def ends_schema(elements: StateSchema) -> StateSchema:
-    """The schema of a list's ends, and those that they had before: a TTL came and went for them when it did for
+    """Return the schema of a list's ends, and those that they had before: a TTL came and went for them when it did for
     elements."""
     return _of_ends(elements).reading([_of_ends(schema) for schema in elements.older])
 
@@ -207,7 +207,7 @@ def position_in_key(codes: np.ndarray) -> np.ndarray:
 
 
 def expanded(codes: np.ndarray, first: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers first <= number < after of each code, one after the other, with their codes."""
+    """Return the numbers first <= number < after of each code, one after the other, with their codes."""
     sizes = np.maximum(after - first, 0)
     ends = np.cumsum(sizes)
     return np.repeat(codes, sizes), np.arange(sizes.sum()) - np.repeat(ends - sizes - first, sizes)
@@ -220,8 +220,8 @@ def _constant(name: str, value: Any, type: Any, number: int) -> pl.Series:
 def scan_list(
     backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The lists in some key groups, in key order: key columns, and the elements' fields beside them, which may have the
-    same names; two tables a key group."""
+    """Yield the lists in some key groups, in key order: key columns, and the elements' fields beside them, which may
+    have the same names; two tables a key group."""
     schema, of_ends = declared.schema, ends_schema(declared.schema)
     types = [pa.int32(), *keys.types]
     for group in groups:

@@ -72,7 +72,7 @@ class MapState(CollectionState):
         self._put(encoded, rows)
 
     def get(self, frame: Any, **columns: str) -> Any:
-        """The value of each row's entry, row by row; the fields' defaults where there is none."""
+        """Return the value of each row's entry, row by row; the fields' defaults where there is none."""
         rows, _ = self._looked_up(frame, columns, "get")
         return self._out(rows.select(list(self._types)))
 
@@ -82,8 +82,8 @@ class MapState(CollectionState):
         return self._convert(pa.table({self._declared.name: pa.array(present)}))[self._declared.name]
 
     def all(self, frame: Any) -> Any:
-        """All entries of the frame's keys: key columns, `<name>_key` and the values' fields; keys in the order of their
-        first row, entries in that of their map keys."""
+        """Return all entries of the frame's keys: key columns, `<name>_key` and the values' fields; keys in the order
+        of their first row, entries in that of their map keys."""
         codes = self._distinct(frame, f"{self._name}.all")
         encoded, values = self._below(codes)
         _, columns = decode_keys(encoded, [pa.int32(), *self._keys.types, self._key_type])
@@ -189,7 +189,7 @@ class MapState(CollectionState):
     def _addressed(
         self, frame: Any, columns: dict[str, str], method: str, only_keys: bool = False
     ) -> tuple[pl.DataFrame, np.ndarray, pl.Series]:
-        """The frame, the code of each row's key, and each row's map key."""
+        """Return the frame, the code of each row's key, and each row's map key."""
         given = frames.polars(frame)
         codes = self.batch.codes(given, method)
         allowed = self._map_key if only_keys else {**self._map_key, **self._types}
@@ -216,7 +216,7 @@ class MapState(CollectionState):
         return given, codes, keys
 
     def _looked_up(self, frame: Any, columns: dict[str, str], method: str) -> tuple[pl.DataFrame, np.ndarray]:
-        """The row of each row's entry, which is touched by that, and whether there is one."""
+        """Return the row of each row's entry, which is touched by that, and whether there is one."""
         _, codes, keys = self._addressed(frame, columns, f"{self._name}.{method}", only_keys=True)
         encoded = self._encoded(codes, keys)
         rows, present = self._rows(encoded)
@@ -228,12 +228,12 @@ class MapState(CollectionState):
         return self.batch.encoded(MAP_STATE, codes, [self._declared.tag], [column])
 
     def _below(self, codes: np.ndarray) -> tuple[list[bytes], list[bytes]]:
-        """The entries of some keys, in key order."""
+        """Return the entries of some keys, in key order."""
         entries = list(self._entries.below(self.batch.encoded(MAP_STATE, codes, [self._declared.tag])))
         return [key for key, _ in entries], [value for _, value in entries]
 
     def _rows(self, encoded: list[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
-        """The rows of entries, the defaults where there is none; and where there is one."""
+        """Return the rows of entries, the defaults where there is none; and where there is one."""
         rows, present = rows_of(self._schema, self._entries.get(encoded))
         return ttl.unexpired(self._schema, rows, present, self._expiry)
 
@@ -247,8 +247,8 @@ class MapState(CollectionState):
 def scan_map(
     backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The maps in some key groups, in key order: key columns, and `<name>_key` and the values' fields beside them,
-    which may have the same names; two tables a key group."""
+    """Yield the maps in some key groups, in key order: key columns, and `<name>_key` and the values' fields beside
+    them, which may have the same names; two tables a key group."""
     assert declared.key is not None
     for group in groups:
         entries = of_tag(backend, group, MAP_STATE, declared.tag)

@@ -53,7 +53,8 @@ def columns_begin(key: bytes) -> int:
 
 
 def owner_of(key: bytes, types: Sequence[pa.DataType]) -> bytes:
-    """The key that an entry belongs to: its key group, and its columns as bytes, of which none begins another key's.
+    """Return the key that an entry belongs to: its key group, and its columns as bytes, of which none begins another
+    key's.
 
     Args:
         key: The entry's.

@@ -50,7 +50,7 @@ def scan_state(
 
 
 def _gathered(declared: Collection, owners: pl.DataFrame, elements: pl.DataFrame) -> pl.DataFrame:
-    """A row a key, with its elements as a list. owners: the key of each element."""
+    """Return a row a key, with its elements as a list. owners: the key of each element."""
     plain = declared.kind == LIST and declared.row is None and declared.columns == (declared.name,)
     element = elements[declared.name] if plain else elements.select(declared.columns).to_struct(declared.name)
     return owners.with_columns(element).group_by(owners.columns, maintain_order=True).agg(declared.name)

@@ -206,8 +206,8 @@ class Due:
         self._at = 0  # before this position in `groups` nothing is due any more
 
     def piece(self) -> pl.DataFrame:
-        """The next timers: key columns, key group and `at` (microseconds), of each key in order of time; empty: no
-        more.
+        """Return the next timers: key columns, key group and `at` (microseconds), of each key in order of time; empty:
+        no more.
 
         Only what has not been fired since is in it, so ask again for what is due after an author's function set timers.
         """
@@ -245,7 +245,7 @@ class Due:
 
 
 def _timer_keys(batch: Batch, domain: str, codes: np.ndarray, at: np.ndarray) -> tuple[list[bytes], list[bytes]]:
-    """The keys of timers, ordered by their time and by their key. at: microseconds since 1970 UTC."""
+    """Return the keys of timers, ordered by their time and by their key. at: microseconds since 1970 UTC."""
     by_time, of_key = _KINDS[domain]
     moments = pa.array(at, pa.int64())
     return batch.encoded(by_time, codes, [moments]), batch.encoded(of_key, codes, [], [moments])
@@ -275,7 +275,7 @@ def are_set(backend: Backend, groups: range) -> bool:
 
 
 def scan_timers(backend: Backend, keys: pa.Schema, groups: range) -> Iterator[pa.Table]:
-    """The timers that are set in some key groups: key columns, `at` and `domain` ("event" or "processing")."""
+    """Yield the timers that are set in some key groups: key columns, `at` and `domain` ("event" or "processing")."""
     for group in groups:
         for domain, (by_time, _) in _KINDS.items():
             stored = [key for key, _ in backend.scan(group_prefix(group, by_time), group_prefix(group, by_time + 1))]

@@ -133,14 +133,14 @@ def expiry_of(schema: StateSchema, ttl: Ttl | None, now: int, before: Forgotten 
 
 
 def stamped(schema: StateSchema) -> StateSchema:
-    """The schema with the hidden field, where it has none yet."""
+    """Return the schema with the hidden field, where it has none yet."""
     if TOUCHED in schema.arrow.names:
         return schema
     return replace(schema, fields=(*schema.fields, Field(TOUCHED, pa.int64(), True, None)))
 
 
 def visible(schema: StateSchema) -> tuple[Field, ...]:
-    """The fields that an author declared."""
+    """Return the fields that an author declared."""
     return tuple(field for field in schema.fields if field.name != TOUCHED)
 
 
@@ -227,7 +227,7 @@ def sweep(
 
 
 def _stamps(schema: StateSchema, values: Sequence[bytes]) -> pl.Series:
-    """The stamps of rows. Those that were written with this very schema are not decoded for that."""
+    """Return the stamps of rows. Those that were written with this very schema are not decoded for that."""
     numbers = stored_numbers(schema, values, TOUCHED)
     if numbers is None:
         return pl.Series(pl.from_arrow(decode_rows(schema, values).column(TOUCHED)))

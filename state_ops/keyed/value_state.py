@@ -85,13 +85,13 @@ class ValueState(RowHandle):
     # -- the author's half
 
     def get(self, frame: Any) -> Any:
-        """The state of each row's key, row by row; a key without state has the fields' defaults."""
+        """Return the state of each row's key, row by row; a key without state has the fields' defaults."""
         codes = self.batch.codes(frames.polars(frame), "state.get")
         return self._out(self._seen(codes)[codes].select(list(self._types)))
 
     def join(self, frame: Any, *fields: str) -> Any:
-        """The frame with the state of each row's key beside it: these fields, or all. A key without state has the
-        defaults."""
+        """Return the frame with the state of each row's key beside it: these fields, or all. A key without state has
+        the defaults."""
         table = frames.arrow(frame, self._where)
         keys = table.select([name for name in self._keys.names if name in table.column_names])
         codes = self.batch.codes(frames.from_arrow(keys), "state.join")
@@ -198,7 +198,8 @@ class ValueState(RowHandle):
         return self._rows
 
     def _seen(self, codes: np.ndarray) -> pl.DataFrame:
-        """The rows of the batch, of which the author sees those of some codes; that may count as touching them."""
+        """Return the rows of the batch, of which the author sees those of some codes; that may count as touching
+        them."""
         rows = self._loaded()
         if self._expiry is not None:
             read = np.zeros(len(rows), bool)
@@ -298,7 +299,8 @@ def _check_kind(name: str, agg: Agg, column: str, kind: pl.DataType, method: str
 def scan_values(
     backend: Backend, schema: StateSchema, keys: pa.Schema, groups: range, expiry: Expiry | None = None
 ) -> Iterator[pa.Table]:
-    """All rows of value state in some key groups, in key order: key columns, then fields; in tables of bounded size."""
+    """Yield all rows of value state in some key groups, in key order: key columns, then fields; in tables of bounded
+    size."""
     for group in groups:
         stored = iter(backend.scan(group_prefix(group, VALUE_STATE), group_prefix(group, VALUE_STATE + 1)))
         while entries := list(islice(stored, _SCANNED)):  # a group may have any number of them

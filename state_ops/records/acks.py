@@ -99,7 +99,7 @@ class Ack:
         return self.rows_out if output == MAIN else self.rows_beside.get(output, 0)
 
     def staged(self, name: str) -> list[StagedFile | StateFile]:
-        """The files of one output's rows, uploaded or still local."""
+        """Return the files of one output's rows, uploaded or still local."""
         files: tuple[StagedFile | StateFile, ...] = self.pending_upload.staged if self.pending_upload else self.files
         return [file for file in files if file.kind != STATE and file.name == name]
 

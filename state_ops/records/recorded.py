@@ -34,7 +34,7 @@ class Recorded:
         return {name: self.unknown[name] if name in self.unknown else getattr(self, name) for name in self.names}
 
     def updated(self, **changes: Any) -> Self:
-        """A copy that records these values of these fields."""
+        """Return a copy that records these values of these fields."""
         return replace(self, **changes, names=tuple(dict.fromkeys((*self.names, *changes))))
 
 

@@ -108,7 +108,7 @@ class StagedFile:
 
 
 def snapshots_of(files: tuple[StateFile, ...], operator: str) -> dict[int, Snapshot]:
-    """The snapshots of one operator by subtask, from a checkpoint's listing."""
+    """Return the snapshots of one operator by subtask, from a checkpoint's listing."""
     by_subtask: dict[int, list[StateFile]] = {}
     for file in files:
         if file.kind == STATE and file.operator == operator:

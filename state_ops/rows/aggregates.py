@@ -174,7 +174,7 @@ class Agg:
         return _kept_type(schema.field(self.column).type)
 
     def parts(self, name: str, schema: pa.Schema) -> list[tuple[str, pa.DataType, bool, object]]:
-        """The state fields that hold this aggregate: (field, type, nullable, value before the first row)."""
+        """Return the state fields that hold this aggregate: (field, type, nullable, value before the first row)."""
         if self.listed:
             return [(name, pa.list_(self.value_type(schema)), True, None)]
         if self.kind in ("count", "count_distinct"):
@@ -193,7 +193,7 @@ class Agg:
         return [(name, kind, True, None), *((field, schema.field(column).type, True, None) for field, column in by)]
 
     def fields(self, name: str) -> list[str]:
-        """The names of `parts`."""
+        """Return the names of `parts`."""
         return [f"{name}__sum", f"{name}__count"] if self.kind == "mean" else [name, *self._by(name)]
 
     # -- partials: expressions over one key's rows of a batch, one for each of `parts`
@@ -279,7 +279,7 @@ class Agg:
         return [pl.col(new + name).alias(name)]
 
     def result(self, name: str) -> pl.Expr:
-        """The aggregate's value from its fields."""
+        """Return the aggregate's value from its fields."""
         if self.listed:
             return pl.col(name).list.len().cast(pl.Int64)
         if self.kind == "mean":
@@ -310,7 +310,7 @@ class Agg:
 
 
 def _wider(type: pl.DataType) -> pl.DataType:
-    """The type in which values are added: Polars adds 32-bit numbers in 32 bits, and wraps around."""
+    """Return the type in which values are added: Polars adds 32-bit numbers in 32 bits, and wraps around."""
     if isinstance(type, pl.Decimal):
         return pl.Decimal(38, type.scale)
     return pl.Float64() if type.is_float() else pl.Int128()
@@ -332,7 +332,8 @@ def _kept(values: pl.Expr, type: pl.DataType) -> pl.Expr:
 
 
 def rank_of(name: str) -> str:
-    """The column with each row's place in the order of the aggregate `name`; null where it does not take part."""
+    """Return the column with each row's place in the order of the aggregate `name`; null where it does not take
+    part."""
     return f"__weir_rank_{name}"
 
 

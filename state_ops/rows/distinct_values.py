@@ -32,7 +32,7 @@ _DELETED = 50_000
 def collections(
     aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, fields: Sequence[str]
 ) -> tuple[Collection, ...]:
-    """The values as maps of a key, from each value to true.
+    """Return the values as maps of a key, from each value to true.
 
     Args:
         aggregates: Of which those that count distinct values have one.

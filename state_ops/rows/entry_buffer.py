@@ -26,18 +26,18 @@ class Entries:
         self._waiting.update(dict.fromkeys(keys))
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys` in their order; None where there is none."""
+        """Return the values of `keys` in their order; None where there is none."""
         self._settle()
         return self._backend.multi_get(keys)
 
     def first(self, start: bytes, end: bytes) -> bytes | None:
-        """The first key with start <= key < end; None if there is none."""
+        """Return the first key with start <= key < end; None if there is none."""
         self._settle()
         return next((key for key, _ in self._backend.scan(start, end)), None)
 
     def below(self, prefixes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """All entries whose keys begin with one of `prefixes` (distinct, none of them the beginning of another), in key
-        order.
+        """Yield all entries whose keys begin with one of `prefixes` (distinct, none of them the beginning of another),
+        in key order.
 
         Neighbours are read by one scan: it passes over what nobody asked for as long as that is cheaper than a new one.
         """
@@ -85,7 +85,7 @@ def write(backend: Backend, several: Iterable[Entries]) -> None:
 
 
 def of_tag(backend: Backend, group: int, kind: int, tag: int) -> list[tuple[bytes, bytes]]:
-    """The entries of one list or map in a key group.
+    """Return the entries of one list or map in a key group.
 
     Args:
         tag: `Collection.tag`.
@@ -95,5 +95,5 @@ def of_tag(backend: Backend, group: int, kind: int, tag: int) -> list[tuple[byte
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The first key after all those that begin so."""
+    """Return the first key after all those that begin so."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")

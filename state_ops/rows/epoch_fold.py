@@ -78,8 +78,8 @@ class EpochFold:
     def _gathered(
         self, gathered: list[pl.DataFrame], merge: Merge, stay: Stay, keep: bool
     ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """All partials of some keys. Too many for memory are merged one after the other; their keys are read once more,
-        to be handed out once."""
+        """Yield all partials of some keys. Too many for memory are merged one after the other; their keys are read once
+        more, to be handed out once."""
         if len(gathered) == 1 or not key_aggregation.have_gathered(gathered, self._partial_rows, 1):
             whole = key_aggregation.combined(self._aggregates, gathered, self._by, self._where)
             yield from self._merged(whole, merge, stay, keep)

@@ -92,7 +92,7 @@ class ExpiringRows(Rows):
         return SortedRun(index, [b""] * len(index)), list(stale)
 
     def _index(self, rows: pl.DataFrame) -> list[bytes]:
-        """The entries of rows that are over some day, ascending."""
+        """Return the entries of rows that are over some day, ascending."""
         moments = rows.select(self._moment).to_series()
         if moments.null_count():
             rows, moments = rows.filter(moments.is_not_null()), moments.drop_nulls()

@@ -64,7 +64,7 @@ class Partials:
             self.full = have_gathered(self._parts, self._limit, 2)  # else combining would soon be all that is done
 
     def take(self) -> pl.DataFrame:
-        """A row a key, in any order; then begin anew."""
+        """Return a row a key, in any order; then begin anew."""
         self._reduce()
         taken = self.combined(self._parts)
         self._parts, self.full = [], False
@@ -110,8 +110,8 @@ def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool
 def fitting(
     aggregates: Mapping[str, Agg], rows: pl.DataFrame, types: Mapping[str, Any], method: str, where: str
 ) -> tuple[list[tuple[str, Agg]], pl.DataFrame]:
-    """The aggregates over columns in the types of their fields, and the rows with these columns: what a field cannot
-    hold is refused row by row, so that slicing cannot change what is kept.
+    """Return the aggregates over columns in the types of their fields, and the rows with these columns: what a field
+    cannot hold is refused row by row, so that slicing cannot change what is kept.
 
     Sums are made wider than their fields; see `fitted`. Raises StageError for a value that its field cannot hold.
     """
@@ -161,7 +161,7 @@ def partials(aggregates: Aggregates, rows: pl.DataFrame, by: Sequence[str], wher
 
 
 def combined(aggregates: Aggregates, parts: Sequence[pl.DataFrame], by: Sequence[str], where: str) -> pl.DataFrame:
-    """The partials of many batches as one of all their rows."""
+    """Return the partials of many batches as one of all their rows."""
     return parts[0] if len(parts) == 1 else recombined(aggregates, pl.concat(parts), by, where)
 
 
@@ -174,7 +174,8 @@ def recombined(aggregates: Aggregates, parts: pl.DataFrame, by: Sequence[str], w
 
 
 def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where: str) -> pl.DataFrame:
-    """The fields of the aggregates after partials, row by row, came to stored rows. The types are the stored ones.
+    """Return the fields of the aggregates after partials, row by row, came to stored rows. The types are the stored
+    ones.
 
     Raises:
         InputError: For a sum that its field cannot hold.
@@ -203,7 +204,8 @@ def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where
 
 
 def fitted(aggregates: Aggregates, rows: pl.DataFrame, types: Mapping[str, pl.DataType], where: str) -> pl.DataFrame:
-    """The fields of the aggregates in the types in which they are stored. InputError for a sum that does not fit."""
+    """Return the fields of the aggregates in the types in which they are stored. InputError for a sum that does not
+    fit."""
     low, high = _INT64
     for name, agg in aggregates:
         if agg.kind == "sum" and rows[name].dtype == pl.Int128 and not rows[name].is_between(low, high).all():
@@ -251,8 +253,8 @@ def _reduced(
 
 
 def _all_ranks(rows: pl.DataFrame, rankings: Mapping[str, Sequence[str]]) -> list[pl.Series]:
-    """The ranks by each of several lists of columns, under their names. The aggregates of a stage have one order, and
-    each its own value as the last column, which counts among equals: what comes before is sorted once."""
+    """Return the ranks by each of several lists of columns, under their names. The aggregates of a stage have one
+    order, and each its own value as the last column, which counts among equals: what comes before is sorted once."""
     orders: list[tuple[pl.DataFrame, pl.DataFrame, bool]] = []
     ranks = []
     for name, (*by, value) in rankings.items():

@@ -49,7 +49,7 @@ class Residence:
     fresh: bool = False
 
     def load(self, name: str, shape: str, like: pl.DataFrame, keys: tuple[str, ...]) -> HashedTable | None:
-        """The table that was saved under `name`, None if there is none to be trusted.
+        """Return the table that was saved under `name`, None if there is none to be trusted.
 
         Args:
             shape: What must not have changed since (the ids of its schema).

@@ -95,8 +95,8 @@ class Rows:
         self._scan_tried = False
 
     def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
-        """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where
-        there is."""
+        """Return the rows of these keys, in their order, with the fields' defaults where there is none; and bool[n],
+        where there is."""
         self._begin()
         self._asked = asked = self._ordered(keys)
         try:
@@ -282,7 +282,7 @@ class Rows:
         return True
 
     def _scanned(self) -> HashedTable | None:
-        """All rows that are stored; None if they do not fit."""
+        """Return all rows that are stored; None if they do not fit."""
         assert self._residence is not None
         tables: list[pl.DataFrame] = []
         size = 0
@@ -383,7 +383,7 @@ def _joined(parts: Iterator[tuple[list[bytes], list[bytes], list[bytes]]]) -> tu
 
 
 def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows of stored values, in the values' order; and bool[n], which says where there is a value.
+    """Return the rows of stored values, in the values' order; and bool[n], which says where there is a value.
 
     Where there is none, the row has the fields' defaults.
     """

@@ -22,7 +22,7 @@ DISTINCT, QUANTILE = "approx_distinct", "approx_quantile"
 
 
 def sketched(kind: str, values: pl.Series) -> pl.Series:
-    """The sketch of each row's list of values.
+    """Return the sketch of each row's list of values.
 
     Args:
         kind: DISTINCT or QUANTILE.

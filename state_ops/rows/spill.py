@@ -54,7 +54,7 @@ class Spill:
         self._number += 1
 
     def take(self) -> Iterator[list[pl.DataFrame]]:
-        """The rows of one range after the other, or of a part of it, as they were added; then it is empty."""
+        """Yield the rows of one range after the other, or of a part of it, as they were added; then it is empty."""
         for number in sorted(self._ranges):
             for files in self._parts(self._ranges.pop(number)):
                 yield [_read(file) for file in files]
@@ -64,7 +64,7 @@ class Spill:
         self._number = 0
 
     def _parts(self, files: list[Path]) -> Iterator[list[Path]]:
-        """The files of a range, or those of its parts, which have the rows of some of its keys each."""
+        """Yield the files of a range, or those of its parts, which have the rows of some of its keys each."""
         size, most = sum(file.stat().st_size for file in files), key_aggregation.PARTIAL_BYTES
         if not self._keys or size <= most:
             yield files

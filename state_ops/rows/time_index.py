@@ -21,13 +21,13 @@ _PREFIX = 3  # bytes of key group and state id
 
 
 def entries(moments: np.ndarray, keys: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray) -> list[bytes]:
-    """The index's keys for int64[n] moments of n keys, whose groups are uint16[n]."""
+    """Return the index's keys for int64[n] moments of n keys, whose groups are uint16[n]."""
     return encode_keys([pa.array(moments, pa.int64()), *keys], groups, MOMENTS)
 
 
 def due(backend: Backend, groups: range, upto: int | None, most: int) -> Iterator[list[bytes]]:
-    """The entries up to a moment, or all of them, in pieces of at most `most`. Those of a piece must be deleted before
-    the next is asked for."""
+    """Yield the entries up to a moment, or all of them, in pieces of at most `most`. Those of a piece must be deleted
+    before the next is asked for."""
     piece: list[bytes] = []
     for group in groups:
         while True:
@@ -48,14 +48,14 @@ def first(backend: Backend, group: int, upto: int | None, most: int) -> list[byt
 
 
 def pieces(backend: Backend, group: int, most: int) -> Iterator[list[bytes]]:
-    """All entries of a group, the earliest first, in pieces of at most `most`; none may be deleted meanwhile."""
+    """Yield all entries of a group, the earliest first, in pieces of at most `most`; none may be deleted meanwhile."""
     scanned = backend.scan(group_prefix(group, MOMENTS), group_prefix(group, MOMENTS + 1))
     while piece := [key for key, _ in islice(scanned, most)]:
         yield piece
 
 
 def earliest(backend: Backend, groups: range, sort: int, after: int) -> int | None:
-    """The first moment later than `after` among the entries of one sort, whose keys begin with a moment.
+    """Return the first moment later than `after` among the entries of one sort, whose keys begin with a moment.
 
     Args:
         sort: The id of their state, of `MOMENTS` or of another such index.
@@ -70,11 +70,11 @@ def earliest(backend: Backend, groups: range, sort: int, after: int) -> int | No
 
 
 def owners(entries: Sequence[bytes], keys: pa.Schema) -> tuple[np.ndarray, pa.Table]:
-    """The groups, uint16[n], and the key columns of entries."""
+    """Return the groups, uint16[n], and the key columns of entries."""
     groups, columns = decode_keys(entries, [pa.int64(), *keys.types])
     return groups, pa.table(columns[1:], schema=keys)
 
 
 def moment_of(entry: bytes) -> int:
-    """The moment of an entry."""
+    """Return the moment of an entry."""
     return decode_int64(entry[_PREFIX:])

@@ -80,7 +80,8 @@ def meaning_of(hint: Any) -> Meaning:
 
 
 def field_of(name: str, hint: Any, default: Any) -> Field:
-    """The field of an annotation and its default, `...` where there is none. Raises ValueError as `meaning_of`."""
+    """Return the field of an annotation and its default, `...` where there is none. Raises ValueError as
+    `meaning_of`."""
     meant = meaning_of(hint)
     required = default is ... and meant.required
     if default is ...:
@@ -93,7 +94,7 @@ def field_of(name: str, hint: Any, default: Any) -> Field:
 
 
 def nested_state(hint: Any) -> Any:
-    """The state class that an annotation is, perhaps `| None`; None of any other annotation."""
+    """Return the state class that an annotation is, perhaps `| None`; None of any other annotation."""
     bare, _ = _without_none(typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint)
     return bare if isinstance(getattr(bare, "__weir_schema__", None), StateSchema) else None
 
@@ -120,8 +121,8 @@ def _struct(cls: type, schema: StateSchema) -> Meaning:
 
 
 def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
-    """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames`
-    makes it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
+    """Return the type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or
+    `frames` makes it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
     if (strange := unknown_to_polars(type)) is not None or pa.types.is_uint64(type) or _is_nanos(type):
         return strange or type
     return next((strange for part in parts(type) if (strange := _strange_to_frames(part.type)) is not None), None)
@@ -140,5 +141,5 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def shown(hint: Any) -> str:
-    """An annotation as an author wrote it."""
+    """Return an annotation as an author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

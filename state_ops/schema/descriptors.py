@@ -121,7 +121,8 @@ def marked(hint: Any) -> str | None:
 
 
 def collection(name: str, kind: str, key: pa.DataType | None, element: StateSchema | Field, row: Any) -> Collection:
-    """A declared list or map. Raises PipelineError for a key type that cannot be one, or for names that clash."""
+    """Return a declared list or map. Raises PipelineError for a key type that cannot be one, or for names that
+    clash."""
     if key is not None:
         check_key_type(f"{name}_key", key)
     schema = element if isinstance(element, StateSchema) else StateSchema((element,))
@@ -152,5 +153,5 @@ def checked(collections: tuple[Collection, ...], fields: tuple[str, ...]) -> tup
 
 
 def collections_of(state: type) -> tuple[Collection, ...]:
-    """The lists and maps of a `State` subclass, in the order of their definition."""
+    """Return the lists and maps of a `State` subclass, in the order of their definition."""
     return getattr(state, "__weir_collections__", ())

@@ -64,7 +64,7 @@ def obstacles_by_field(old: StateSchema, new: StateSchema) -> dict[str, list[str
 
 
 def _row(schema: StateSchema, *, hidden: bool = True) -> pa.DataType:
-    """A row as one struct of its fields. hidden: with the hidden one."""
+    """Return a row as one struct of its fields. hidden: with the hidden one."""
     return pa.struct([field for field in schema.arrow if hidden or field.name != TOUCHED])
 
 
@@ -141,7 +141,8 @@ def _matched(
 
 
 def _sources(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken: set[str]) -> list[str]:
-    """The old names of a field, its own first: none if it is new, and one, or nobody can tell which (`obstacles`).
+    """Return the old names of a field, its own first: none if it is new, and one, or nobody can tell which
+    (`obstacles`).
 
     An old name that now is another field's is that other field's.
     """
@@ -168,7 +169,7 @@ class Gone:
 
 
 def gone(old: StateSchema, new: StateSchema) -> list[Gone]:
-    """The fields of `old`, and the parts of its fields, that `new` has no more, in their order."""
+    """Return the fields of `old`, and the parts of its fields, that `new` has no more, in their order."""
     lost = []
     for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _declared_parts(new)):
         read = {source for _, sources, _ in level.now for source in sources}
@@ -249,7 +250,7 @@ def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
 
 
 def migrated(table: pa.Table, old: StateSchema, new: StateSchema) -> pa.Table:
-    """The rows of `old` as rows of `new`, which have no obstacles."""
+    """Return the rows of `old` as rows of `new`, which have no obstacles."""
     if old == new:
         return table
     columns = [contiguous(column) for column in table.select(old.arrow.names).columns]
@@ -283,7 +284,7 @@ def _converted(array: pa.Array, type: pa.DataType, declared: _Parts, at: tuple[s
 
 
 def _added(field: pa.Field, part: Part | None, rows: int) -> pa.Array:
-    """A column of a new field's default. part: what is known of it."""
+    """Return a column of a new field's default. part: what is known of it."""
     default = part.default if part is not None else None if field.nullable else zero_of(field.type)
     return pa.array([default], field.type).take(pa.array(np.zeros(rows, np.int64)))
 
@@ -306,7 +307,8 @@ def recorded(schema: StateSchema) -> list[dict[str, Any]]:
 
 
 def from_record(record: Sequence[Mapping[str, Any]]) -> StateSchema:
-    """The schema that a checkpoint has on record, as `recorded` gives it. Raises DamageError if it cannot be read."""
+    """Return the schema that a checkpoint has on record, as `recorded` gives it. Raises DamageError if it cannot be
+    read."""
     chain = [_entry_schema(entry) for entry in record]
     return chain[-1].reading(chain[:-1])
 

@@ -68,23 +68,23 @@ def check_key_type(name: str, type: pa.DataType, where: str | None = None) -> No
 
 
 def group_prefix(group: int, state_id: int) -> bytes:
-    """The 3 bytes that begin every key of this group and state. The range ends before group_prefix(group, state_id +
-    1)."""
+    """Return the 3 bytes that begin every key of this group and state. The range ends before group_prefix(group,
+    state_id + 1)."""
     return ((group << 8) + state_id).to_bytes(_HEADER, "big")  # the carry of state 255 + 1 is the next group
 
 
 def encode_int64(value: int) -> bytes:
-    """The order-preserving 8 bytes of an int64, or of a timestamp's microseconds."""
+    """Return the order-preserving 8 bytes of an int64, or of a timestamp's microseconds."""
     return (value + (1 << 63)).to_bytes(8, "big")
 
 
 def decode_int64(encoded: bytes) -> int:
-    """The int64 that the first 8 bytes stand for."""
+    """Return the int64 that the first 8 bytes stand for."""
     return int.from_bytes(encoded[:8], "big") - (1 << 63)
 
 
 def stored_key(type: pa.DataType) -> pa.DataType:
-    """The type as which a map's keys are stored."""
+    """Return the type as which a map's keys are stored."""
     return pa.int64() if pa.types.is_float64(type) else type
 
 
@@ -100,13 +100,13 @@ def decode_floats(encoded: np.ndarray) -> np.ndarray:
 
 
 def _turned(bits: np.ndarray) -> np.ndarray:
-    """All bits but the sign turned over in what is negative, whose order is the other way round."""
+    """Return all bits but the sign turned over in what is negative, whose order is the other way round."""
     turned: np.ndarray = bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))
     return turned
 
 
 def last_int64(key: bytes) -> int:
-    """The last column of a key, which is an int64."""
+    """Return the last column of a key, which is an int64."""
     return decode_int64(key[-8:])
 
 
@@ -169,7 +169,7 @@ def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarra
 
 
 def decode_keys(keys: Sequence[bytes], types: Sequence[pa.DataType]) -> tuple[np.ndarray, list[pa.Array]]:
-    """The key groups, uint16[n], and one array per key column of `keys`, whose columns have exactly these types.
+    """Return the key groups, uint16[n], and one array per key column of `keys`, whose columns have exactly these types.
 
     Raises:
         DamageError: For a key that `encode_keys` cannot have written.
@@ -234,7 +234,7 @@ def _record(run: list[np.ndarray]) -> np.ndarray:
 
 
 def _ordered(array: pa.Array) -> np.ndarray:
-    """A fixed-width column's values with bytes in the order of the values."""
+    """Return a fixed-width column's values with bytes in the order of the values."""
     values = fixed_values(array)
     if pa.types.is_boolean(array.type):
         return values

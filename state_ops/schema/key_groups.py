@@ -63,7 +63,7 @@ def xxhash64(columns: Sequence[pa.Array | pa.ChunkedArray]) -> np.ndarray:
 
 
 def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
-    """The key groups that a subtask owns: contiguous, and over all subtasks each group exactly once.
+    """Return the key groups that a subtask owns: contiguous, and over all subtasks each group exactly once.
 
     Raises:
         ConfigurationError: Where the parallelism does not fit, or there is no such subtask.
@@ -77,7 +77,7 @@ def group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
 
 
 def subtask_of(group: _Groups, parallelism: int, max_parallelism: int) -> _Groups:
-    """The subtask that owns a key group, or of an array of groups the int64 array of theirs."""
+    """Return the subtask that owns a key group, or of an array of groups the int64 array of theirs."""
     check_parallelism(parallelism, max_parallelism)
     if isinstance(group, np.ndarray):
         return group.astype(np.int64) * parallelism // max_parallelism  # uint16 would overflow
@@ -155,7 +155,7 @@ def _rows(which: np.ndarray) -> Any:
 
 
 def _take_stripes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seed: np.ndarray) -> np.ndarray:
-    """The hash after the whole 32-byte stripes of texts that have at least one."""
+    """Return the hash after the whole 32-byte stripes of texts that have at least one."""
     words = items(data, 8)
     runner = [seed + _P1 + _P2, seed + _P2, seed.copy(), seed - _P1]
     for stripe in range(int(lengths.max(initial=0)) // 32):

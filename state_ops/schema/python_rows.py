@@ -28,7 +28,7 @@ Row = tuple[Any, ...]
 
 
 def tuples(table: pa.Table) -> list[Row]:
-    """The rows of a table; a map as a dict."""
+    """Return the rows of a table; a map as a dict."""
     if not table.num_columns:
         return [()] * table.num_rows
     return list(zip(*(_values(contiguous(column)) for column in table.columns), strict=True))
@@ -133,7 +133,8 @@ class RowReader:
 
 
 def copied(value: Any) -> Any:
-    """A copy of lists and dicts, also nested ones, so that no change in place reaches what somebody else holds."""
+    """Return a copy of lists and dicts, also nested ones, so that no change in place reaches what somebody else
+    holds."""
     if value.__class__ in _ATOMS:
         return value
     if isinstance(value, State):
@@ -146,7 +147,7 @@ def copied(value: Any) -> Any:
 
 
 def beside(frame: pl.DataFrame, indices: Sequence[int], table: pa.Table) -> pa.Table:
-    """The key columns of some keys of the batch, and a row of the table beside each."""
+    """Return the key columns of some keys of the batch, and a row of the table beside each."""
     return widened(frames.arrow(frame[list(indices)]), table)
 
 
@@ -161,7 +162,7 @@ def typed(table: pa.Table, fields: Sequence[Field]) -> pa.Table:
 
 
 def _misfit(field: Field, values: Sequence[Any], name_of: Callable[[int], str], where: str) -> StageError:
-    """The error about the first value that is why a column cannot be made."""
+    """Return the error about the first value that is why a column cannot be made."""
     for number, value in enumerate(values):
         try:
             _array([value], field)
@@ -220,8 +221,8 @@ def _plainer(type: pa.DataType) -> _Plain | None:
 
 @lru_cache(maxsize=256)
 def _as_they_are(type: pa.DataType) -> frozenset[Any]:
-    """The classes whose values need not be looked at, for speed: all that they can be fits the type, or Arrow refuses
-    it."""
+    """Return the classes whose values need not be looked at, for speed: all that they can be fits the type, or Arrow
+    refuses it."""
     if pa.types.is_integer(type):
         return frozenset({int, NoneType})
     if pa.types.is_date(type):
@@ -263,7 +264,7 @@ def _elements(value: Any, element: _Plain | None) -> list[Any]:
 
 
 def _whole(value: Any) -> int:
-    """A whole number as an int: Arrow would cut 1.5 down to 1 without a word."""
+    """Return a whole number as an int: Arrow would cut 1.5 down to 1 without a word."""
     if value.__class__ is int:
         return value
     if isinstance(value, (bool, np.bool_, str, np.datetime64, np.timedelta64)) or value != int(value):
@@ -272,7 +273,8 @@ def _whole(value: Any) -> int:
 
 
 def _day(value: Any) -> date | None:
-    """A date, also as a datetime at its midnight in UTC: Arrow would cut off the hours, and take a number for days."""
+    """Return a date, also as a datetime at its midnight in UTC: Arrow would cut off the hours, and take a number for
+    days."""
     day: date | None = value if value.__class__ is date else _of_numpy(value)
     if not isinstance(day, date | None):
         raise ValueError("it is no date")
@@ -286,7 +288,7 @@ def _day(value: Any) -> date | None:
 
 
 def _moment(value: Any, unit: int) -> Any:
-    """A datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to
+    """Return a datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to
     microseconds like those of columns."""
     value = _of_numpy(value)
     if not isinstance(value, datetime | np.datetime64 | None):
@@ -316,7 +318,7 @@ def _of_numpy(value: Any) -> Any:
 
 
 def _span(value: Any, unit: int) -> Any:
-    """A timedelta of whole units; see `_moment`."""
+    """Return a timedelta of whole units; see `_moment`."""
     if _is_nat(value):
         return None
     if not isinstance(value, timedelta | np.timedelta64):
@@ -327,7 +329,7 @@ def _span(value: Any, unit: int) -> Any:
 
 
 def _clock(value: Any, unit: int) -> time:
-    """A time of day of whole units, without a zone, which Arrow would leave away."""
+    """Return a time of day of whole units, without a zone, which Arrow would leave away."""
     if not isinstance(value, time) or value.tzinfo is not None:
         raise ValueError("it is no time without a zone")
     if value.microsecond % unit:
@@ -336,8 +338,8 @@ def _clock(value: Any, unit: int) -> time:
 
 
 def _narrow(value: Any, format: str) -> Any:
-    """A number that stays finite in a narrow float: Arrow would make it infinite. format: of `struct`, in
-    its standard size, without which it does not look."""
+    """Return a number that stays finite in a narrow float: Arrow would make it infinite. format: of `struct`, in its
+    standard size, without which it does not look."""
     try:
         struct.pack(format, value)
     except OverflowError:
@@ -420,14 +422,14 @@ def _settlers_of_integers(type: pa.DataType) -> dict[Any, _Settle]:
 
 
 def _range_of(type: pa.DataType) -> tuple[int, int]:
-    """The smallest and the largest number of an integer type."""
+    """Return the smallest and the largest number of an integer type."""
     signed = pa.types.is_signed_integer(type)
     highest = 2 ** (type.bit_width - signed) - 1
     return (-highest - 1 if signed else 0), highest
 
 
 def _single(value: Any) -> Any:
-    """A float as one of 32 bits."""
+    """Return a float as one of 32 bits."""
     try:
         return struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:

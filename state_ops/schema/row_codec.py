@@ -229,7 +229,7 @@ def _holds(declared: pa.DataType, given: pa.DataType) -> bool:
 
 
 def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
-    """The rows of `values`, written with `schema` or with one of `schema.older`, as a table of `schema.arrow`.
+    """Return the rows of `values`, written with `schema` or with one of `schema.older`, as a table of `schema.arrow`.
 
     Raises:
         DamageError: For any value that `encode_rows` of these schemas cannot have written: cut short, too long, another
@@ -253,8 +253,8 @@ def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
 
 
 def stored_numbers(schema: StateSchema, values: Sequence[bytes], name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """The field `name` of rows, a fixed-width one: its raw values and bool[n], which of them are null. Nothing else of
-    the rows is decoded or checked. None if some of them were not written with this very schema."""
+    """Return the field `name` of rows, a fixed-width one: its raw values and bool[n], which of them are null. Nothing
+    else of the rows is decoded or checked. None if some of them were not written with this very schema."""
     joined, starts, lengths = join(values)
     layout = _layout(schema)
     width = layout.record.itemsize
@@ -328,7 +328,7 @@ def _bits(bitmap: np.ndarray) -> np.ndarray | None:
 def _decode_slot(
     rows: np.ndarray, i: int, slot: _Slot, nulls: np.ndarray, inside: np.ndarray, cursor: Cursor
 ) -> pa.Array | None:
-    """The column of a slot; None of a struct, which is made of its fields' when they are all there."""
+    """Return the column of a slot; None of a struct, which is made of its fields' when they are all there."""
     type, path = slot.field.type, slot.path
     if inside.any():
         cursor.unsound_unless(nulls | ~inside, f"holds a value behind the null around {path!r}")

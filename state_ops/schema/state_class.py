@@ -122,7 +122,7 @@ class State:
 
 
 def _plain(value: Any) -> Any:
-    """The value with nested states as dicts, as frames have them."""
+    """Return the value with nested states as dicts, as frames have them."""
     if isinstance(value, State):
         return value.as_dict()
     if isinstance(value, list):
@@ -164,7 +164,7 @@ def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Coll
 
 
 def _own_annotations(cls: type, frame: types.FrameType) -> dict[str, Any]:
-    """The class's own annotations, resolved; its bases' were resolved where those were defined."""
+    """Return the class's own annotations, resolved; its bases' were resolved where those were defined."""
     annotations = inspect.get_annotations(cls)
     module = vars(sys.modules.get(cls.__module__, types.ModuleType("missing")))
     hints: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def _field(cls: type, name: str, hint: Any) -> Field:
 
 
 def _resolve(cls: type, name: str, hint: Any) -> tuple[pa.DataType, bool]:
-    """An annotation's Arrow type and nullability."""
+    """Return an annotation's Arrow type and nullability."""
     try:
         meant = meaning_of(hint)
     except ValueError as error:

@@ -46,7 +46,7 @@ class Part:
 
 
 def below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts of something that itself is a part of this name."""
+    """Return the parts of something that itself is a part of this name."""
     return tuple(replace(part, path=(name, *part.path)) for part in parts)
 
 
@@ -108,8 +108,8 @@ class StateSchema:
 
     @classmethod
     def of(cls, state: type) -> StateSchema:
-        """The schema of a `State` subclass: its fields, without lists and maps. PipelineError for anything else, or for
-        one that declares nothing."""
+        """Return the schema of a `State` subclass: its fields, without lists and maps. PipelineError for anything else,
+        or for one that declares nothing."""
         schema = getattr(state, "__weir_schema__", None) if isinstance(state, type) else None
         if not isinstance(schema, StateSchema):
             raise PipelineError(
@@ -125,7 +125,8 @@ class StateSchema:
 
     @classmethod
     def build(cls, fields: Iterable[tuple[str, pa.DataType, bool, Any]]) -> StateSchema:
-        """A schema from (name, Arrow type, nullable, default); a default of None means the zero where not nullable."""
+        """Return a schema from (name, Arrow type, nullable, default); a default of None means the zero where not
+        nullable."""
         return cls(
             tuple(
                 Field(name, type, nullable, _zero(type) if default is None and not nullable else default)
@@ -229,7 +230,7 @@ def _zero(type: pa.DataType) -> Any:
 
 
 def _checked(f: Field) -> Field:
-    """The field with its default as Arrow would give it back, or PipelineError."""
+    """Return the field with its default as Arrow would give it back, or PipelineError."""
     if not isinstance(f.name, str) or not f.name or (f.name.startswith("_") and f.name != TOUCHED):
         raise PipelineError(
             f"The state field name {f.name!r} is refused.",

@@ -24,7 +24,7 @@ from state_ops.schema.key_groups import group_range
 
 
 def first_key(group: int) -> bytes:
-    """The lower bound of a key group's keys, which is the upper bound of the group before."""
+    """Return the lower bound of a key group's keys, which is the upper bound of the group before."""
     return group.to_bytes(2, "big")
 
 
@@ -55,9 +55,8 @@ def bases(
 def _parts(
     taken: Mapping[int, Snapshot], was: int, groups: range, max_parallelism: int
 ) -> list[tuple[bytes, list[StateFile]]]:
-    """The databases that hold some of the key groups: where each begins, in key order, and its files under its
-    backend's names.
-    """
+    """Return the databases that hold some of the key groups: where each begins, in key order, and its files under its
+    backend's names."""
     low, high = first_key(groups.start), first_key(groups.stop)
     parts = []
     for parent in sorted(taken):

@@ -237,9 +237,8 @@ def fetch(
 
 
 def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
-    """The files of all local snapshots of an operator that are proven to be objects, each with its object's path and
-    digest.
-    """
+    """Yield the files of all local snapshots of an operator that are proven to be objects, each with its object's path
+    and digest."""
     for home in directories(operator):
         for directory in attempts(home):
             manifest = _read_manifest(directory)
@@ -500,7 +499,7 @@ def _drop(directory: Path) -> None:
 
 
 def take(attempt: Attempt, backend: Backend) -> list[Path]:
-    """The sync phase of a snapshot: the backend writes or links its files.
+    """Return the sync phase of a snapshot: the backend writes or links its files.
 
     Returns:
         The files that are needed to open the snapshot.
@@ -563,9 +562,8 @@ def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
 def prepare(
     attempt: Attempt, forked: WorkingCopy, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
-    """The files that `take` returned, as the next epoch and `upload` need to know them. The closed working copy is
-    removed.
-    """
+    """Return the files that `take` returned, as the next epoch and `upload` need to know them. The closed working copy
+    is removed."""
 
     def described(file: Path) -> LocalFile:
         stat = file.stat()
@@ -670,7 +668,7 @@ def _read_manifest(directory: Path) -> Any:
 
 
 def unchanged(base: Snapshot | None) -> tuple[StateFile, ...]:
-    """The listing of a subtask that wrote nothing: the base's files, none of them new."""
+    """Return the listing of a subtask that wrote nothing: the base's files, none of them new."""
     return tuple(replace(file, new=False) for file in base.files) if base else ()
 
 

@@ -143,14 +143,15 @@ def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: 
 
 
 def attempt_of(ack: Ack) -> Attempt:
-    """The attempt of an ack, with the local directory of its files."""
+    """Return the attempt of an ack, with the local directory of its files."""
     assert ack.pending_upload is not None
     home = Path(ack.pending_upload.directory).parent
     return Attempt(ack.operator, ack.subtask, ack.generation, ack.epoch, ack.attempt, home)
 
 
 def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
-    """The files that a subtask leaves for stages: its rows for the next ones, and what it has left of its own input.
+    """Return the files that a subtask leaves for stages: its rows for the next ones, and what it has left of its own
+    input.
 
     They are channel files, which belong to Weir alone. Rows that also go to a table are uploaded to a channel as well.
     """
@@ -171,13 +172,14 @@ def channel_path(attempt: Attempt, output: str) -> str:
 
 
 def read_by_next(ack: Ack, output: str = MAIN) -> list[StagedFile | StateFile]:
-    """The files of one output's rows that stages downstream read: each row once, from a channel if it is in one."""
+    """Return the files of one output's rows that stages downstream read: each row once, from a channel if it is in
+    one."""
     from_channel = [file for file in for_stages(ack) if file.name == output]
     return from_channel or ack.staged(output)
 
 
 def locals_of(ack: Ack) -> Collection[str]:
-    """The local paths of the rows that a subtask has handed over."""
+    """Return the local paths of the rows that a subtask has handed over."""
     return [file.local for file in ack.pending_upload.staged] if ack.pending_upload is not None else []
 
 

@@ -76,7 +76,7 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def attempts(home: Path) -> list[Path]:
-    """The directories of attempts in a subtask's home."""
+    """Return the directories of attempts in a subtask's home."""
     return [path for path in directories(home) if parse_epoch_dir(path.name.rpartition("-")[0]) is not None]
 
 

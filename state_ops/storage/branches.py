@@ -28,12 +28,12 @@ class Branch:
 
 
 def pinned(name: str, reason: str) -> Branch:
-    """The branch of a pin of that kind, whose reason begins with the directory's name."""
+    """Return the branch of a pin of that kind, whose reason begins with the directory's name."""
     return Branch(name, reason.partition(" ")[0])
 
 
 def parent_uri(uri: str) -> str | None:
-    """The root of the storage that a branch's storage lies in; None: it is no branch's."""
+    """Return the root of the storage that a branch's storage lies in; None: it is no branch's."""
     match = _BRANCH.fullmatch(uri)
     return match[1] if match else None
 

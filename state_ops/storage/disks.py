@@ -50,7 +50,7 @@ class Disk:
 
 
 def disk(path: str | Path) -> Disk | None:
-    """The disk of a path, which need not exist yet; None where that cannot be told, as of a URI."""
+    """Return the disk of a path, which need not exist yet; None where that cannot be told, as of a URI."""
     if "://" in str(path):
         return None
     there = Path(path).absolute()

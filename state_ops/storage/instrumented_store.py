@@ -47,7 +47,7 @@ class RequestCounts:
             return dict(self._counts)
 
     def take(self) -> dict[str, int]:
-        """The counts, which begin at zero again."""
+        """Return the counts, which begin at zero again."""
         with self._lock:
             taken, self._counts = self._counts, dict.fromkeys(NAMES, 0)
         return taken

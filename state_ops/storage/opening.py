@@ -16,7 +16,7 @@ _ESCAPE = re.compile(r"%[0-9a-fA-F]{2}")
 
 
 def open_store(uri: str, s3: S3Options | None = None) -> Store:
-    """The store for a URI or a path. Raises ConfigurationError."""
+    """Return the store for a URI or a path. Raises ConfigurationError."""
     scheme = uri.partition("://")[0] if "://" in uri else "file"
     if "@" in uri.partition("://")[2].partition("/")[0]:
         raise ConfigurationError(

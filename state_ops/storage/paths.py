@@ -26,7 +26,7 @@ _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINIS
 
 
 def data_directory(table: str, app_id: str, elsewhere: bool) -> str:
-    """The directory of a sink's table in which Weir stages its rows.
+    """Return the directory of a sink's table in which Weir stages its rows.
 
     Args:
         elsewhere: The table lies outside of the pipeline's storage, where other pipelines may write to it too; each has

@@ -37,7 +37,7 @@ def is_s3(uri: str) -> bool:
 
 
 def refuse_secrets(uri: str, where: str) -> str:
-    """The URI if it holds no credentials, else ConfigurationError, which does not repeat them."""
+    """Return the URI if it holds no credentials, else ConfigurationError, which does not repeat them."""
     place, _, _ = uri.partition("?")
     authority = place.partition("://")[2].partition("/")[0]
     if is_s3(uri) and ("@" in authority or place != uri):

@@ -103,7 +103,7 @@ class _Arriving:
         return self._hash.hexdigest()
 
     def begin(self) -> int:
-        """The byte from which on a try has to read."""
+        """Return the byte from which on a try has to read."""
         if self._size is None and self._here:
             self.anew()
         self.resumed |= self._here > 0
@@ -194,7 +194,7 @@ class Storage:
         return Storage(f"{self.uri}/{check_path(path)}", self._s3)
 
     def full(self, path: str) -> str:
-        """The path or URI by which other libraries (delta-rs, Spark) open `path`."""
+        """Return the path or URI by which other libraries (delta-rs, Spark) open `path`."""
         if self._parent is not None and is_inherited(path):
             return self._parent.full(path.removeprefix(PARENT))
         mount = self._mount_of(path)
@@ -216,7 +216,7 @@ class Storage:
         return next((mount for mount in self._mounts if path == mount or path.startswith(f"{mount}/")), None)
 
     def path_of(self, full: str) -> str | None:
-        """The inverse of `full`; None if that is no path in this storage."""
+        """Return the inverse of `full`; None if that is no path in this storage."""
         if full.startswith(f"{self.uri}/"):
             return full.removeprefix(f"{self.uri}/") or None
         for mount, mounted in self._mounts.items():
@@ -226,7 +226,7 @@ class Storage:
         return inherited(above) if above is not None else None
 
     def _there(self, path: str) -> tuple[InstrumentedStore, str]:
-        """The store in which a path is read, and the path there."""
+        """Return the store in which a path is read, and the path there."""
         if self._parent is not None and is_inherited(path):
             return self._parent._there(path.removeprefix(PARENT))
         mount = self._mount_of(path)
@@ -235,7 +235,7 @@ class Storage:
         return self.store, check_path(path)
 
     def _writable(self, path: str) -> tuple[InstrumentedStore, str]:
-        """The store in which a path is written or deleted, and the path there."""
+        """Return the store in which a path is written or deleted, and the path there."""
         if self._parent is not None and is_inherited(path):
             raise DamageError(
                 f"The path {path!r} leaves the branch: what it was forked from is only read.",
@@ -370,7 +370,7 @@ class Storage:
             raise CancelledError("A transfer was cancelled.", where=self.full(path))
 
     def read_bytes(self, path: str) -> bytes | None:
-        """The content of `path`, or None if there is no such file."""
+        """Return the content of `path`, or None if there is no such file."""
         try:
             store, place = self._there(path)
             return self._retried(path, lambda: b"".join(store.read(place)))
@@ -383,7 +383,7 @@ class Storage:
         return self._retried(path, lambda: store.part(place, start, length))
 
     def digest(self, path: str) -> str | None:
-        """The sha256 of the content of `path`, read in pieces; None if there is no such file."""
+        """Return the sha256 of the content of `path`, read in pieces; None if there is no such file."""
 
         store, place = self._there(path)
 
@@ -399,12 +399,12 @@ class Storage:
             return None
 
     def parquet_footer(self, path: str) -> pq.FileMetaData:
-        """The footer of a Parquet file; reads its end only. Raises FileNotFoundError, and pyarrow.ArrowException if it
-        is none."""
+        """Return the footer of a Parquet file; reads its end only. Raises FileNotFoundError, and pyarrow.ArrowException
+        if it is none."""
         return self.parquet_end(path)[0]
 
     def parquet_end(self, path: str) -> tuple[pq.FileMetaData, int]:
-        """The footer of a Parquet file, and the file's size in bytes, mostly with one request. Raises as
+        """Return the footer of a Parquet file, and the file's size in bytes, mostly with one request. Raises as
         `parquet_footer` does."""
         store, place = self._there(path)
         end, size = self._retried(path, lambda: store.tail(place, _FOOTER))
@@ -432,8 +432,8 @@ class Storage:
     # -- what is there
 
     def list(self, path: str = "", *, unfinished: bool = False) -> Iterator[StoredFile]:
-        """All files below `path`, in no order; nothing if there is no such directory. Complete, or an error: what is
-        deleted is decided from it.
+        """Return all files below `path`, in no order; nothing if there is no such directory. Complete, or an error:
+        what is deleted is decided from it.
 
         Args:
             unfinished: Also what a killed process left half-written on a local disk.

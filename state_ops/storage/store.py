@@ -51,10 +51,11 @@ class Store(Protocol):
         """Put an object in place unless there is one; False if there is. What fencing stands on, for small objects."""
 
     def read(self, path: str, start: int = 0) -> Iterator[bytes]:
-        """The object's content from the byte `start` on, which it has. Raises FileNotFoundError."""
+        """Return the object's content from the byte `start` on, which it has. Raises FileNotFoundError."""
 
     def tail(self, path: str, length: int) -> tuple[bytes, int]:
-        """The last `length` bytes, all if there are fewer, and the object's size in bytes. Raises FileNotFoundError."""
+        """Return the last `length` bytes, all if there are fewer, and the object's size in bytes. Raises
+        FileNotFoundError."""
 
     def part(self, path: str, start: int, length: int) -> bytes:
         """`length` bytes from the byte `start` on, fewer where the object ends before. Raises FileNotFoundError, and
@@ -64,7 +65,7 @@ class Store(Protocol):
         """Size in bytes, None if there is no such object."""
 
     def on_disk(self, path: str) -> Path | None:
-        """The file that an object is, of a store on a disk of this host; None: it is elsewhere."""
+        """Return the file that an object is, of a store on a disk of this host; None: it is elsewhere."""
 
     def stamp(self, path: str) -> str | None:
         """Return a stamp that changes whenever the object is written anew, even with the same content; None if there is
@@ -72,7 +73,7 @@ class Store(Protocol):
         """
 
     def list(self, path: str) -> Iterable[StoredFile]:
-        """All objects below `path`, also unfinished ones; none if there is no such directory."""
+        """Return all objects below `path`, also unfinished ones; none if there is no such directory."""
 
     def list_dirs(self, path: str) -> Iterable[str]:
         """Names of the directories directly below `path`."""

@@ -81,7 +81,7 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
 
 
 def _new_directory(home: Path, prefix: str) -> tuple[Path, int]:
-    """A directory, and the lock on it. One that is taken for left over before it is locked is made again."""
+    """Return a directory, and the lock on it. One that is taken for left over before it is locked is made again."""
     while True:
         directory = home / f"{prefix}{os.getpid()}-{secrets.token_hex(6)}"
         directory.mkdir(mode=0o700)
@@ -95,7 +95,7 @@ def _new_directory(home: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _locked(directory: Path) -> int:
-    """The lock on the directory that is at this path.
+    """Return the lock on the directory that is at this path.
 
     Raises:
         FileNotFoundError: There is none, or it was removed or renamed before it was locked.

@@ -67,7 +67,7 @@ def together(
 
 
 def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
-    """The results of a few steps that do not need each other, each of which waits for storage. Raises the first
+    """Return the results of a few steps that do not need each other, each of which waits for storage. Raises the first
     failure, after all have ended."""
     if len(steps) < 2:
         return [step() for step in steps]

@@ -243,8 +243,8 @@ class delta:
         evolve: str = "fix",
         archive: bool = False,
     ) -> DeltaTableSource:
-        """The rows that a Delta table gains, each exactly once, whoever writes it. docs/how-to/source-delta.md says
-        more.
+        """Return the rows that a Delta table gains, each exactly once, whoever writes it. docs/how-to/source-delta.md
+        says more.
 
         Args:
             path: The table's directory or URI, e.g. `{landing}/orders`. A {placeholder} is a param of the pipeline in
@@ -320,7 +320,7 @@ class delta:
         evolve: str = "fix",
         describe: Mapping[str, str] | None = None,
     ) -> UpsertSink:
-        """The Delta table of this name has one row per key: the newest that the stage has handed out.
+        """Return the Delta table of this name has one row per key: the newest that the stage has handed out.
 
         Where rows have the column `_change_type`, `delete` and `update_preimage` remove the key's row, and `insert` and
         `update_postimage` are the row that the key has from now on. The table has no such column.
@@ -352,8 +352,8 @@ class delta:
         event_time: str | None = None,
         describe: Mapping[str, str] | None = None,
     ) -> ReplaceSink:
-        """The rows that an epoch hands out replace the partitions of the Delta table that they have values of; or all
-        rows that satisfy a condition.
+        """Return the rows that an epoch hands out replace the partitions of the Delta table that they have values of;
+        or all rows that satisfy a condition.
 
         Args:
             table: As of `append`.
@@ -376,7 +376,8 @@ class delta:
 
 
 def _table(table: str, describe: Mapping[str, str] | None) -> dict[str, Any]:
-    """The name of a table, where it is, if that is a path or a URI, or a param with one, and what its columns are."""
+    """Return the name of a table, where it is, if that is a path or a URI, or a param with one, and what its columns
+    are."""
     texts = describe or {}
     if not isinstance(texts, Mapping) or not all(isinstance(text, str) for pair in texts.items() for text in pair):
         raise PipelineError(
@@ -396,7 +397,8 @@ def expect(
     quarantine_at_most: float | None = None,
     **arguments: Any,
 ) -> Gate:
-    """A Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull", column="dest")`.
+    """Return a Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull",
+    column="dest")`.
 
     It is evaluated in each epoch, before the commit. See docs/how-to/gates.md.
 

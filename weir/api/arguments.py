@@ -43,7 +43,7 @@ def side(
 
 
 def time_of(given: Side, place: str) -> str:
-    """The column of a side's event time."""
+    """Return the column of a side's event time."""
     named = {source.event_time for source in sources_of(given.source)}
     if given.time is None and is_clocked(given.source):
         raise PipelineError(
@@ -68,7 +68,7 @@ def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def columns_of(uid: str, select: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns that a stage makes of its input's, in SQL."""
+    """Return the columns that a stage makes of its input's, in SQL."""
     given = (select,) if isinstance(select, str) or not isinstance(select, Iterable) else tuple(select)
     for column in given:
         if not isinstance(column, str) or not column.strip():
@@ -100,7 +100,7 @@ def check_event_time(source: Input, consequence: str) -> None:
 
 
 def positive(duration: str | timedelta, where: str, name: str) -> int:
-    """A duration in microseconds, which is more than none. name: of the argument."""
+    """Return a duration in microseconds, which is more than none. name: of the argument."""
     value = not_negative(duration, where, name)
     if not value:
         raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
@@ -108,7 +108,7 @@ def positive(duration: str | timedelta, where: str, name: str) -> int:
 
 
 def not_negative(duration: str | timedelta, where: str, name: str) -> int:
-    """A duration in microseconds, which may be none. name: of the argument."""
+    """Return a duration in microseconds, which may be none. name: of the argument."""
     value = micros(duration, where, name)
     if value < 0:
         raise PipelineError(f"{name}={duration!r} is negative.", where=where, next='Write it like "90s" or "1h".')
@@ -116,7 +116,7 @@ def not_negative(duration: str | timedelta, where: str, name: str) -> int:
 
 
 def sides_of(*given: Input | Side) -> tuple[Side, ...]:
-    """The inputs of an operator that has several."""
+    """Return the inputs of an operator that has several."""
     return tuple(input if isinstance(input, Side) else side(input) for input in given)
 
 
@@ -128,7 +128,7 @@ def pairs_of(on: str | Sequence[str] | Mapping[str, str]) -> tuple[tuple[str, st
 def lanes_of(
     uid: str, sides: Sequence[Side], keys: Sequence[tuple[str, ...]], null_keys: str = "fail"
 ) -> tuple[Stage, ...]:
-    """An operator as a stage that reads a single input, once for each (`Stage.sides`).
+    """Return an operator as a stage that reads a single input, once for each (`Stage.sides`).
 
     Args:
         keys: The key columns of each input.

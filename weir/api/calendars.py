@@ -23,7 +23,7 @@ Duration = str | timedelta
 def calendar_of(
     place: str, every: Duration, size: Duration | None, offset: Duration, zone: str, week_begins: str | None
 ) -> Calendar | None:
-    """The calendar of a window's arguments; None: windows of one length, counted from 1970-01-01 UTC."""
+    """Return the calendar of a window's arguments; None: windows of one length, counted from 1970-01-01 UTC."""
     _check_zone(place, zone)
     months, weeks = _number(every, {"mo": 1, "y": 12}), _number(every, {"w": 1})
     if week_begins is not None and not weeks:
@@ -55,7 +55,7 @@ def calendar_of(
 
 
 def signed(duration: Duration, place: str, name: str) -> int:
-    """A duration in microseconds, with a minus before a text for earlier. name: of the argument."""
+    """Return a duration in microseconds, with a minus before a text for earlier. name: of the argument."""
     if isinstance(duration, str) and duration.startswith("-"):
         return -micros(duration[1:], place, name)
     return micros(duration, place, name)
@@ -113,7 +113,7 @@ def _of_weeks(
 
 
 def _number(duration: Duration, units: dict[str, int]) -> int | None:
-    """A duration in the smallest of some units; None if it is not written in them."""
+    """Return a duration in the smallest of some units; None if it is not written in them."""
     match = re.fullmatch(rf"(\d+)({'|'.join(units)})", duration) if isinstance(duration, str) else None
     return int(match[1]) * units[match[2]] if match else None
 

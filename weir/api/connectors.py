@@ -90,7 +90,7 @@ __all__ = [
 def chain(
     history: Source, live: Source, *, name: str | None = None, event_time: str | None = None, **more: Any
 ) -> Source:
-    """A bounded history first, to its end, then a live source with the same columns.
+    """Return a bounded history first, to its end, then a live source with the same columns.
 
     Args:
         history: What is read first: a table, a query, a topic; not `files(...)`.
@@ -117,7 +117,7 @@ Definition = TypeVar("Definition")
 
 
 def source(kind: str, **arguments: Any) -> Source:
-    """A source that an installed package brings.
+    """Return a source that an installed package brings.
 
     Args:
         kind: The name of its entry point in the group `weir.sources`.
@@ -130,7 +130,7 @@ def source(kind: str, **arguments: Any) -> Source:
 
 
 def sink(kind: str, **arguments: Any) -> Sink:
-    """A sink that an installed package brings.
+    """Return a sink that an installed package brings.
 
     Args:
         kind: The name of its entry point in the group `weir.sinks`.

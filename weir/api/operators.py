@@ -255,7 +255,7 @@ def deduplicate(  # as long as what is said of its arguments
     late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """The first row of each key, with all its columns; later ones are dropped, and counted as `rows_duplicate`.
+    """Return the first row of each key, with all its columns; later ones are dropped, and counted as `rows_duplicate`.
 
     Of a key's rows in one epoch the first by `order_by` counts, by `on` without it; without either any one of them, but
     exactly one.

@@ -50,7 +50,7 @@ def union(
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """The rows of several inputs, columns by name; nothing is remembered.
+    """Return the rows of several inputs, columns by name; nothing is remembered.
 
     All have the same columns and types; `side(...)` with a select or a transform makes them so. Its watermark is that
     of the slowest input.

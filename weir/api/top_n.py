@@ -47,7 +47,7 @@ def top_n(  # as long as what is said of its arguments
     late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """The first n rows of each key by some columns, with all their columns and their rank.
+    """Return the first n rows of each key by some columns, with all their columns and their rank.
 
         top_n("highest", bids, key="auction", by=[desc("price"), "seq"], n=10,
               sink=delta.upsert("highest", key=["auction", "rank_number"]))
@@ -116,7 +116,7 @@ def top_n(  # as long as what is said of its arguments
 
 
 def _order(by: str | Descending | Sequence[str | Descending], place: str) -> tuple[tuple[str, bool], ...]:
-    """The columns of `by`, and of each whether its largest values come first."""
+    """Return the columns of `by`, and of each whether its largest values come first."""
     given = [by] if isinstance(by, str | Descending) else list(by)
     for column in given:
         if not isinstance(column, str | Descending):

@@ -72,18 +72,18 @@ class Path:
         return any(made_columns.value_of(step.columns, CHANGE_TYPE) == _INSERT for step in self.steps)
 
     def has(self, name: str) -> bool:
-        """Whether what comes of it has a column, if the origin has one."""
+        """Return whether what comes of it has a column, if the origin has one."""
         made = next((step.columns for step in self.steps if step.columns), ())
         return made_columns.has(made, name)
 
     def begun(self, head: Checkpoint) -> bool:
-        """Whether changes of the origin have come by a checkpoint."""
+        """Return whether changes of the origin have come by a checkpoint."""
         if self.origin.startswith("the source "):
             return bool(head.offsets.get(self.origin.removeprefix("the source ")))
         return stats_of(head, _uid_in(self.origin)).has_state
 
     def made(self, names: set[str], all_names: set[str]) -> list[tuple[Any, ...]]:
-        """What it does for some columns, in terms that are equal if what it does is.
+        """Return what it does for some columns, in terms that are equal if what it does is.
 
         Args:
             names: Those that the stage at its end looks at.
@@ -106,7 +106,8 @@ class Path:
 
 
 def code_of(*functions: Callable[..., Any] | None) -> str | None:
-    """A mark of the code of functions, with the version of Python whose bytecode it is of. None: there are none."""
+    """Return a mark of the code of functions, with the version of Python whose bytecode it is of. None: there are
+    none."""
     given = tuple(function for function in functions if function is not None)
     if not given:
         return None
@@ -129,8 +130,8 @@ def recorded_sql(stage: Stage) -> list[dict[str, Any]]:
 
 
 def taken_back(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    """Whether changes take back what was counted of them before, for each stage that remembers some, and whether it
-    reads none from the middle."""
+    """Yield whether changes take back what was counted of them before, for each stage that remembers some, and whether
+    it reads none from the middle."""
     for stage in pipeline.stages:
         recorded = head.operators.get(stage.uid)
         if recorded is not None and recorded.inputs is None:  # of an earlier release
@@ -157,8 +158,8 @@ def _begun_before(stage: Stage, head: Checkpoint, before: set[str], now: Sequenc
 
 
 def _looked_at(stage: Stage, recorded: OperatorStats, head: Checkpoint) -> tuple[set[str] | None, str] | None:
-    """The columns of changes that a stage remembers, and where; None in place of the columns: all of them. None: it
-    remembers none."""
+    """Return the columns of changes that a stage remembers, and where; None in place of the columns: all of them. None:
+    it remembers none."""
     if stage.aggregation is not None:
         if not recorded.has_state or ROWS not in evolution.from_record(recorded.schema_history).arrow.names:
             return None
@@ -201,14 +202,15 @@ def _compared(
 
 
 def _differ(looked_at: set[str] | None, was: Path, now: Path) -> bool:
-    """Whether two paths make other rows of the same, as far as SQL tells. looked_at: None: all that both have."""
+    """Return whether two paths make other rows of the same, as far as SQL tells. looked_at: None: all that both
+    have."""
     explicit = {name for path in (was, now) for step in path.steps for name in step.explicit} | {CHANGE_TYPE}
     names = looked_at or {name for name in explicit if was.has(name) and now.has(name)}
     return was.made(names, explicit) != now.made(names, explicit)
 
 
 def _other_code(pipeline: Pipeline, was: Path, now: Path) -> str | None:
-    """The uid of the stage whose transform or function is another one, if that can be told."""
+    """Return the uid of the stage whose transform or function is another one, if that can be told."""
     for (_, before), (uid, after) in zip(was.codes, now.codes, strict=False):
         comparable = before and after and before.partition(":")[0] == after.partition(":")[0]
         if comparable and before != after and uid not in pipeline.same_rows:
@@ -221,7 +223,7 @@ def _other_code(pipeline: Pipeline, was: Path, now: Path) -> str | None:
 
 
 def _may_change(pipeline: Pipeline, path: Path) -> bool:
-    """Whether rows of an origin may still be taken back, as far as today's code tells."""
+    """Return whether rows of an origin may still be taken back, as far as today's code tells."""
     name = path.origin
     for stage in pipeline.stages:
         if name in (of := f"the stage {stage.uid}", *(f"{of}, output {output}" for output in stage.readable)):
@@ -263,7 +265,7 @@ def _today(stage: Stage, lane: Stage) -> Iterator[Path]:
 
 
 def _recorded(head: Checkpoint, uid: str) -> Iterator[Path]:
-    """The same as a checkpoint recorded it. Of an earlier release less is known."""
+    """Yield the same as a checkpoint recorded it. Of an earlier release less is known."""
     recorded = stats_of(head, uid)
     unknown: list[dict[str, Any]] = [{"where": None, "columns": []}] * len(recorded.inputs or ())
     for input, sql in zip(recorded.inputs or (), recorded.sql or unknown, strict=True):

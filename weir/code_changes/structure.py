@@ -111,8 +111,8 @@ def _upserts(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
 
 
 def _inputs(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    """What stages read, and the SQL that makes their rows of it, where either is another than it was. A join whose
-    sides have changed places is told by its state."""
+    """Yield what stages read, and the SQL that makes their rows of it, where either is another than it was. A join
+    whose sides have changed places is told by its state."""
     for stage in pipeline.stages:
         recorded, now = stats_of(head, stage.uid), changeable(stage)
         if recorded.inputs is None:
@@ -194,7 +194,7 @@ def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
 
 
 def _is_alike(recorded: OperatorStats, stage: Stage) -> bool:
-    """Whether a stage that is new keeps what one that is gone kept, as far as the definition tells."""
+    """Return whether a stage that is new keeps what one that is gone kept, as far as the definition tells."""
     if [name for name, _ in recorded.keys] != list(stage.key) or recorded.window != meaning(stage):
         return False
     if stage.state is None:
@@ -260,8 +260,8 @@ def _delivery(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
 
 
 def _declared(source: Source, head: Checkpoint) -> Iterator[Finding]:
-    """The columns that a source declares beside those that it has read before: nothing that is read would fit these,
-    and where bad files are set aside, each good one would be."""
+    """Yield the columns that a source declares beside those that it has read before: nothing that is read would fit
+    these, and where bad files are set aside, each good one would be."""
     declared, recorded = source.declared_columns, head.inputs.get(source.name)
     if declared is None or recorded is None:
         return

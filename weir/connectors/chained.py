@@ -85,7 +85,7 @@ class _Chained:
         }
 
     def _checked(self, position: Position) -> Position:
-        """A position that a person has written. Raises ConfigurationError."""
+        """Return a position that a person has written. Raises ConfigurationError."""
         of = position["of"]
         inner = {"at": of, **({"live": _LIVE} if of == _HISTORY else {})}
         if of not in (_HISTORY, _LIVE) or set(position) - {"live"} != {"of", "at"} or not inner.keys() <= set(position):
@@ -156,7 +156,7 @@ class _Chained:
 
 
 def _of_chain(position: Position) -> Position:
-    """A position of the live source alone, which had no history before it, is one in what is live."""
+    """Return a position of the live source alone, which had no history before it, is one in what is live."""
     return position if "of" in position else {"of": _LIVE, "at": position}
 
 

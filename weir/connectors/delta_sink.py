@@ -128,7 +128,7 @@ def descriptions(sink: Sink) -> dict[str, str]:
 
 
 def described(sink: Sink, columns: pa.Schema) -> pa.Schema:
-    """The columns of a table with what its author says of them, as Delta and Spark keep comments.
+    """Return the columns of a table with what its author says of them, as Delta and Spark keep comments.
 
     Raises:
         PipelineError: One is described that the table has not.
@@ -150,7 +150,7 @@ def described(sink: Sink, columns: pa.Schema) -> pa.Schema:
 
 
 def partitions(sink: Sink) -> tuple[str, ...]:
-    """The columns by which a sink's files are partitioned."""
+    """Return the columns by which a sink's files are partitioned."""
     return sink.partition_by if isinstance(sink, DeltaSink) else ()
 
 

@@ -220,7 +220,8 @@ class _Generator:
         return pa.table(columns, schema=self._schema)
 
     def _keys(self, fractions: np.ndarray) -> np.ndarray:
-        """The inverse of the distribution whose density at x from 1 to keys + 1 is proportional to x ** -skew."""
+        """Return the inverse of the distribution whose density at x from 1 to keys + 1 is proportional to x **
+        -skew."""
         skew, above = self._source.skew, self._source.keys + 1
         if skew == 0:
             places = 1 + fractions * self._source.keys

@@ -45,8 +45,8 @@ class Rows(Protocol):
         ...
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows in bounded batches, each time in the same order. Rows of one key come in the order in which its
-        stage handed them out."""
+        """Return the rows in bounded batches, each time in the same order. Rows of one key come in the order in which
+        its stage handed them out."""
         ...
 
 
@@ -83,8 +83,8 @@ class Publisher(Protocol):
         ...
 
     def marker(self) -> int | None:
-        """The newest checkpoint that the sink has; None if it has never had one. It only reads: `weir fsck` asks too,
-        beside a coordinator that lives."""
+        """Return the newest checkpoint that the sink has; None if it has never had one. It only reads: `weir fsck` asks
+        too, beside a coordinator that lives."""
         ...
 
     def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
@@ -159,7 +159,7 @@ class Expiring(Protocol):
     """A further part of a publisher whose system may forget the marker, and can make it again from the rows."""
 
     def recalled(self, published: int) -> int | None:
-        """The marker; where it was forgotten, what the rows say it was. It only reads.
+        """Return the marker; where it was forgotten, what the rows say it was. It only reads.
 
         Args:
             published: The checkpoint that the registry says was published last: rows of older ones prove no other.
@@ -176,7 +176,7 @@ class InParts(Protocol):
     """A further part of a publisher that brings a checkpoint's rows in by several transactions."""
 
     def begun(self) -> int | None:
-        """The checkpoint of whose rows a part is there; None: none is. It only reads."""
+        """Return the checkpoint of whose rows a part is there; None: none is. It only reads."""
         ...
 
 
@@ -250,7 +250,7 @@ class Sink:
         return {name: value for name, value in values.items() if name not in _PLACES and _is_plain(value)}
 
     def open(self, opening: SinkOpening) -> Publisher:
-        """The publisher of this sink."""
+        """Return the publisher of this sink."""
         raise NotImplementedError(f"{type(self).__name__}.open")
 
 

@@ -65,7 +65,7 @@ def no_position(position: object, like: str, where: str) -> ConfigurationError:
 
 
 def kind_of(position: Mapping[str, Any]) -> str | None:
-    """The kind of the source whose position a checkpoint records; None: it does not say."""
+    """Return the kind of the source whose position a checkpoint records; None: it does not say."""
     kind: str | None = position.get("kind", "file" if "seen" in position else None)
     return kind
 
@@ -220,7 +220,7 @@ class Connector(Protocol):
     """
 
     def begin(self, start: str | datetime | Position) -> Position:
-        """The position from which to read.
+        """Return the position from which to read.
 
         Args:
             start: "earliest", "latest", a time from which on rows are wanted, or a position as of `Planned`. A person
@@ -231,7 +231,7 @@ class Connector(Protocol):
     def plan(
         self, position: Position, limits: Limits, upto: Position | None = None, hold: Collection[str] = ()
     ) -> Planned:
-        """The next parts behind a position; none if nothing has come.
+        """Return the next parts behind a position; none if nothing has come.
 
         Args:
             position: As `begin` or an earlier plan says.
@@ -242,7 +242,7 @@ class Connector(Protocol):
         ...
 
     def read(self, part: Part) -> Iterator[Batch]:
-        """All rows of a part, the same each time. Batches have bounded size, and the same columns."""
+        """Return all rows of a part, the same each time. Batches have bounded size, and the same columns."""
         ...
 
     def verify(self, parts: Sequence[Part]) -> None:
@@ -254,7 +254,7 @@ class Connector(Protocol):
         ...
 
     def where(self, part: Part) -> str:
-        """The part's place as people know it, for errors."""
+        """Return the part's place as people know it, for errors."""
         ...
 
     def committed(self, position: Position) -> None:
@@ -416,5 +416,5 @@ class Source:
                 )
 
     def open(self, opening: Opening) -> Connector:
-        """The connector of this source."""
+        """Return the connector of this source."""
         raise NotImplementedError(f"{type(self).__name__}.open")

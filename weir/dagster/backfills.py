@@ -77,7 +77,7 @@ class PromoteConfig(dg.Config):
 
 
 def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:
-    """The asset `flights/backfill`. A single run replays the whole range that was chosen."""
+    """Yield the asset `flights/backfill`. A single run replays the whole range that was chosen."""
     asset = key(pipeline, BACKFILL)
 
     @dg.multi_asset(
@@ -208,7 +208,7 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
 
 def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
-    """The job that backfills, and the schedule on which it runs by itself."""
+    """Return the job that backfills, and the schedule on which it runs by itself."""
     asset = key(pipeline, BACKFILL)
     job = dg.define_asset_job(
         f"{pipeline.name}_backfill_job",
@@ -238,7 +238,7 @@ def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple
 
 
 def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest:
-    """A run request for the newest whole days, or hours, at a moment."""
+    """Return a run request for the newest whole days, or hours, at a moment."""
     start, end = backfills.newest(configured, now)
     step, form = backfills.step(configured), KEYS[configured.every]
     first, last = f"{start:{form}}", f"{end - step:{form}}"
@@ -246,7 +246,8 @@ def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest
 
 
 def definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
-    """All definitions for backfills; without `pipelines.<name>.backfill` in the settings only the promote job."""
+    """Return all definitions for backfills; without `pipelines.<name>.backfill` in the settings only the promote
+    job."""
     configured = settings.pipelines[pipeline.name].backfill if pipeline.name in settings.pipelines else None
     if configured is None:
         return dg.Definitions(jobs=[promote_job(pipeline, settings)])

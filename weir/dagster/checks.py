@@ -51,7 +51,7 @@ _SHOWN = 10
 
 
 def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
-    """All checks of a pipeline except those of drills."""
+    """Return all checks of a pipeline except those of drills."""
     evaluations = [
         dg.AssetCheckSpec(name, asset=key(pipeline, asset), description=text) for name, (asset, text) in _ON.items()
     ]
@@ -68,15 +68,15 @@ def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
 
 
 def gate_asset(pipeline: Pipeline, stage: Stage, gate: Gate) -> dg.AssetKey:
-    """The asset that a gate is a check of: what gets the rows that it looks at; else the stage."""
+    """Return the asset that a gate is a check of: what gets the rows that it looks at; else the stage."""
     if gate.of == ROWS and stage.sink is not None:
         return table_key(pipeline, stage.sink.name)
     return stage_key(pipeline, stage.uid)
 
 
 def gate_names(stage: Stage) -> list[tuple[str, Gate]]:
-    """A name for each gate of a stage, from its expectation and column: column_values_to_be_between_dep_delay. Dagster
-    takes letters and digits of ASCII alone."""
+    """Return a name for each gate of a stage, from its expectation and column: column_values_to_be_between_dep_delay.
+    Dagster takes letters and digits of ASCII alone."""
     named: dict[str, Gate] = {}
     for gate in stage.gates:
         column = next((str(value) for name, value in gate.arguments if name == "column"), "")
@@ -89,7 +89,7 @@ def gate_names(stage: Stage) -> list[tuple[str, Gate]]:
 
 
 def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
-    """The checks, each of which can be asked again by itself."""
+    """Yield the checks, each of which can be asked again by itself."""
     described = specs(pipeline)
     where = {spec.key: spec for spec in described}
 
@@ -185,7 +185,7 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
 def verdict(
     pipeline: Pipeline, name: str, passed: bool, description: str, shown: Mapping[str, Any] | None = None
 ) -> dg.AssetCheckEvaluation:
-    """A verdict of one of the checks that every pipeline has."""
+    """Return a verdict of one of the checks that every pipeline has."""
     return dg.AssetCheckEvaluation(
         asset_key=key(pipeline, _ON[name][0]),
         check_name=name,
@@ -196,7 +196,7 @@ def verdict(
 
 
 def failed(pipeline: Pipeline, name: str, error: WeirError) -> dg.AssetCheckEvaluation:
-    """The verdict of a check that ended with an error."""
+    """Return the verdict of a check that ended with an error."""
     return verdict(pipeline, name, False, error.what, of_error(error))
 
 
@@ -207,7 +207,7 @@ def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
 
 
 def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
-    """The verdicts of a stage's gates. Verdicts of one gate from several epochs are shown as one."""
+    """Return the verdicts of a stage's gates. Verdicts of one gate from several epochs are shown as one."""
     mine = [each for each in verdicts if each.stage == stage.uid]
     evaluations = []
     for name, gate in gate_names(stage):

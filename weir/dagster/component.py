@@ -27,7 +27,7 @@ class WeirPipelineScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
-        """The parameters of `dg scaffold defs`."""
+        """Return the parameters of `dg scaffold defs`."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
@@ -71,7 +71,7 @@ class WeirPipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         return dg.ComponentTypeSpec(description=cls.__doc__, tags=["weir", "streaming", "pyspark"])
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The pipeline's definitions. Nothing of its storage is read or started."""
+        """Return the pipeline's definitions. Nothing of its storage is read or started."""
         file = {} if self.configuration is None else {"WEIR_CONFIG": str(context.path / self.configuration)}
         settings = load({**os.environ, **file})
         return weir_definitions([load_pipeline(self.pipeline, settings)], settings)

@@ -122,7 +122,8 @@ def introduce(context: Context, here: Place) -> None:
 
 
 def _pid(context: Context) -> int:
-    """The run's process. Where each step has one of its own, this step's ends before other people's steps begin."""
+    """Return the run's process. Where each step has one of its own, this step's ends before other people's steps
+    begin."""
     parent = multiprocessing.parent_process()
     of_a_step = dg.DagsterEventType.STEP_WORKER_STARTING
     if parent is None or not context.instance.get_records_for_run(context.run.run_id, of_type=of_a_step).records:
@@ -304,7 +305,7 @@ class Watcher:
 
 
 def failure(error: WeirError) -> dg.Failure:
-    """An error as Dagster shows it: what happened, where, what to do next, and the kind of error."""
+    """Return an error as Dagster shows it: what happened, where, what to do next, and the kind of error."""
     details: dict[str, dg.MetadataValue] = checks.of_error(error)
     details[KIND] = dg.MetadataValue.text(type(error).__name__)
     if isinstance(error, StageError) and error.traceback:

@@ -20,7 +20,7 @@ COMES_BACK, IN_TIME = "comes_back_as_it_was", "meets_objectives"
 
 
 def spec(pipeline: Pipeline) -> dg.AssetSpec:
-    """The asset `flights/restore_drill`, downstream of the checkpoint.
+    """Return the asset `flights/restore_drill`, downstream of the checkpoint.
 
     Only drills materialize it: *Materialize all* does not.
     """
@@ -38,7 +38,7 @@ def spec(pipeline: Pipeline) -> dg.AssetSpec:
 
 
 def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
-    """The drill, whose two verdicts are the checks of that asset."""
+    """Yield the drill, whose two verdicts are the checks of that asset."""
     asset = key(pipeline, DRILL)
 
     @dg.multi_asset_check(
@@ -69,12 +69,12 @@ def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
 
 
 def job_name(pipeline: Pipeline) -> str:
-    """The name of the job that drills."""
+    """Return the name of the job that drills."""
     return f"{pipeline.name}_restore_drill_job"
 
 
 def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
-    """The job that drills, and the schedule on which it runs by itself."""
+    """Return the job that drills, and the schedule on which it runs by itself."""
     asset = key(pipeline, DRILL)
     job = dg.define_asset_job(
         job_name(pipeline),

@@ -26,7 +26,7 @@ from weir.settings.configuration import Settings
 
 
 def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.Definitions:
-    """The assets, checks, jobs, sensors and schedules of each pipeline.
+    """Return the assets, checks, jobs, sensors and schedules of each pipeline.
 
     To merge them into a project: `Definitions.merge(own, weir_definitions([...], settings))`. Nothing is read or
     started.

@@ -43,7 +43,7 @@ class Point:
 
 
 def points(instance: dg.DagsterInstance, checkpoint: dg.AssetKey, last: int = _LAST) -> list[Point]:
-    """The last observations of a pipeline's checkpoint, oldest first."""
+    """Return the last observations of a pipeline's checkpoint, oldest first."""
     points = []
     for record in instance.fetch_observations(checkpoint, limit=last).records:
         observation = record.asset_observation
@@ -70,7 +70,7 @@ def _point(timestamp: float, shown: Mapping[str, Any]) -> Point:
 
 
 def as_table(points: Sequence[Point]) -> dg.MarkdownMetadataValue:
-    """The newest points as a Markdown table, newest first."""
+    """Return the newest points as a Markdown table, newest first."""
     lines = [
         "| checkpoint | completed (UTC) | by | epochs | rows | late | state MiB | new MiB | s to commit |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|",

@@ -204,7 +204,7 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
 
 
 def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
-    """The jobs that may run while epochs do."""
+    """Return the jobs that may run while epochs do."""
     return [
         _savepoint_job(pipeline, settings),
         _rewind_job(pipeline, settings),
@@ -216,7 +216,7 @@ def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
 
 
 def schedules(pipeline: Pipeline, settings: Settings, among: list[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
-    """The schedules on which jobs run by themselves."""
+    """Return the schedules on which jobs run by themselves."""
     jobs = {job.name: job for job in among}
     wanted = [
         (_upkeep_name(pipeline), settings.dagster.upkeep_cron, "Prunes and checks by itself: dagster.upkeep_cron."),

@@ -150,8 +150,8 @@ def waiting(arrived: Mapping[str, Arrivals]) -> dict[str, int]:
 
 
 def of_epochs(tally: Tally, arrived: Mapping[str, Arrivals]) -> dict[str, Any]:
-    """An observation of the checkpoint: one epoch, or a few that came fast. Figures that do not add up are the newest
-    epoch's.
+    """Return an observation of the checkpoint: one epoch, or a few that came fast. Figures that do not add up are the
+    newest epoch's.
 
     Args:
         arrived: By source, what waits.
@@ -213,7 +213,7 @@ def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
 
 
 def of_source_read(row: Checkpoint, name: str, observed: Mapping[str, Any]) -> dict[str, Any]:
-    """An observation of a source: how far it is read, and the columns of its files.
+    """Return an observation of a source: how far it is read, and the columns of its files.
 
     Args:
         observed: What `backlog.observed` says of it.
@@ -225,7 +225,7 @@ def of_source_read(row: Checkpoint, name: str, observed: Mapping[str, Any]) -> d
 
 
 def of_stage(tally: Tally, uid: str) -> dict[str, Any]:
-    """An observation of a stage."""
+    """Return an observation of a stage."""
     assert tally.newest is not None, "there is nothing to observe"
     row = tally.newest.checkpoint
     newest = row.operators[uid]
@@ -253,7 +253,7 @@ NOTHING_TO_DO = {"outcome": "already caught up: no file was waiting, no epoch wa
 
 
 def of_run(tally: Tally) -> dict[str, Any]:
-    """A whole run, on the checkpoint's asset."""
+    """Return a whole run, on the checkpoint's asset."""
     if tally.newest is None:
         return dict(NOTHING_TO_DO)
     last = tally.newest.checkpoint
@@ -270,7 +270,8 @@ def of_run(tally: Tally) -> dict[str, Any]:
 
 
 def of_stage_run(pipeline: Pipeline, tally: Tally, stage: Stage, storage: Storage) -> dict[str, Any]:
-    """A whole run, on a stage's asset. The columns are those that its table has now, or those that it hands on."""
+    """Return a whole run, on a stage's asset. The columns are those that its table has now, or those that it hands
+    on."""
     if tally.newest is None:
         return dict(NOTHING_TO_DO)
     return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest, storage)
@@ -360,7 +361,7 @@ class _Before:
     handed_out: Mapping[str, Mapping[str, pa.Schema]]
 
     def columns(self, lane: Stage) -> list[str]:
-        """The columns of a stage's input; none where nothing tells them."""
+        """Return the columns of a stage's input; none where nothing tells them."""
         if isinstance(lane.input, Source):
             recorded = self.head.inputs.get(lane.input.name)
             return list(schema_from_json(recorded).names) if recorded else []
@@ -494,7 +495,7 @@ def _lineage_of_join(
 
 
 def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
-    """The asset whose columns a stage reads: a source, a stage, or the table of one of its outputs."""
+    """Return the asset whose columns a stage reads: a source, a stage, or the table of one of its outputs."""
     if isinstance(lane.input, Stage) and lane.from_output != MAIN:
         sink = lane.input.sink_of(lane.from_output)
         if sink is not None:
@@ -503,7 +504,7 @@ def _read_from(pipeline: Pipeline, lane: Stage) -> dg.AssetKey:
 
 
 def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage, output: str = MAIN) -> DeltaTable | None:
-    """The table that gets what a stage hands out; None: it has none yet, or another sink."""
+    """Return the table that gets what a stage hands out; None: it has none yet, or another sink."""
     sink = stage.sink_of(output)
     return _open(storage, sink.name) if sink is not None and pipeline.is_table(sink) else None
 
@@ -514,7 +515,7 @@ def _open(storage: Storage, table: str) -> DeltaTable | None:
 
 
 def _schema(handle: DeltaTable, texts: Mapping[str, str]) -> dg.TableSchema:
-    """The columns of a table.
+    """Return the columns of a table.
 
     Args:
         texts: By column, what it is; of others the table's own comments say it.
@@ -533,7 +534,7 @@ def _schema(handle: DeltaTable, texts: Mapping[str, str]) -> dg.TableSchema:
 
 
 def _schema_of(columns: pa.Schema, texts: Mapping[str, str]) -> dg.TableSchema:
-    """The columns that a stage hands on to others alone."""
+    """Return the columns that a stage hands on to others alone."""
     return dg.TableSchema(
         [dg.TableColumn(column.name, str(column.type), description=texts.get(column.name)) for column in columns]
     )
@@ -545,9 +546,8 @@ def _row_count(files: pa.Table) -> int | None:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str | float]]) -> dg.MetadataValue:
-    """A table as Markdown. Dagster's own table would take some 250 bytes for a column and 50 for a cell, twice in every
-    event.
-    """
+    """Return a table as Markdown. Dagster's own table would take some 250 bytes for a column and 50 for a cell, twice
+    in every event."""
     head = [f"| {' | '.join(titles)} |", f"|---|{'---:|' * (len(titles) - 1)}"]
     lines = [f"| {' | '.join(f'{cell:,}' if not isinstance(cell, str) else cell for cell in row)} |" for row in rows]
     return dg.MetadataValue.md("\n".join([*head, *lines]))

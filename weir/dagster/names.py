@@ -65,18 +65,19 @@ DATA_VERSION = "dagster/data_version"
 
 
 def key(pipeline: Pipeline, *names: str) -> dg.AssetKey:
-    """The key of one of a pipeline's assets. Dagster makes names of inputs from it, which have no spaces and no letters
-    beyond ASCII."""
+    """Return the key of one of a pipeline's assets. Dagster makes names of inputs from it, which have no spaces and no
+    letters beyond ASCII."""
     return dg.AssetKey([pipeline.name, *(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in names)])
 
 
 def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
-    """The key of one of its Delta tables."""
+    """Return the key of one of its Delta tables."""
     return key(pipeline, TABLES, table)
 
 
 def lookup_key(pipeline: Pipeline, lookup: Lookup) -> dg.AssetKey:
-    """The key of a table that rows are looked up in: by its name, or by its place where another has that name too."""
+    """Return the key of a table that rows are looked up in: by its name, or by its place where another has that name
+    too."""
     places = {stage.lookup.table for stage in pipeline.stages if stage.lookup is not None}
     name = _table_name(lookup.table)
     if sum(_table_name(place) == name for place in places) > 1:
@@ -89,12 +90,12 @@ def _table_name(place: str) -> str:
 
 
 def stage_key(pipeline: Pipeline, uid: str) -> dg.AssetKey:
-    """The key of a stage."""
+    """Return the key of a stage."""
     return key(pipeline, f"{uid}_stage")
 
 
 def input_key(pipeline: Pipeline, input: Source | Stage) -> dg.AssetKey:
-    """The key of what a stage reads."""
+    """Return the key of what a stage reads."""
     return key(pipeline, input.name) if isinstance(input, Source) else stage_key(pipeline, input.uid)
 
 
@@ -104,12 +105,12 @@ def tag_of(run: dg.DagsterRun, tag: str) -> str | None:
 
 
 def job_name(pipeline: Pipeline) -> str:
-    """The name of the job that runs epochs."""
+    """Return the name of the job that runs epochs."""
     return f"{pipeline.name}_job"
 
 
 def restore_job_name(pipeline: Pipeline) -> str:
-    """The name of the job that restores and resumes."""
+    """Return the name of the job that restores and resumes."""
     return f"{pipeline.name}_restore_job"
 
 
@@ -146,12 +147,12 @@ class Place:
 
 
 def place(pipeline: Pipeline, settings: Settings) -> Place:
-    """The place of a pipeline's storage. Nothing is read."""
+    """Return the place of a pipeline's storage. Nothing is read."""
     return Place(pipeline.name, open_storage(pipeline, settings)[0].uri)
 
 
 def location(run: dg.DagsterRun) -> str | None:
-    """The code location that a run was launched from; None: a run of this process, without a code location."""
+    """Return the code location that a run was launched from; None: a run of this process, without a code location."""
     origin = run.remote_job_origin
     return None if origin is None else origin.repository_origin.code_location_origin.location_name
 
@@ -178,7 +179,7 @@ class Runs:
     def seen_by(
         cls, context: dg.SensorEvaluationContext, pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]
     ) -> Runs:
-        """The runs as a sensor's tick sees them."""
+        """Return the runs as a sensor's tick sees them."""
         origin = context.code_location_origin
         where = None if origin is None else origin.location_name
         return cls(context.instance, pipeline, place(pipeline, settings), frozenset(keys), where)
@@ -205,12 +206,12 @@ class Runs:
         return location(run) in (None, self.location)
 
     def unfinished(self) -> list[str]:
-        """The ids of the runs that have not ended."""
+        """Return the ids of the runs that have not ended."""
         runs = [run for where in self._filters(_UNFINISHED) for run in self.instance.get_runs(where, limit=100)]
         return list(dict.fromkeys(run.run_id for run in runs if self.has(run)))
 
     def newest(self) -> dg.RunRecord | None:
-        """The run that was requested last."""
+        """Return the run that was requested last."""
         found = (record for where in self._filters() for record in self.instance.get_run_records(where, limit=_NEWEST))
         mine = (record for record in found if self.has(record.dagster_run))
         return max(mine, key=lambda record: record.storage_id, default=None)

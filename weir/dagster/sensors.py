@@ -72,7 +72,7 @@ def checkpoint_sensor(
     restore_job: dg.JobDefinition,
     keys: Sequence[dg.AssetKey],
 ) -> dg.SensorDefinition:
-    """The sensor that triggers epochs.
+    """Return the sensor that triggers epochs.
 
     Args:
         keys: The assets that its runs materialize.
@@ -123,7 +123,7 @@ def checkpoint_sensor(
 def run_failure_sensor(
     pipeline: Pipeline, settings: Settings, restore_job: dg.JobDefinition, keys: Sequence[dg.AssetKey]
 ) -> dg.SensorDefinition:
-    """The sensor that answers failed runs of the pipeline, from its jobs or from Materialize."""
+    """Return the sensor that answers failed runs of the pipeline, from its jobs or from Materialize."""
 
     @dg.run_failure_sensor(
         name=_failure_sensor_name(pipeline),
@@ -165,7 +165,7 @@ def run_failure_sensor(
 def _answer_to_failure(
     runs: Runs, settings: Settings, run: dg.DagsterRun, kind: str | None, what: str
 ) -> dg.RunRequest | dg.SkipReason:
-    """A request for a restore, or the reason why a failed run of the pipeline gets none.
+    """Return a request for a restore, or the reason why a failed run of the pipeline gets none.
 
     Args:
         runs: The pipeline's runs.
@@ -208,7 +208,8 @@ def _failure_sensor_name(pipeline: Pipeline) -> str:
 
 
 def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]) -> dg.SensorDefinition:
-    """The sensor that compares the lease with Dagster's runs, and the age of waiting input with what is allowed."""
+    """Return the sensor that compares the lease with Dagster's runs, and the age of waiting input with what is
+    allowed."""
 
     @dg.sensor(
         name=f"{pipeline.name}_lease_watchdog",
@@ -367,7 +368,8 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
 
 
 def _answered_by(run: dg.DagsterRun) -> str | None:
-    """The sensor that answers a run. A mark that the run has copied from the run that it repeats does not count."""
+    """Return the sensor that answers a run. A mark that the run has copied from the run that it repeats does not
+    count."""
     sensor, _, answered = (tag_of(run, ANSWERED_BY) or "").partition("|")
     return sensor if answered == run.run_id else None
 

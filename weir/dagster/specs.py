@@ -18,7 +18,7 @@ from weir.settings.configuration import Settings
 
 
 def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
-    """The sources: files that arrive from elsewhere."""
+    """Return the sources: files that arrive from elsewhere."""
     return [
         dg.AssetSpec(
             key(pipeline, source.name),
@@ -33,7 +33,7 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 
 
 def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
-    """The tables that rows are looked up in, which somebody else writes."""
+    """Return the tables that rows are looked up in, which somebody else writes."""
     tables = {lookup_key(pipeline, stage.lookup): stage.lookup.table for stage in pipeline.stages if stage.lookup}
     return [
         dg.AssetSpec(
@@ -48,7 +48,7 @@ def lookups(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
 
 
 def _read_by(pipeline: Pipeline, stage: Stage) -> list[dg.AssetKey]:
-    """The assets that a stage reads, each once."""
+    """Return the assets that a stage reads, each once."""
     looked_up = [lookup_key(pipeline, stage.lookup)] if stage.lookup is not None else []
     return list(dict.fromkeys([*(input_key(pipeline, input) for input in stage.inputs), *looked_up]))
 
@@ -65,7 +65,7 @@ def _arrives(pipeline: Pipeline, source: Source) -> str:
 
 
 def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
-    """The stages, each downstream of what it reads."""
+    """Return the stages, each downstream of what it reads."""
     return [
         dg.AssetSpec(
             stage_key(pipeline, stage.uid),
@@ -89,7 +89,7 @@ def _of_stage(stage: Stage) -> str:
 
 
 def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.AssetSpec]:
-    """The tables and other sinks that stages write to, which a project's own assets read."""
+    """Return the tables and other sinks that stages write to, which a project's own assets read."""
     return [
         dg.AssetSpec(
             table_key(pipeline, sink.name),
@@ -108,7 +108,7 @@ def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.
 
 
 def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.AssetSpec:
-    """The checkpoint: what all stages commit together."""
+    """Return the checkpoint: what all stages commit together."""
     return dg.AssetSpec(
         key(pipeline, CHECKPOINT),
         deps=[stage_key(pipeline, stage.uid) for stage in pipeline.stages],
@@ -124,7 +124,7 @@ def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.A
 
 
 def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
-    """A freshness policy: stale if it was not materialized for so long, a warning at half of that."""
+    """Return a freshness policy: stale if it was not materialized for so long, a warning at half of that."""
     hours = settings.dagster.freshness_hours
     if hours is None:
         return None

@@ -104,13 +104,13 @@ def _on_clocks(calendar: Calendar, first: int, last: int) -> list[int]:
 
 
 def _month(moment: int) -> int:
-    """The number of a moment's month, from 0 for January 1970."""
+    """Return the number of a moment's month, from 0 for January 1970."""
     return int(np.datetime64(moment, "us").astype("M8[M]").astype(np.int64))
 
 
 def _moments(zone: ZoneInfo, on_clock: int, step: int) -> list[int]:
-    """The moments, in microseconds since 1970 UTC, at which a window begins since the clock shows its start, or leaps
-    over it.
+    """Return the moments, in microseconds since 1970 UTC, at which a window begins since the clock shows its start, or
+    leaps over it.
 
     Args:
         on_clock: The start, in microseconds since 1970 on the clock.

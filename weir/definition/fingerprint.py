@@ -82,7 +82,7 @@ def fingerprint_of(value: object) -> str:
 
 @functools.cache
 def _shipped() -> str:
-    """The code of Weir's own packages, as this process saw it at the first call."""
+    """Return the code of Weir's own packages, as this process saw it at the first call."""
     digest = hashlib.sha256()
     for file in sorted(file for package in PACKAGES for file in (HOME / package).rglob("*.py")):
         digest.update(file.relative_to(HOME).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
@@ -246,7 +246,7 @@ class _Walk:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that code may look up among the globals, nested functions included."""
+    """Return the names that code may look up among the globals, nested functions included."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -84,23 +84,23 @@ def made_of(columns: Sequence[str], given: Sequence[str]) -> dict[str, list[str]
 
 
 def read_by(sql: str, given: Sequence[str]) -> list[str]:
-    """The columns of a stage's input that a condition reads. given: all that there are."""
+    """Return the columns of a stage's input that a condition reads. given: all that there are."""
     return _read(_tokens(sql), given)
 
 
 def tokens(sql: str) -> tuple[str, ...]:
-    """The words of SQL without comments, in small letters where capitals mean nothing."""
+    """Return the words of SQL without comments, in small letters where capitals mean nothing."""
     return tuple(token if token[0] in "'\"`" else token.lower() for token in _tokens(sql))
 
 
 def name_of(sql: str) -> str | None:
-    """The name of a column that SQL makes; None: it makes several, or Spark gives it one."""
+    """Return the name of a column that SQL makes; None: it makes several, or Spark gives it one."""
     value, made = _named(sql)
     return None if made is None or value[:1] == ["*"] else made.lower()
 
 
 def value_of(columns: Sequence[str], name: str) -> tuple[str, ...]:
-    """The words of SQL that make a column; its name, if it stays what it is."""
+    """Return the words of SQL that make a column; its name, if it stays what it is."""
     for sql in columns:
         value, made = _named(sql)
         if made is not None and made.lower() == name.lower() and value[:1] != ["*"]:
@@ -110,12 +110,12 @@ def value_of(columns: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def bare(token: str) -> str:
-    """A column's name without backquotes, in small letters."""
+    """Return a column's name without backquotes, in small letters."""
     return _bare(token).lower()
 
 
 def _named(sql: str) -> tuple[list[str], str | None]:
-    """The tokens of a column's value, and its name; None: Spark makes one of the value."""
+    """Return the tokens of a column's value, and its name; None: Spark makes one of the value."""
     tokens = _tokens(sql)
     if len(tokens) > 1 and _is_name(tokens[-1]):
         ahead = tokens[-2]

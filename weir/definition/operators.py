@@ -161,7 +161,8 @@ class Join:
         return 0 if self.lower is None or self.upper is None else max(self.upper, -self.lower, 0)
 
     def times_in(self, output: str) -> tuple[str, ...]:
-        """The columns of an output in which each row has an event time, the best first; none: there is no such column.
+        """Return the columns of an output in which each row has an event time, the best first; none: there is no such
+        column.
 
         A row that found no partner has nulls for the other side.
         """

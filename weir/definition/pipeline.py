@@ -207,7 +207,7 @@ class Pipeline:
         return tuple(sink for stage in self.stages for sink in stage.sinks)
 
     def sinks_shown(self, known: Container[str | None]) -> tuple[Sink, ...]:
-        """The sinks that people are shown, as `sinks_shown` of each stage says."""
+        """Return the sinks that people are shown, as `sinks_shown` of each stage says."""
         return tuple(sink for stage in self.stages for sink in sinks_shown(stage, known))
 
     @property
@@ -226,7 +226,7 @@ class Pipeline:
         return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
 
     def event_time_of(self, table: str, schema: pa.Schema) -> str | None:
-        """The column by which a table's rows belong to a day or an hour; None if it has none.
+        """Return the column by which a table's rows belong to a day or an hour; None if it has none.
 
         Args:
             schema: Of the table.
@@ -253,8 +253,8 @@ class Pipeline:
         return self.branch is not None or isinstance(sink, DeltaSink)
 
     def staging(self, sink: Sink) -> str:
-        """The directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of its log
-        alone."""
+        """Return the directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of
+        its log alone."""
         if not self.appends(sink):
             return f"outputs/{sink.name}"
         return data_directory(sink.name, self.app_id, sink.name in self.elsewhere)
@@ -273,11 +273,11 @@ class Pipeline:
         return self.is_table(sink) and (self.branch is not None or not isinstance(sink, UpsertSink))
 
     def sink(self, name: str) -> Sink | None:
-        """The sink of that name; None: the code has none, or no more."""
+        """Return the sink of that name; None: the code has none, or no more."""
         return next((sink for sink in self.sinks if sink.name == name), None)
 
     def outputs_read(self, stage: Stage) -> frozenset[str]:
-        """The names of a stage's outputs that others read."""
+        """Return the names of a stage's outputs that others read."""
         return frozenset(name for other in self.stages for before, name in other.outputs_before if before == stage)
 
     def must_finish(self, stage: Stage) -> bool:
@@ -316,7 +316,7 @@ def _parts(pipeline: str, field: str, given: Any, kind: type[Any]) -> tuple[Any,
 
 
 def _read_for_rows(input: Source | Stage) -> set[str]:
-    """The names of the sources whose rows an input hands out: behind an `as_of`, those of the facts alone."""
+    """Return the names of the sources whose rows an input hands out: behind an `as_of`, those of the facts alone."""
     if isinstance(input, Source):
         return {input.name}
     inputs = input.inputs[:1] if isinstance(input.join, AsOf) else input.inputs

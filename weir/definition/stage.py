@@ -354,7 +354,7 @@ class Reading(TypedDict):
 
 
 def reading(given: Input) -> Reading:
-    """An input as a stage keeps it, for `Stage(..., **reading(source))`."""
+    """Return an input as a stage keeps it, for `Stage(..., **reading(source))`."""
     _check_input(given)
     if isinstance(given, Output):
         return {"input": given.stage, "from_output": given.name}
@@ -370,7 +370,7 @@ def _check_input(given: object) -> None:
 
 
 def input_name(stage: Stage) -> str:
-    """The uid of the stage that a stage reads, or the name of its source."""
+    """Return the uid of the stage that a stage reads, or the name of its source."""
     return stage.input.uid if isinstance(stage.input, Stage) else stage.input.name
 
 
@@ -380,7 +380,7 @@ def keeps_event_time(stage: Stage) -> bool:
 
 
 def sources_of(input: Input) -> tuple[Source, ...]:
-    """The sources at the far end of an input, each once."""
+    """Return the sources at the far end of an input, each once."""
     if isinstance(input, Source):
         return (input,)
     if isinstance(input, Output):

@@ -18,7 +18,8 @@ from weir.timings import record_ms
 
 
 def commit(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, files: Sequence[StateFile]) -> Checkpoint:
-    """The one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh claim."""
+    """Return the one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh
+    claim."""
     record_ms(epoch.ms, "to_commit", epoch.started)
     checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(epoch.ms))
     clock = time.perf_counter()

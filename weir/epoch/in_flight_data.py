@@ -128,8 +128,8 @@ class Work:
 
 
 def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[InFlightData, ...]:
-    """The queue once the stage upstream has handed on `more`, None if nothing: the rest of its newest entry, or another
-    epoch.
+    """Return the queue once the stage upstream has handed on `more`, None if nothing: the rest of its newest entry, or
+    another epoch.
 
     Of epochs without rows in a row the last one stays: its clock and its watermark do what theirs would have done.
     """

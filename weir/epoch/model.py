@@ -60,7 +60,7 @@ class SourceOffsets:
         return cls(head.offsets, expected, head.epoch_now)
 
     def after(self, slices: Mapping[str, Slice], readers: Mapping[str, SourceReader], at: datetime) -> SourceOffsets:
-        """The offsets of the epoch that reads these slices.
+        """Return the offsets of the epoch that reads these slices.
 
         Args:
             at: Its processing time, which never decreases.
@@ -73,7 +73,7 @@ class SourceOffsets:
         return SourceOffsets(offsets, expected, self.no_earlier(at))
 
     def no_earlier(self, at: datetime) -> datetime:
-        """The processing time at a moment: whatever the clock does, it never decreases."""
+        """Return the processing time at a moment: whatever the clock does, it never decreases."""
         return at if self.now is None else max(at, self.now)
 
 
@@ -252,7 +252,7 @@ class Step(StrEnum):
     FINISH = "pruning"
 
     def slot(self, stage: Stage | None = None) -> str:
-        """The slot that runs this step; an epoch is sealed in the slot of the commits."""
+        """Return the slot that runs this step; an epoch is sealed in the slot of the commits."""
         if self is Step.RUN_STAGE:
             assert stage is not None, "a job is the job of a stage"
             return stage.uid
@@ -476,12 +476,12 @@ class EpochsInFlight:
     early: bool = False
 
     def before(self, epoch: InFlightEpoch) -> InFlightEpoch | None:
-        """The epoch that this one builds on, if that is in flight too."""
+        """Return the epoch that this one builds on, if that is in flight too."""
         index = self.epochs.index(epoch)
         return self.epochs[index - 1] if index else None
 
     def after(self, epoch: InFlightEpoch) -> InFlightEpoch | None:
-        """The epoch that builds on this one."""
+        """Return the epoch that builds on this one."""
         return next(iter(self.epochs[self.epochs.index(epoch) + 1 :]), None)
 
     def stored_base(self, epoch: InFlightEpoch, stage: Stage) -> Mapping[int, Snapshot]:
@@ -492,7 +492,8 @@ class EpochsInFlight:
         return snapshots_of(before.pending.files(), stage.uid)
 
     def attempts_needed(self, stage: Stage) -> frozenset[AttemptId]:
-        """The attempts of a stage whose local files are still needed: to upload, to build on, or to read rows."""
+        """Return the attempts of a stage whose local files are still needed: to upload, to build on, or to read
+        rows."""
         needed = {
             AttemptId(name)
             for epoch in self.epochs

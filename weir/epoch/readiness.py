@@ -67,7 +67,8 @@ def epoch_before_is_confirmed(epochs: EpochsInFlight, epoch: InFlightEpoch) -> b
 
 
 def epoch_before_is_stored(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """An upload refers to objects of the epoch before, so they are in storage, and that epoch is the next to commit."""
+    """Return an upload refers to objects of the epoch before, so they are in storage, and that epoch is the next to
+    commit."""
     before = epochs.before(epoch)
     return before is None or (before.pending.complete and epoch_before_is_confirmed(epochs, before))
 
@@ -103,12 +104,14 @@ def is_sealed(_: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 
 
 def publishing_keeps_up(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """An epoch is committed beside the publishing of the epoch before and no further ahead: sinks lack little."""
+    """An epoch is committed beside the publishing of the epoch before and no further ahead: sinks lack
+    little."""
     return sum(other.published is None for other in _all_before(epochs, epoch)) <= 1
 
 
 def pruning_keeps_up(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
-    """An epoch is committed beside the pruning of one more epoch, so that few checkpoints are there at a time."""
+    """An epoch is committed beside the pruning of one more epoch, so that few checkpoints are there at a
+    time."""
     return len(_all_before(epochs, epoch)) <= 2
 
 
@@ -143,7 +146,8 @@ def base_is_at_hand(epochs: EpochsInFlight, epoch: InFlightEpoch, stage: Stage) 
 
 
 def disk_has_room(epochs: EpochsInFlight, epoch: InFlightEpoch, _: Stage) -> bool:
-    """The oldest epoch may always go on: only its end frees space. It is asked last, for it adds all bytes up."""
+    """The oldest epoch may always go on: only its end frees space. It is asked last, for it adds all bytes
+    up."""
     return epoch_before_is_confirmed(epochs, epoch) or below_max_pending(epochs)
 
 
@@ -217,8 +221,8 @@ def can_start_epoch(epochs: EpochsInFlight) -> bool:
 
 
 def below_max_concurrent(epochs: EpochsInFlight) -> bool:
-    """A confirmed epoch that is still publishing does not count: publishing needs no processor, so stages should not
-    wait for it. With a limit of one epoch nothing overlaps."""
+    """Return a confirmed epoch that is still publishing does not count: publishing needs no processor, so stages should
+    not wait for it. With a limit of one epoch nothing overlaps."""
     limit = epochs.limits.max_concurrent
     return sum(epoch.confirmed is None for epoch in epochs.epochs) < limit and (limit > 1 or not epochs.epochs)
 
@@ -239,7 +243,7 @@ def can_defer_pruning(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
 
 
 def epoch_to_watch(epochs: EpochsInFlight, now: float, watched: float) -> InFlightEpoch | None:
-    """The epoch of a stage that has worked for so long that it may wait for state that is being fetched.
+    """Return the epoch of a stage that has worked for so long that it may wait for state that is being fetched.
 
     Args:
         now: On time.monotonic().

@@ -81,7 +81,7 @@ class EpochScheduler:
         return self._epochs.offsets
 
     def now(self) -> datetime:
-        """The processing time of an epoch that begins now: whatever the clock does, it never decreases."""
+        """Return the processing time of an epoch that begins now: whatever the clock does, it never decreases."""
         return self.offsets.no_earlier(datetime.now(UTC))
 
     @property

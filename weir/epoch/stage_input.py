@@ -118,7 +118,7 @@ def landed(context: RunContext, epoch: InFlightEpoch, stage: Stage, source: Sour
 
 
 def _staged(epoch: InFlightEpoch, stage: Stage, upstream: Stage) -> list[Rows]:
-    """The rows for a stage that one upstream hands out in this epoch."""
+    """Return the rows for a stage that one upstream hands out in this epoch."""
     acks, output = epoch.acks[upstream.uid], stage.from_output
     staged = [file for ack in acks for file in read_by_next(ack, output)]
     rows_out = sum(ack.rows_of(output) for ack in acks)
@@ -181,9 +181,9 @@ def _rows_of(epoch: InFlightEpoch, lane: Stage) -> int:
 
 
 def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
-    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream; of
-    windows by processing time, from the clock of the epoch that it applies. Where another time is in place of the
-    source's event time, the rows tell it."""
+    """Return the stage's watermark as far as it is known before its job: from file statistics or from the stage
+    upstream; of windows by processing time, from the clock of the epoch that it applies. Where another time is in place
+    of the source's event time, the rows tell it."""
     first = epoch.work[stage.uid].first
     arriving = to_micros(first.now) if first and stage.by_clock else first.arriving if first else None
     if not stage.sides and makes_time(epoch, stage):
@@ -203,8 +203,8 @@ def makes_time(epoch: InFlightEpoch, stage: Stage, side: int = 0) -> bool:
 def watermark_of_sides(
     epoch: InFlightEpoch, stage: Stage, watermark: int | None, acks: Sequence[Ack]
 ) -> tuple[int | None, SidesTime]:
-    """The watermark of a stage with several inputs after its job: files without statistics, and what has another event
-    time than its source, tell only now what their newest is."""
+    """Return the watermark of a stage with several inputs after its job: files without statistics, and what has another
+    event time than its source, tell only now what their newest is."""
     now, inputs = to_micros(epoch.now), epoch.sides[stage.uid]
     if any(ack.newest_by_side for ack in acks):
         newest = []

@@ -196,7 +196,8 @@ def applied_alone(
 
 
 def _pinned(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Pinned | None:
-    """The table of a lookup as of the version that its rows of this epoch are joined with; None: it is no lookup.
+    """Return the table of a lookup as of the version that its rows of this epoch are joined with; None: it is no
+    lookup.
 
     Raises LostError if it is gone.
     """
@@ -239,8 +240,8 @@ def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
 
 
 def _with_quarantine(context: RunContext, epoch: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
-    """The acks, with the rows of its sources that could not be decoded, and those that the stage's gates have set aside
-    before this replay."""
+    """Return the acks, with the rows of its sources that could not be decoded, and those that the stage's gates have
+    set aside before this replay."""
     for output, lane, sink in stage.tables_aside:
         if not isinstance(lane.input, Source):
             continue
@@ -259,7 +260,8 @@ def _without_failed(
     verdicts: Sequence[Verdict],
     looked_at: pa.Table,
 ) -> EpochPlan:
-    """The epoch's plan without the rows that a quarantining gate refuses. Raises GateError where these are too many."""
+    """Return the epoch's plan without the rows that a quarantining gate refuses. Raises GateError where these are too
+    many."""
     assert isinstance(stage.input, Source), "only such a stage may quarantine"
     name, before = stage.input.name, epoch.plan
     positions = quarantine.positions_of(context.storage, acks)
@@ -281,7 +283,7 @@ def check_acks(epoch: InFlightEpoch, stage: Stage) -> None:
 
 
 def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
-    """The error of an epoch whose time is up."""
+    """Return the error of an epoch whose time is up."""
     return TransientError(
         f"Epoch {epoch.pending.id} was aborted: it took longer than"
         f" {context.settings.checkpoints.timeout_seconds:g} s.",
@@ -353,8 +355,8 @@ def _untold(head: Checkpoint | None, stage: Stage) -> bool:
 
 
 def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
-    """The sizes of a stage's state cache; None if it has none. Raises ConfigurationError for one that cannot have
-    any."""
+    """Return the sizes of a stage's state cache; None if it has none. Raises ConfigurationError for one that cannot
+    have any."""
     configured = settings.state.caches.get(stage.uid)
     if configured is None:
         return None
@@ -404,7 +406,7 @@ def note_progress(context: RunContext, epoch: InFlightEpoch, stage: Stage, progr
 
 
 def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:
-    """The acks of a stage without anything to do, of which no job is run: its state is what it was."""
+    """Return the acks of a stage without anything to do, of which no job is run: its state is what it was."""
     acks = []
     for subtask in range(context.settings.spark.parallelism):
         base, attempt = progress.bases.get(subtask), AttemptId(new_attempt_id())

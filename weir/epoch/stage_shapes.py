@@ -97,7 +97,7 @@ def shapes_of_sides(
 def _columns_of(
     context: RunContext, epoch: InFlightEpoch, lane: Stage, part: Landed | Channel | None
 ) -> pa.Schema | None:
-    """The columns of an input; None if nothing tells them yet."""
+    """Return the columns of an input; None if nothing tells them yet."""
     if part is not None:
         return part.schema
     if isinstance(lane.input, Source):
@@ -138,7 +138,7 @@ def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
 
 
 def shapes_of(stage: Stage, seen: pa.Schema, *read: pa.Schema) -> Shapes:
-    """A stage's schemas, those of all its tables among them.
+    """Return a stage's schemas, those of all its tables among them.
 
     Args:
         seen: The columns that its function sees.
@@ -167,7 +167,7 @@ def shapes_of(stage: Stage, seen: pa.Schema, *read: pa.Schema) -> Shapes:
 
 
 def sinks_of(stage: Stage, fixed: Shapes) -> list[tuple[Sink, pa.Schema]]:
-    """The sinks that a stage writes to, with the columns of their rows."""
+    """Return the sinks that a stage writes to, with the columns of their rows."""
     return [(sink, fixed.outputs[output]) for output, sink in stage.sinks_by_output]
 
 
@@ -188,8 +188,8 @@ def _check_backend(context: RunContext, stage: Stage) -> None:
 
 
 def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
-    """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row,
-    code that does not fit them."""
+    """Return the shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the
+    first row, code that does not fit them."""
     head, recorded = context.head, stats_of(context.head, stage.uid)
     if head is None or not recorded.has_state:
         return fixed

@@ -35,7 +35,7 @@ class StepRunner(Protocol):
         ...
 
     def next(self, seconds: float) -> Ended | None:
-        """The next step that has ended; None if none does within so many seconds."""
+        """Return the next step that has ended; None if none does within so many seconds."""
         ...
 
 

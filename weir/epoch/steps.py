@@ -441,7 +441,7 @@ def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | N
 
 
 def _newest(ack: Ack, side: int) -> int | None:
-    """The newest event time that a subtask has seen of one of its stage's inputs."""
+    """Return the newest event time that a subtask has seen of one of its stage's inputs."""
     return ack.newest_by_side[side] if ack.newest_by_side else ack.max_event_time
 
 
@@ -453,7 +453,7 @@ def _sees_all(epoch: InFlightEpoch, stage: Stage, side: int, acks: Sequence[Ack]
 
 
 def _format(epoch: InFlightEpoch, state: Sequence[StateFile], archives: bool) -> int:
-    """The oldest format that tells whoever reads the checkpoint all that is to be known of it."""
+    """Return the oldest format that tells whoever reads the checkpoint all that is to be known of it."""
     if archives:
         return WITH_ARCHIVE
     if any(composite.is_part(file.name) for file in state):
@@ -583,7 +583,7 @@ def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:
-    """The sum over the subtasks, logged; None for a stage without a cache."""
+    """Return the sum over the subtasks, logged; None for a stage without a cache."""
     counted = [CacheFigures(**ack.cache) for ack in acks if ack.cache is not None]
     if not counted:
         return None

@@ -428,7 +428,7 @@ def _remove(marker: Path) -> None:
 
 
 def _place_marker(directory: Path) -> Path:
-    """A file that tells a subtask whether it sees the coordinator's disk."""
+    """Return a file that tells a subtask whether it sees the coordinator's disk."""
     directory.mkdir(parents=True, exist_ok=True)
     for earlier in directory.glob(f"{_MARK}*"):
         # Of a run that was killed; a zombie's subtasks upload by themselves from now on.

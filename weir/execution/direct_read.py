@@ -146,7 +146,7 @@ def seen(stage: Stage, rows: pa.Table) -> pa.Table:
 
 
 def seen_columns(stage: Stage, rows: Landed | Channel) -> pa.Schema:
-    """The columns of rows as the stage's function sees them, of rows that `can_read`."""
+    """Return the columns of rows as the stage's function sees them, of rows that `can_read`."""
     return rows.schema if rows.as_seen else seen(stage, rows.schema.empty_table()).schema
 
 
@@ -173,7 +173,7 @@ def own_batches(
     batch_rows: int,
     work_dir: Path,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one subtask's key groups with their group, as `in_batches`.
+    """Yield the rows of one subtask's key groups with their group, as `in_batches`.
 
     Raises InputError for a file that is gone or damaged, TransientError if storage fails, and as `seen`.
     """
@@ -190,7 +190,8 @@ def of_inputs(
     rows: Landed | Channel | Several,
     read: Callable[[Stage, Landed | Channel], Iterable[pa.Table]],
 ) -> Iterable[pa.Table]:
-    """The rows of a stage's input as its operator gets them; of several inputs, in the columns that they have together.
+    """Return the rows of a stage's input as its operator gets them; of several inputs, in the columns that they have
+    together.
 
     Args:
         read: Gives the rows of one input, for the stage as one that reads it alone.
@@ -210,19 +211,19 @@ def _rows_of_subtask(stage: Stage, rows: pa.Table, subtask: int, parallelism: in
 
 
 def with_owners(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> tuple[pa.Table, np.ndarray]:
-    """The rows with their key group as the first column, and int64[n], the subtask that owns each."""
+    """Return the rows with their key group as the first column, and int64[n], the subtask that owns each."""
     groups = key_groups([rows.column(name) for name in stage.key], max_parallelism)
     rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
     return rows, subtask_of(groups, parallelism, max_parallelism)
 
 
 def with_group(columns: pa.Schema) -> pa.Schema:
-    """The columns of rows that have their key group."""
+    """Return the columns of rows that have their key group."""
     return pa.schema([(GROUP, pa.int32()), *columns])
 
 
 def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
-    """All rows, in the files' order, with their positions where these are asked for; raises as `own_batches`."""
+    """Yield all rows, in the files' order, with their positions where these are asked for; raises as `own_batches`."""
     for number in range(len(rows.files)):
         yield from file_tables(rows, number, batch_rows)
 
@@ -247,7 +248,8 @@ def file_tables(rows: Landed | Channel, number: int, batch_rows: int, share: Sha
 
 
 def in_batches(stage: Stage, tables: Iterable[pa.Table], batch_rows: int, work_dir: Path) -> Iterator[pa.RecordBatch]:
-    """A subtask's rows in the stage's order, in batches of so many rows, or fewer where they are wide, and a last one.
+    """Yield a subtask's rows in the stage's order, in batches of so many rows, or fewer where they are wide, and a last
+    one.
 
     Args:
         work_dir: Where rows are sorted that are too many for memory.

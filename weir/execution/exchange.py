@@ -225,5 +225,5 @@ def block_schemas(columns: Sequence[pa.Schema]) -> list[pa.Schema]:
 
 
 def opened_block(block: pa.Buffer, schema: pa.Schema) -> pa.Table:
-    """The rows of one block, a view of it."""
+    """Return the rows of one block, a view of it."""
     return pa.Table.from_batches([pa.ipc.read_record_batch(block, schema)])

@@ -147,7 +147,7 @@ class Executor(Protocol):
     """Runs a stage's stateless part and its keyed tasks."""
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
-        """The columns that the stage's function sees, canonical, for an input of `schema`.
+        """Return the columns that the stage's function sees, canonical, for an input of `schema`.
 
         Args:
             where: Whose schema that is.

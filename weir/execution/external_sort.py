@@ -69,7 +69,7 @@ def _write(rows: pa.Table, file: Path) -> Path:
 
 
 def _read(file: Path) -> pa.Table:
-    """A run, of which no more is in memory than somebody looks at."""
+    """Return a run, of which no more is in memory than somebody looks at."""
     with pa.memory_map(str(file)) as stream, pa.ipc.open_file(stream) as reader:
         return reader.read_all()
 

@@ -56,7 +56,7 @@ class InMemoryExecutor:
         return acks
 
     def _seen(self, stage: Stage, rows: Landed | Channel) -> list[pa.Table]:
-        """The rows as the stage's function sees them."""
+        """Return the rows as the stage's function sees them."""
         rows = direct_read.narrowed(stage, rows) if self._narrows else rows
         table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
         return [table if rows.as_seen else filtered(stage, table)]
@@ -84,7 +84,7 @@ def routed(
 
 
 def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
-    """The rows that the stage's `where` keeps, in its columns."""
+    """Return the rows that the stage's `where` keeps, in its columns."""
     try:
         return direct_read.seen(stage, rows)
     except where.Refused as error:

@@ -11,8 +11,8 @@ from state_ops.arrow import frames
 
 
 def ordered(rows: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are. A column may
-    be named twice."""
+    """Return the rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are. A
+    column may be named twice."""
     chosen = list(dict.fromkeys(columns))
     plain = [f"c{number}" for number in range(len(chosen))]  # Polars takes some names for patterns
     frame = frames.polars(rows.select(chosen).rename_columns(plain)).with_row_index("row")

@@ -133,7 +133,8 @@ def _put_object(storage: Storage, path: str, waiting: Mapping[int, Sequence[tupl
 
 
 def collected(storage: Storage, staged: Iterable[str | None]) -> dict[int, list[Extent]] | None:
-    """The extents of each subtask, in the order of the map tasks whose answers these are; None if a block is null.
+    """Return the extents of each subtask, in the order of the map tasks whose answers these are; None if a block is
+    null.
 
     What the map tasks have requested is counted as the coordinator's.
     """

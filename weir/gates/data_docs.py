@@ -261,8 +261,8 @@ def _with_assets(site: Path, nonce: str) -> None:
 
 
 def _plain(url: str) -> str:
-    """The file that a URL or path names, without its version and whether it is minified: vega@5 and vega.min.js are
-    vega.js."""
+    """Return the file that a URL or path names, without its version and whether it is minified: vega@5 and vega.min.js
+    are vega.js."""
     name = url.rpartition("/")[2]
     name = re.sub(r"@\d[\d.]*$", ".js", name)
     return re.sub(r"-\d[\d.]*(?=\.)", "", name).replace(".min.", ".")

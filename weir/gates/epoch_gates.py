@@ -32,7 +32,7 @@ from weir.ownership.local_paths import objects, work_dir
 
 
 def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
-    """What the gates on figures and state say of an epoch.
+    """Return what the gates on figures and state say of an epoch.
 
     Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate
     that cannot be evaluated.
@@ -57,12 +57,12 @@ def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files
 
 
 def has_rows(stats: OperatorStats) -> bool:
-    """Whether rows came for a stage, by what a checkpoint records of it."""
+    """Return whether rows came for a stage, by what a checkpoint records of it."""
     return any((stats.rows_in, stats.rows_null_key, stats.rows_dropped, stats.rows_quarantined))
 
 
 def figures_row(stats: OperatorStats) -> pa.Table:
-    """What a checkpoint records of a stage, as one row with a column for each number."""
+    """Return what a checkpoint records of a stage, as one row with a column for each number."""
     numbers = {name: [value] for name, value in stats.to_json().items() if type(value) is int}
     return pa.table(numbers, schema=pa.schema([(name, pa.int64()) for name in numbers]))
 
@@ -85,7 +85,7 @@ def _sample(
 
 
 def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[pa.Table]:
-    """A subtask's rows, from the key group on whose turn it is in this epoch."""
+    """Yield a subtask's rows, from the key group on whose turn it is in this epoch."""
     groups = group_range(subtask, view.parallelism, view.max_parallelism)
     first = groups[epoch % len(groups)]
     for turn in (range(first, groups.stop), range(groups.start, first)):

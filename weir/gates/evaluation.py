@@ -134,12 +134,12 @@ def check_installed(pipeline: Pipeline) -> None:
 
 
 def of_rows(stage: Stage) -> tuple[Gate, ...]:
-    """A stage's gates on the rows that it hands out."""
+    """Return a stage's gates on the rows that it hands out."""
     return tuple(gate for gate in stage.gates if gate.of == ROWS)
 
 
 def looked_at(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile]) -> pa.Table:
-    """What a stage's gates look at of its staged rows, of which there are some."""
+    """Return what a stage's gates look at of its staged rows, of which there are some."""
     return staged(storage, files, columns_of(of_rows(stage)))
 
 
@@ -153,7 +153,7 @@ def staged(storage: Storage, files: Sequence[StagedFile | StateFile], columns: S
 
 
 def check(stage: Stage, rows: pa.Table) -> list[Verdict]:
-    """What a stage's gates on rows say of them. Raises PipelineError if one cannot be evaluated."""
+    """Return what a stage's gates on rows say of them. Raises PipelineError if one cannot be evaluated."""
     return evaluated(f"stage {stage.uid}", stage.uid, of_rows(stage), rows)
 
 
@@ -190,7 +190,7 @@ def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
 
 
 def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:
-    """The error of an epoch that a gate of a stage holds."""
+    """Return the error of an epoch that a gate of a stage holds."""
     return GateError(
         f"A quality gate of the stage {uid} failed: {why}",
         where=f"stage {uid}",
@@ -202,7 +202,7 @@ def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:
 
 
 def columns_of(asked: Sequence[Gate]) -> list[str] | None:
-    """The columns that gates look at; None: one of them may look at any."""
+    """Return the columns that gates look at; None: one of them may look at any."""
     columns: list[str] = []
     for gate in asked:
         arguments = dict(gate.arguments)
@@ -258,8 +258,8 @@ def pandas(rows: pa.Table, form: Form) -> pd.DataFrame:
 
 
 def _needs_objects(column: pa.ChunkedArray) -> bool:
-    """Whether a float or a sum in 64 bits may not be exact; and decimals with nulls, which pandas has as objects that
-    it cannot add."""
+    """Return whether a float or a sum in 64 bits may not be exact; and decimals with nulls, which pandas has as objects
+    that it cannot add."""
     if pa.types.is_decimal(column.type):
         return bool(column.null_count)
     if not pa.types.is_integer(column.type) or column.null_count == len(column):
@@ -273,7 +273,7 @@ _evaluating = threading.Lock()  # its context is one for all slots, and is not m
 
 
 def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
-    """What expectations say of rows, without raising where one fails.
+    """Return what expectations say of rows, without raising where one fails.
 
     Args:
         name: Whose rows these are.
@@ -380,7 +380,7 @@ def apart() -> Iterator[tuple[Any, Any]]:
 
 
 def expectation(where: str, gate: Gate) -> Any:
-    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these
+    """Return a gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these
     arguments."""
     gx, _ = load()
     kind = getattr(gx.expectations, gate.expectation, None)
@@ -423,7 +423,8 @@ def _wrong(where: str, problem: object) -> PipelineError:
 
 
 def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: str | None = None) -> Verdict:
-    """What Great Expectations says of a gate, on so many rows. Raises PipelineError where it could not evaluate it."""
+    """Return what Great Expectations says of a gate, on so many rows. Raises PipelineError where it could not evaluate
+    it."""
     raised = outcome.exception_info or {}
     details = raised.values() if all(isinstance(value, dict) for value in raised.values()) else [raised]
     messages = [str(item.get("exception_message")) for item in details if item.get("raised_exception")]

@@ -47,14 +47,14 @@ _RAW = (("_weir_raw", pa.string()),)
 
 
 def table_schema(stage: Stage, source: pa.Schema) -> pa.Schema:
-    """The columns of a quarantine table: those of the source's files, and why each row is there; where rows may be bad,
-    also what stands there instead of a row."""
+    """Return the columns of a quarantine table: those of the source's files, and why each row is there; where rows may
+    be bad, also what stands there instead of a row."""
     more = [pa.field(name, kind) for name, kind in (*_TOLD, *(_RAW if _keeps_raw(stage) else ()))]
     return pa.schema([*source, *more])
 
 
 def _keeps_raw(stage: Stage) -> bool:
-    """Whether its table has what stands in place of a row that could not be decoded."""
+    """Return whether its table has what stands in place of a row that could not be decoded."""
     return stage.takes_bad_rows and isinstance(stage.input, Source) and stage.input.decodes
 
 
@@ -66,7 +66,7 @@ def decided(
     looked_at: pa.Table,
     positions: np.ndarray,
 ) -> tuple[LeftOut, ...]:
-    """The rows that the slice is to be replayed without; none if no quarantining gate failed.
+    """Return the rows that the slice is to be replayed without; none if no quarantining gate failed.
 
     Args:
         rounds: How often it was replayed for rows of this stage already.
@@ -138,8 +138,8 @@ def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
 
 
 def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: CheckpointId) -> Iterator[pa.Table]:
-    """What has been set aside of a slice, as a stage's quarantine table has it: by its gates, file by file, and what
-    could not be decoded."""
+    """Yield what has been set aside of a slice, as a stage's quarantine table has it: by its gates, file by file, and
+    what could not be decoded."""
     assert planned.schema is not None
     uid, schema = stage.uid, table_schema(stage, planned.schema)
     if _keeps_raw(stage) and planned.bad_rows:
@@ -177,7 +177,7 @@ def rows_of(reader: SourceReader, planned: Slice, stage: Stage, epoch: Checkpoin
 
 
 def _places(reader: SourceReader, file: SourceFile, rows: Sequence[LeftOut]) -> list[str]:
-    """The places of rows as people look them up; where none are known, the file's title."""
+    """Return the places of rows as people look them up; where none are known, the file's title."""
     places, title = reader.places(file), reader.title(file)
     return [(places[row.row] if places else None) or title for row in rows]
 
@@ -192,8 +192,8 @@ def with_rows(
     output: str,
     sink: str,
 ) -> list[Ack]:
-    """The acks of a stage's subtasks, the first of them with the rows of a source that are set aside, staged like rows
-    that are late.
+    """Return the acks of a stage's subtasks, the first of them with the rows of a source that are set aside, staged
+    like rows that are late.
 
     Args:
         stage: As one that reads the source alone.

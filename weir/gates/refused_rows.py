@@ -92,7 +92,7 @@ def _with_error(acks: Sequence[Ack], error: InputError) -> tuple[Ack, ...]:
 
 
 def _placed(error: RefusedError, read: Read, found: Found, why_not: str | None) -> RefusedError:
-    """An error with the file and the row of the first of its rows, as far as it is known."""
+    """Return an error with the file and the row of the first of its rows, as far as it is known."""
     what, where, files = error.what, error.where, error.files
     if found:
         (source, at) = min(found)
@@ -125,7 +125,7 @@ def _why_it_stays(stage: Stage, read: Read, found: Found) -> str | None:
 
 
 def _without(stage: Stage, read: Read, found: Found) -> EpochPlan:
-    """The epoch's plan without the rows that were found."""
+    """Return the epoch's plan without the rows that were found."""
     slices = {}
     for name in dict.fromkeys(name for name, _ in found):
         planned = read.plan.slices[name]

@@ -68,8 +68,8 @@ def _asked(pipeline: Pipeline, *, newest: bool) -> list[Expected]:
 
 
 def not_asked(pipeline: Pipeline) -> list[str]:
-    """The tables of which nothing can be expected: a branch's with keys, which have what became of keys and not their
-    rows."""
+    """Return the tables of which nothing can be expected: a branch's with keys, which have what became of keys and not
+    their rows."""
     if pipeline.branch is None:
         return []
     names = dict.fromkeys(expected.name for expected in pipeline.on_restore if expected.of == "table")
@@ -79,7 +79,7 @@ def not_asked(pipeline: Pipeline) -> list[str]:
 def judged(
     pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool
 ) -> Iterator[tuple[Literal["state", "table"], str, list[Verdict]]]:
-    """What they say, by stage or table. Where there are no rows yet, nothing is asked. Arguments and errors as of
+    """Yield what they say, by stage or table. Where there are no rows yet, nothing is asked. Arguments and errors as of
     `evaluate`."""
     asked = _asked(pipeline, newest=newest)
     for of, name in dict.fromkeys((expected.of, expected.name) for expected in asked):
@@ -90,7 +90,7 @@ def judged(
 
 
 def sample(tables: Iterator[pa.Table]) -> pa.Table | None:
-    """The first of some rows, at most `SAMPLE_ROWS`; None where there are none."""
+    """Return the first of some rows, at most `SAMPLE_ROWS`; None where there are none."""
     parts: list[pa.Table] = []
     for table in tables:
         parts.append(table.slice(0, SAMPLE_ROWS - sum(part.num_rows for part in parts)))
@@ -105,7 +105,7 @@ def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: 
 
 
 def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
-    """A table's rows, file by file, those of the newest epoch first; files that are too large for a look are left
+    """Yield a table's rows, file by file, those of the newest epoch first; files that are too large for a look are left
     out."""
     try:
         handle = fenced_table.open_table(storage, table_path(name))

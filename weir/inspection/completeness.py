@@ -65,7 +65,7 @@ def complete_until(stage: Stage, row: Checkpoint, rows: Rows) -> int | None:
 
 
 def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[Change]:
-    """What rewinds and promotions after a checkpoint have exchanged of a sink's rows, oldest first."""
+    """Return what rewinds and promotions after a checkpoint have exchanged of a sink's rows, oldest first."""
     changed = [change for change in _pruned(rows.values()) if change.by > since and change.by not in rows]
     for row in sorted(rows.values(), key=lambda row: row.id):
         if row.id <= since or row.kind not in TAKES_BACK:
@@ -86,8 +86,8 @@ def changes(stage: Stage, sink: Sink, rows: Rows, since: CheckpointId) -> list[C
 
 
 def _pruned(rows: Collection[Checkpoint]) -> list[Change]:
-    """What later checkpoints tell of rewinds and promotions, which may be pruned: of the newest ranges their bounds, of
-    all others no more than that they were."""
+    """Return what later checkpoints tell of rewinds and promotions, which may be pruned: of the newest ranges their
+    bounds, of all others no more than that they were."""
     records = [recorded for row in rows if (recorded := taken_back(row))]
     changed: dict[int, tuple[int | None, int | None]] = {recorded[TAKEN_BEFORE]: (None, None) for recorded in records}
     changed |= {recorded[TAKEN_BACK]: (recorded.get(TAKEN_START), recorded.get(TAKEN_END)) for recorded in records}

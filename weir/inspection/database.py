@@ -65,7 +65,7 @@ def load(connection: Connection, name: str, tables: Iterable[pa.Table], schema: 
 
 
 def _known_to_duckdb(type: pa.DataType) -> pa.DataType:
-    """The nearest type that DuckDB can take in; every part of a nested type is nullable."""
+    """Return the nearest type that DuckDB can take in; every part of a nested type is nullable."""
     if pa.types.is_float16(type):
         return pa.float32()
     return pa.string() if pa.types.is_decimal256(type) else mapped(type, _known_to_duckdb, loose=True)
@@ -121,13 +121,13 @@ def asked(connection: Connection, query: str) -> Iterator[tuple[pa.Schema, Itera
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it whatever it contains."""
+    """Return a name as SQL takes it whatever it contains."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def tables_of(connection: Connection, query: str) -> set[tuple[str, str]]:
-    """The schema ("" if none is said) and name, in lower case, of each table that a query names, and of what it names
-    itself in WITH.
+    """Return the schema ("" if none is said) and name, in lower case, of each table that a query names, and of what it
+    names itself in WITH.
 
     Raises:
         ConfigurationError: Unless it is one query that reads.

@@ -44,8 +44,8 @@ class Difference:
     _connection: Any
 
     def rows(self, most: int | None = None) -> AbstractContextManager[tuple[pa.Schema, Iterator[pa.Table]]]:
-        """The differences in key order: `change`, `key`, `old` and `new` as structs, and `fields`, the names of those
-        that differ."""
+        """Return the differences in key order: `change`, `key`, `old` and `new` as structs, and `fields`, the names of
+        those that differ."""
         limit = "" if most is None else f" LIMIT {most}"
         return asked(self._connection, f"SELECT * FROM compared ORDER BY key, change{limit}")
 
@@ -121,7 +121,8 @@ def _load_both(connection: Connection, a: View, b: View) -> None:
 
 
 def _read_alike(a: View, b: View) -> bool:
-    """Whether the same objects give the same rows in both. With a time to live they do not: the clock went on."""
+    """Return whether the same objects give the same rows in both. With a time to live they do not: the clock went
+    on."""
     if a.expiry is not None or b.expiry is not None:
         return False
     alike = replace(a, checkpoint=b.checkpoint, storage=b.storage, snapshots=b.snapshots) == b

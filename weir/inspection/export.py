@@ -122,8 +122,8 @@ def _number(value: Any) -> Any:
 
 
 def json_line(row: Any) -> str:
-    """A row as JSON: bytes in hex, moments in ISO 8601, decimals and what JSON has no number for as text, maps as
-    pairs."""
+    """Return a row as JSON: bytes in hex, moments in ISO 8601, decimals and what JSON has no number for as text, maps
+    as pairs."""
     return as_json(row, ensure_ascii=False)
 
 
@@ -138,7 +138,7 @@ def _write_columns(format: Format, schema: pa.Schema, tables: Iterable[pa.Table]
 
 
 def gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of at least so many, but for the last."""
+    """Yield the same rows in tables of at least so many, but for the last."""
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
@@ -150,7 +150,7 @@ def gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def limited(tables: Iterable[pa.Table], most: int | None) -> Iterator[pa.Table]:
-    """The first rows; the rest is not read."""
+    """Yield the first rows; the rest is not read."""
     left = most
     for table in tables:
         if left is None:
@@ -244,7 +244,8 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
 
 
 def storable(view: View) -> pa.Schema:
-    """The columns as a Delta table, and Spark, can have them. Raises ConfigurationError for one that they cannot."""
+    """Return the columns as a Delta table, and Spark, can have them. Raises ConfigurationError for one that they
+    cannot."""
     schema = frames.canonical_schema(view.schema)
     for field in schema:
         if frames.unstorable(field.type) is not None:

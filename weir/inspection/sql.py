@@ -63,7 +63,7 @@ class _Source:
     checkpoint: Checkpoint
 
     def view(self, uid: str) -> AbstractContextManager[View | None]:
-        """A stage's state in the checkpoint."""
+        """Return a stage's state in the checkpoint."""
         return view_at(self.pipeline, self.settings, self.storage, self.registry, self.checkpoint, uid, _PURPOSE)
 
 
@@ -98,7 +98,7 @@ def answered(
 
 
 def _catalog(source: _Source) -> Catalog:
-    """What there is to be named, and what makes it."""
+    """Return what there is to be named, and what makes it."""
     catalog: dict[tuple[str, str], Callable[[Connection], None]] = {}
     uids = source.checkpoint.stages_with_state
     for uid in uids:
@@ -169,8 +169,8 @@ def _all(uid: str) -> str:
 
 
 def _make_history(source: _Source, uid: str, connection: Connection) -> tuple[list[str], list[str]]:
-    """The rows of every retained checkpoint, each loaded once, whatever asks for them; returns key columns and other
-    columns."""
+    """Return the rows of every retained checkpoint, each loaded once, whatever asks for them; returns key columns and
+    other columns."""
     keys: list[str] = []
     columns: dict[str, None] = {}
     parts: list[str] = []

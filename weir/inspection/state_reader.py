@@ -33,7 +33,8 @@ At = int | str | None
 
 
 def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], at: At = None) -> list[dict[str, Any]]:
-    """The state of one key in a checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
+    """Return the state of one key in a checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not
+    in it.
 
     Args:
         key: One value, or its text, per key column. A stage's function has at most one row, a window one for each of
@@ -59,13 +60,13 @@ def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[Any], a
 
 
 def scan(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> Iterator[pa.Table]:
-    """All state of one stage in a checkpoint, in tables of bounded size: as `get`."""
+    """Yield all state of one stage in a checkpoint, in tables of bounded size: as `get`."""
     with viewed(pipeline, settings, uid, at, "weir state scan") as view:
         yield from view.tables()
 
 
 def count(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> tuple[CheckpointId, dict[int, int]]:
-    """How many rows `scan` gives, by subtask, and of which checkpoint."""
+    """Return how many rows `scan` gives, by subtask, and of which checkpoint."""
     with viewed(pipeline, settings, uid, at, "weir state count") as view:
         return view.checkpoint, {
             subtask: sum(table.num_rows for table in view.tables([subtask])) for subtask in range(view.parallelism)
@@ -122,7 +123,7 @@ def _snapshots(registry: Registry, checkpoint: Checkpoint, uid: str) -> dict[int
 
 
 def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
-    """The checkpoint that is meant. Raises WeirError that lists what is retained, if it is not."""
+    """Return the checkpoint that is meant. Raises WeirError that lists what is retained, if it is not."""
     completed, pins = registry.checkpoints(), [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
     if not completed:
         raise WeirError(
@@ -144,7 +145,7 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
 
 
 def whole(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
-    """The same, to go on from: none of positions alone, unless it has a name. By default the newest.
+    """Return the same, to go on from: none of positions alone, unless it has a name. By default the newest.
 
     Raises:
         WeirError: It has positions alone.
@@ -224,7 +225,7 @@ def _rows(
     key: Sequence[Any],
     opened: Callable[[Storage, BackendOptions, Snapshot, str], AbstractContextManager[Backend]],
 ) -> list[dict[str, Any]]:
-    """The rows of one key. opened: what opens its subtask's snapshot."""
+    """Return the rows of one key. opened: what opens its subtask's snapshot."""
     columns = parsed(view.keys, key, view.uid)
     snapshot = view.snapshots.get(view.subtask(columns))
     if snapshot is None:
@@ -234,7 +235,7 @@ def _rows(
 
 
 def chain(registry: Registry, last: Checkpoint) -> list[Checkpoint]:
-    """The retained checkpoints that lead to `last`, oldest first, itself included.
+    """Return the retained checkpoints that lead to `last`, oldest first, itself included.
 
     What lies between a checkpoint and its parent was abandoned by a rewind.
     """

@@ -81,14 +81,15 @@ class View:
     due: int | None = None
 
     def tables(self, subtasks: Iterable[int] | None = None) -> Iterator[pa.Table]:
-        """All rows, by default of every subtask, in tables of at most one key group; fetched and opened one by one."""
+        """Yield all rows, by default of every subtask, in tables of at most one key group; fetched and opened one by
+        one."""
         for subtask in range(self.parallelism) if subtasks is None else subtasks:
             if subtask in self.snapshots:
                 with opened(self.storage, self.options, self.snapshots[subtask], self.backend) as backend:
                     yield from self.rows(backend, group_range(subtask, self.parallelism, self.max_parallelism))
 
     def rows(self, backend: Backend, groups: range) -> Iterator[pa.Table]:
-        """The rows of some key groups, from an open snapshot."""
+        """Yield the rows of some key groups, from an open snapshot."""
         if self.stage is not None:
             tables = open_windows(self.stage, self.keys, self.state, backend, groups)
         else:
@@ -101,7 +102,8 @@ class View:
                 yield table if table.schema.equals(self.schema) else table.cast(self.schema)
 
     def of_key(self, key: Sequence[pa.Array], backend: Backend) -> list[dict[str, Any]]:
-        """The rows of one key, given as an array of one value for each key column, from its subtask's open snapshot."""
+        """Return the rows of one key, given as an array of one value for each key column, from its subtask's open
+        snapshot."""
         group = self.group(key)
         rows: list[dict[str, Any]] = []
         for table in self.rows(backend, range(group, group + 1)):
@@ -111,17 +113,17 @@ class View:
         return rows
 
     def group(self, key: Sequence[pa.Array]) -> int:
-        """The key group of a key."""
+        """Return the key group of a key."""
         return int(key_groups(key, self.max_parallelism)[0])
 
     def subtask(self, key: Sequence[pa.Array]) -> int:
-        """The subtask that has a key."""
+        """Return the subtask that has a key."""
         return int(subtask_of(self.group(key), self.parallelism, self.max_parallelism))
 
 
 def parsed(keys: pa.Schema, key: Sequence[Any], uid: str) -> list[pa.Array]:
-    """A value for each key column, or the text of one, as arrays of one value. Raises ConfigurationError for a key that
-    cannot be one."""
+    """Return a value for each key column, or the text of one, as arrays of one value. Raises ConfigurationError for a
+    key that cannot be one."""
     if len(key) != len(keys):
         raise ConfigurationError(
             f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not "
@@ -144,7 +146,7 @@ def parsed(keys: pa.Schema, key: Sequence[Any], uid: str) -> list[pa.Array]:
 
 
 def state_stats(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> OperatorStats:
-    """What a checkpoint records of a stage that has state. Raises PipelineError for a stage that nobody knows,
+    """Return what a checkpoint records of a stage that has state. Raises PipelineError for a stage that nobody knows,
     WeirError for one without state."""
     stats = stats_of(checkpoint, uid)
     if stats.has_state:
@@ -168,7 +170,7 @@ def view_of(
     uid: str,
     snapshots: Mapping[int, Snapshot],
 ) -> View:
-    """How a stage's state in a checkpoint is read.
+    """Return how a stage's state in a checkpoint is read.
 
     Args:
         snapshots: From its listing, by subtask.
@@ -206,7 +208,7 @@ def view_of(
 
 
 def _columns(keys: pa.Schema, state: StateSchema, collections: Sequence[Collection]) -> pa.Schema:
-    """The columns of `scan_state`: with lists or maps they have passed through Polars, which has fewer types."""
+    """Return the columns of `scan_state`: with lists or maps they have passed through Polars, which has fewer types."""
     rows = pa.schema([*keys, *[pa.field(field.name, field.type) for field in visible(state)]])
     if not collections:
         return pa.schema([(field.name, field.type) for field in rows])
@@ -226,8 +228,8 @@ def _through_polars(schema: pa.Schema) -> pa.Schema:
 
 
 def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema) -> Stage | None:
-    """A stage that has the windows of then, or the ranks; None where its state is by key alone. Older records leave it
-    to the definition."""
+    """Return a stage that has the windows of then, or the ranks; None where its state is by key alone. Older records
+    leave it to the definition."""
     if "window" not in stats.names:
         stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
         return stage if stage is not None and stage.closes else None
@@ -255,7 +257,7 @@ def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema
 
 
 def _identity(stage: Stage) -> tuple[str, ...]:
-    """The columns that tell the rows of a key apart."""
+    """Return the columns that tell the rows of a key apart."""
     if stage.top_n is not None:
         return (str(stage.top_n.until),)
     # A session that grows keeps its start, unless rows came that are older than it.
@@ -279,7 +281,8 @@ def _ttl(
     state: StateSchema,
     collections: Sequence[Collection],
 ) -> Ttl | None:
-    """The time to live of then. Records of earlier releases do not have it: then it is that of the definition."""
+    """Return the time to live of then. Records of earlier releases do not have it: then it is that of the
+    definition."""
     if "ttl" in stats.names:
         return Ttl(**stats.ttl) if stats.ttl else None
     if not any(TOUCHED in schema.arrow.names for schema in (state, *(declared.schema for declared in collections))):

@@ -142,7 +142,7 @@ def claim(pid: int) -> None:
 
 
 def holder() -> int | None:
-    """The living process that runs this home's daemon, if there is one."""
+    """Return the living process that runs this home's daemon, if there is one."""
     try:
         noted = json.loads((HOME / _HOLDER).read_text())
         process = psutil.Process(noted["pid"])

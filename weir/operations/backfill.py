@@ -83,17 +83,17 @@ class Backfilled:
 
 
 def branch_name(start: datetime, end: datetime) -> str:
-    """The branch's name for the backfill of a range of whole hours in UTC: backfill-20260103T00-20260106T00."""
+    """Return the branch's name for the backfill of a range of whole hours in UTC: backfill-20260103T00-20260106T00."""
     return f"{_PREFIX}{start.astimezone(UTC):{_HOUR}}-{end.astimezone(UTC):{_HOUR}}"
 
 
 def epoch_line(report: EpochReport) -> str:
-    """An epoch of the replay, as a line for people."""
+    """Return an epoch of the replay, as a line for people."""
     return f"epoch {report.checkpoint.id} on the branch: {counted(report.checkpoint.rows_read, 'row')}"
 
 
 def range_of(name: str) -> tuple[datetime, datetime] | None:
-    """The range of a backfill's branch; None if the name is not of a backfill."""
+    """Return the range of a backfill's branch; None if the name is not of a backfill."""
     first, _, second = name.removeprefix(_PREFIX).partition("-")
     try:
         start, end = (datetime.strptime(text, _HOUR).replace(tzinfo=UTC) for text in (first, second))
@@ -103,8 +103,8 @@ def range_of(name: str) -> tuple[datetime, datetime] | None:
 
 
 def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Checkpoint, str | None]:
-    """The newest retained checkpoint that has read no row of `start` or later. Where this is not certain, the one
-    before it.
+    """Return the newest retained checkpoint that has read no row of `start` or later. Where this is not certain, the
+    one before it.
 
     Returns:
         The checkpoint, and a note in words, or None. The note says why this is not the newest checkpoint that seems to
@@ -290,7 +290,7 @@ def step(configured: PartitionSettings) -> timedelta:
 
 
 def newest(configured: BackfillSettings, now: datetime) -> tuple[datetime, datetime]:
-    """The range of the newest whole days, or hours, at a moment."""
+    """Return the range of the newest whole days, or hours, at a moment."""
     end = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     if configured.every == "day":
         end = end.replace(hour=0)

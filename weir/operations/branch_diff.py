@@ -132,7 +132,7 @@ class BranchDiff:
                 yield f"Left out of {of}: {', '.join(names)}, which {verb} when a row was processed."
 
     def to_markdown(self) -> str:
-        """A report for people: what differs by table and day, then by stage, with samples."""
+        """Return a report for people: what differs by table and day, then by stage, with samples."""
         return "\n\n".join(_report(self))
 
 
@@ -219,7 +219,8 @@ def _keyed(
     source: Storage,
     scratch: Path,
 ) -> TableDiff:
-    """A table with keys: all that it has now, beside what the branch's changes make of what it had at the fork."""
+    """Return a table with keys: all that it has now, beside what the branch's changes make of what it had at the
+    fork."""
     back = table.back
     now = promotion.rows_of(storage, sink.name)[0]
     then = files_at(storage, sink.name, back.then) if back is not None else []
@@ -247,7 +248,7 @@ def _changed(connection: Connection, schema: pa.Schema | None, changes: Changes)
 
 
 def _with_more(schema: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """A schema with the columns that another one has besides."""
+    """Return a schema with the columns that another one has besides."""
     return pa.schema([*schema, *(field for field in other if field.name not in schema.names)])
 
 
@@ -313,7 +314,7 @@ def _columns(storage: Storage, table: str) -> pa.Schema:
 def _states(
     pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
 ) -> Iterator[StateDiff]:
-    """The differences of all stages that have state on either side."""
+    """Yield the differences of all stages that have state on either side."""
     ours, theirs = decided.head.stages_with_state, decided.tip.stages_with_state
     for uid in dict.fromkeys([*ours, *theirs]):
         if uid not in ours or uid not in theirs:
@@ -353,7 +354,7 @@ def fields_differ(difference: Difference, ours: str, theirs: str) -> str:
 
 
 def _report(diff: BranchDiff) -> Iterator[str]:
-    """The paragraphs of the report."""
+    """Yield the paragraphs of the report."""
     yield f"# {diff.pipeline}@{diff.branch} beside {diff.pipeline}"
     yield (
         f"Forked from checkpoint {diff.base}; the pipeline is at {diff.head}, the branch at {diff.tip}. "
@@ -406,8 +407,8 @@ def _by_day(days: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 def by_field(
     state: StateDiff, most: int | None = None, ours: str = "pipeline", theirs: str = "branch"
 ) -> Iterator[dict[str, Any]]:
-    """A state's sample with one line for each field in which a key differs. A key that only one side has gets a line
-    for each of its fields.
+    """Yield a state's sample with one line for each field in which a key differs. A key that only one side has gets a
+    line for each of its fields.
 
     Args:
         most: Of how many keys; None: of all.

@@ -119,7 +119,7 @@ class Drilled:
         return self.restore_seconds + (self.replay.seconds if self.replay else 0.0)
 
     def missed(self, settings: Settings) -> list[str]:
-        """The objectives of the settings that were missed, in words."""
+        """Return the objectives of the settings that were missed, in words."""
         wanted, missed = settings.restore, []
         time_objective, point_objective = (
             wanted.recovery_time_objective_seconds,
@@ -246,7 +246,7 @@ def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings
 def _hold_newest(
     pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, stack: ExitStack
 ) -> tuple[Checkpoint, Checkpoint | None]:
-    """The newest checkpoint, and the one before it if that is retained. Both stay as long as the stack lasts."""
+    """Return the newest checkpoint, and the one before it if that is retained. Both stay as long as the stack lasts."""
     beat = settings.lease.heartbeat_seconds
     for look in range(_LOOKS):
         completed = {row.id: row for row in registry.checkpoints()}
@@ -418,8 +418,8 @@ _NO_ROWS = {descriptors.LIST_ENDS: "the ends of lists", **_TIMERS}
 
 
 def digests(view: View) -> Mapping[tuple[int, int], tuple[int, str]]:
-    """The logical digest of a stage's state: by key group and kind of state (`state_ops.schema.descriptors`) that have
-    entries, their number and a hash of them in key order.
+    """Return the logical digest of a stage's state: by key group and kind of state (`state_ops.schema.descriptors`)
+    that have entries, their number and a hash of them in key order.
 
     Files, compaction, parallelism and the number of databases make no difference to it.
     """

@@ -87,7 +87,7 @@ class Fork:
 
 
 def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:
-    """The pipeline as its branch of that name.
+    """Return the pipeline as its branch of that name.
 
     Raises:
         WeirError: There is no such branch.
@@ -100,7 +100,7 @@ def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:
 
 
 def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
-    """The branches of a pipeline, oldest first. Only reads."""
+    """Return the branches of a pipeline, oldest first. Only reads."""
     _, registry = open_storage(pipeline, settings)
     return [_described(pipeline, settings, pin) for pin in registry.pins() if pin.kind == BRANCH]
 
@@ -238,7 +238,7 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
 
 
 def range_of(branch: Storage, head: Checkpoint) -> Range | None:
-    """The rows that a branch is to replace; None: state, and all rows since the fork.
+    """Return the rows that a branch is to replace; None: state, and all rows since the fork.
 
     Args:
         branch: The branch's own storage.

@@ -172,7 +172,7 @@ def today(
     executor: Executor,
     uid: str,
 ) -> tuple[Shapes, dict[str, pa.Schema]]:
-    """A stage's schemas as its next epoch would fix them, and the sources' columns by name.
+    """Return a stage's schemas as its next epoch would fix them, and the sources' columns by name.
 
     Raises:
         PipelineError: The stage's definition does not fit its input, or nothing has arrived that would show the input's
@@ -244,7 +244,7 @@ class PlanBuilder:
         return () if self._state is None else tuple(self._state.samples)
 
     def ordered(self) -> tuple[Finding, ...]:
-        """The findings by source, stage and table; those about what is gone come first."""
+        """Return the findings by source, stage and table; those about what is gone come first."""
         names = [stage.uid for stage in self._pipeline.stages]
         place = {name: number for number, name in enumerate(names, 1)}
         return tuple(
@@ -335,7 +335,7 @@ class PlanBuilder:
             self.findings.report("source", name, "columns", Verdict.MIGRATES, "; ".join([*new, *wider]))
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
-        """The columns that the stage's function sees; None if nothing has ever arrived."""
+        """Return the columns that the stage's function sees; None if nothing has ever arrived."""
         if stage.sides:
             seen = [self._columns(lane) for lane in stage.sides]
             known = [columns for columns in seen if columns is not None]
@@ -360,7 +360,7 @@ class PlanBuilder:
         return self._executor.columns(stage, raw, "what was read before")
 
     def _files(self, stage: Stage) -> pa.Schema | None:
-        """The columns of the source that the stage reads."""
+        """Return the columns of the source that the stage reads."""
         return self.sources[stage.input.name] if isinstance(stage.input, Source) and not stage.sides else None
 
     # -- stages
@@ -402,9 +402,8 @@ class PlanBuilder:
         return shapes_of(with_table, columns, *(self._files(lane) or columns for lane in stage.lanes))
 
     def _refused_before(self, stage: Stage) -> str | None:
-        """A stage or source upstream that is refused, so that the columns of this stage's input are not known; None if
-        there is none.
-        """
+        """Return a stage or source upstream that is refused, so that the columns of this stage's input are not known;
+        None if there is none."""
         refused = {(finding.kind, finding.name) for finding in self.findings if finding.verdict.stops}
         for input in stage.inputs:
             if isinstance(input, Source):

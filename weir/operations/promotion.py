@@ -297,7 +297,8 @@ def with_rows(decided: PromotionPlan, pipeline: Pipeline, settings: Settings) ->
 def _elsewhere(
     pipeline: Pipeline, source: Storage, head: Checkpoint, base: Checkpoint, tip: Checkpoint, only: Range | None
 ) -> list[KeptSink]:
-    """The sinks that are no tables and differ by what a promotion replaces, or by what the branch has handed out."""
+    """Return the sinks that are no tables and differ by what a promotion replaces, or by what the branch has handed
+    out."""
     gave = {sink.name: sink for sink in given(pipeline, head, base)} if only is None else {}
     names = [sink.name for sink in pipeline.sinks if not pipeline.is_table(sink)]
     sinks = []
@@ -519,7 +520,7 @@ def _tables(
 
 
 def as_handed_out(pipeline: Pipeline, tip: Checkpoint, table: str) -> Sink | None:
-    """The sink of a table as the branch has handed its rows out, which today's code may have changed since.
+    """Return the sink of a table as the branch has handed its rows out, which today's code may have changed since.
 
     Raises:
         WeirError: It has handed them out for two kinds of sink.
@@ -542,7 +543,7 @@ def _how(tip: Checkpoint, table: str) -> dict[str, Any]:
 
 
 def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
-    """The files and the schema of a branch's table; no files if it has no such table."""
+    """Return the files and the schema of a branch's table; no files if it has no such table."""
     try:
         handle = fenced_table.open_table(source, table_path(table))
     except TableNotFoundError:
@@ -817,7 +818,7 @@ def _brought(
 
 
 def _epoch_of(file: DataFile) -> int:
-    """The epoch that staged a file of a branch's table; -1: somebody else has written it."""
+    """Return the epoch that staged a file of a branch's table; -1: somebody else has written it."""
     parsed = parse_epoch_dir("/".join(file.path.split("/")[1:2]))
     return int(parsed[1]) if parsed is not None else -1
 

@@ -136,7 +136,7 @@ def _title(name: str) -> str:
 
 
 def _as_shown(column: str, types: Sequence[pa.DataType]) -> str:
-    """A column of `differing` as the table has it: floats are compared as texts of nine digits."""
+    """Return a column of `differing` as the table has it: floats are compared as texts of nine digits."""
     if not _is_compared_as_float(types):
         return column
     # A float32 has fewer digits than these: as its own shortest text it is 1.1, and not 1.10000002.
@@ -204,7 +204,7 @@ def _compare(
 
 
 def _comparable(name: str, types: Sequence[pa.DataType]) -> str:
-    """A column as both sides can be compared by it."""
+    """Return a column as both sides can be compared by it."""
     column = quoted(name)
     if _is_compared_as_float(types):
         return nine_digits(column)

@@ -222,7 +222,7 @@ def delete(
 
 
 def _states(pipeline: Pipeline, registry: Registry, uid: str, key: Sequence[str]) -> list[_State]:
-    """The stage's state in each retained checkpoint that has some, oldest first."""
+    """Return the stage's state in each retained checkpoint that has some, oldest first."""
     completed, pins = registry.checkpoints(), registry.pins()
     having = [row for row in completed if stats_of(row, uid).has_state]
     if not having:
@@ -412,7 +412,7 @@ def _without_state(
 def _divided(
     listing: Sequence[StateFile], uid: str, state: _State, copies: Copies, *, new: bool
 ) -> tuple[list[StateFile], list[StateFile]]:
-    """A checkpoint's files of the stage's state, with the copies instead of what was copied, and all others.
+    """Return a checkpoint's files of the stage's state, with the copies instead of what was copied, and all others.
 
     Args:
         new: Whether the copies count as uploaded by this checkpoint.
@@ -486,7 +486,7 @@ def _remaining(
 
 
 def _downstream(pipeline: Pipeline, uid: str) -> set[str]:
-    """The stages that rows of a stage reach."""
+    """Return the stages that rows of a stage reach."""
     reached = {uid}
     for stage in pipeline.stages:  # each after those that it reads
         if any(isinstance(each, Stage) and each.uid in reached for each in stage.inputs):

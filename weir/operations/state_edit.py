@@ -181,7 +181,7 @@ def _written(
 
 
 def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tuple[pl.DataFrame, pl.DataFrame, Any]:
-    """The arguments of `Rows.put`: keys with their groups, fields, and that all of these are present."""
+    """Return the arguments of `Rows.put`: keys with their groups, fields, and that all of these are present."""
     frame = frames.from_arrow(rows)
     keys = frame.select(target.keys.names).with_columns(pl.Series(GROUP, groups.astype(np.int32)))
     fields = frame.select(pl.exclude(target.keys.names))
@@ -199,8 +199,8 @@ def edited(
     id: CheckpointId,
     inputs: dict[str, Any],
 ) -> Checkpoint:
-    """The parts of the edit's checkpoint: those of the newest one, with the edited stage's state and all other stages
-    idle.
+    """Return the parts of the edit's checkpoint: those of the newest one, with the edited stage's state and all other
+    stages idle.
 
     Args:
         before: The newest checkpoint.

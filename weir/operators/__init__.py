@@ -98,7 +98,8 @@ __all__ = [
 
 
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
-    """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
+    """Return a stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not
+    fit."""
     for number, lane in enumerate(stage.lanes):
         column = sides.column(number, CHANGE_TYPE) if stage.sides else CHANGE_TYPE
         if column in rows.names:
@@ -216,7 +217,7 @@ def build(
     checkpoint: CheckpointId,
     forgotten: Forgotten | None = None,
 ) -> Operator:
-    """The operator of one subtask for one epoch.
+    """Return the operator of one subtask for one epoch.
 
     Args:
         groups: The subtask's key groups.
@@ -250,7 +251,7 @@ def build(
 
 
 def stateless(stage: Stage, fixed: Shapes, epoch: Epoch) -> Operator:
-    """The operator of one subtask of a stage without a key."""
+    """Return the operator of one subtask of a stage without a key."""
     if stage.lookup is not None:
         return LookupOperator(stage, stage.lookup, fixed.handed_out)
     return StatelessOperator(stage, fixed.handed_out, epoch)
@@ -259,8 +260,8 @@ def stateless(stage: Stage, fixed: Shapes, epoch: Epoch) -> Operator:
 def open_windows(
     stage: Stage, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
 ) -> Iterator[pa.Table]:
-    """The windows that are still open in some key groups: key columns, window_start, window_end, aggregates so far. Of
-    ranks that are not final: key columns, until, rows."""
+    """Return the windows that are still open in some key groups: key columns, window_start, window_end, aggregates so
+    far. Of ranks that are not final: key columns, until, rows."""
     if stage.top_n is not None:
         return open_ranks(stage.top_n, keys, state, backend, groups)
     window = stage.window
@@ -273,7 +274,7 @@ def open_windows(
 
 
 def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa.Schema:
-    """The columns of `open_windows`, whether or not one is open."""
+    """Return the columns of `open_windows`, whether or not one is open."""
     if stage.top_n is not None:
         return open_ranks_schema(stage.top_n, keys, state)
     window = stage.window
@@ -283,8 +284,8 @@ def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa
 
 
 def clocked_state(stage: Stage) -> tuple[str, ...]:
-    """The fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever the same
-    rows are read again. A part of what lists hold is called LIST.PART."""
+    """Return the fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever
+    the same rows are read again. A part of what lists hold is called LIST.PART."""
     if stage.by_clock:
         return (START, END)
     if isinstance(stage.join, Join) and not isinstance(stage.join, AsOf) and stage.join.times is None:
@@ -295,7 +296,8 @@ def clocked_state(stage: Stage) -> tuple[str, ...]:
 
 
 def clocked_output(stage: Stage) -> tuple[str, ...]:
-    """The columns of what a stage hands out that say in which epoch it did, or when, and so where its input was cut."""
+    """Return the columns of what a stage hands out that say in which epoch it did, or when, and so where its input was
+    cut."""
     if stage.by_clock:
         return (START, END)
     if stage.function is None and not stage.key:  # it hands on what it reads

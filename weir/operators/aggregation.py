@@ -118,7 +118,7 @@ class AggregationOperator:
         return self.barrier()  # the current values of what this checkpoint has seen
 
     def _merged(self, keys: pl.DataFrame, old: pl.DataFrame, fresh: pl.DataFrame) -> pl.DataFrame:
-        """The new state of keys, whose partials are merged into the old one."""
+        """Return the new state of keys, whose partials are merged into the old one."""
         fresh = self._distinct.counted(fresh)
         new = key_aggregation.merged(self._aggregates, old, fresh, self._where)
         return new if self._retractions is None else self._retractions.settled(keys, fresh, new)
@@ -152,14 +152,14 @@ class AggregationOperator:
         yield MAIN, frames.arrow(frame.select(names)).cast(self._shapes.outputs[MAIN])
 
     def _values(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The aggregates of keys, by their state."""
+        """Return the aggregates of keys, by their state."""
         return rows.select(agg.result(name) for name, agg in self._filtered.aggregates)
 
 
 def _changes(
     keys: pl.DataFrame, old: pl.DataFrame, existed: np.ndarray, new: pl.DataFrame, exists: np.ndarray
 ) -> pl.DataFrame:
-    """The rows of keys with what became of them, a key's old row directly before its new one.
+    """Return the rows of keys with what became of them, a key's old row directly before its new one.
 
     Args:
         existed: bool[n], whether it had a row.
@@ -182,7 +182,7 @@ def _changes(
 
 
 def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The output: key columns, the aggregates, and the epoch, an int64."""
+    """Return the output: key columns, the aggregates, and the epoch, an int64."""
     where = f"aggregate {stage.uid}"
     refuse_clash(stage, {EPOCH}, "the column that an aggregate adds")
     state = state_of(aggregation.aggregates, rows, where)

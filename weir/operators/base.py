@@ -75,8 +75,9 @@ class Operator(Protocol):
         ...
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that it will
-        not look at again. Yields rows, those of its input too that it cannot apply yet, as the output `REST`."""
+        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that
+        it will not look at again. Yields rows, those of its input too that it cannot apply yet, as the output
+        `REST`."""
         ...
 
 
@@ -221,7 +222,8 @@ def refuse_clash(stage: Stage, taken: set[str], by: str) -> None:
 
 
 def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str) -> StateSchema:
-    """The state that holds aggregates of such rows. Raises PipelineError if they do not fit or cannot be stored."""
+    """Return the state that holds aggregates of such rows. Raises PipelineError if they do not fit or cannot be
+    stored."""
     fields = []
     for name, agg in aggregates:
         refuse_patterns([name, *agg.columns], where)
@@ -249,7 +251,7 @@ def values_of(
     state: StateSchema,
     made: Callable[..., tuple[Collection, ...]] = collections,
 ) -> tuple[Collection, ...]:
-    """The maps with the values that aggregates of a stage count.
+    """Return the maps with the values that aggregates of a stage count.
 
     Args:
         rows: The columns of the input.
@@ -299,8 +301,8 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
 
 
 def event_time_of(rows: pa.Table, column: str) -> int | None:
-    """The newest event time in microseconds since 1970 UTC; None if there is none, as where SQL or a transform has made
-    a text or a number of the column."""
+    """Return the newest event time in microseconds since 1970 UTC; None if there is none, as where SQL or a transform
+    has made a text or a number of the column."""
     if not (pa.types.is_timestamp(rows.field(column).type) or pa.types.is_date(rows.field(column).type)):
         return None
     return cast("int | None", pl.Series(pl.from_arrow(rows.column(column))).dt.epoch("us").max())

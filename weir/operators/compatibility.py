@@ -117,7 +117,7 @@ def advice(findings: Iterable[Finding]) -> str:
 
 
 def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline) -> Fit:
-    """A stage of a pipeline as it is now against what a checkpoint recorded of its state.
+    """Return a stage of a pipeline as it is now against what a checkpoint recorded of its state.
 
     Args:
         recorded: Of a stage that has state.
@@ -228,7 +228,7 @@ def _schema_findings(
 
 
 def _lost(uid: str, aspect: str, prefix: str, name: str, lost: evolution.Gone, retired: Sequence[str]) -> Finding:
-    """A field whose values nothing reads any more. name: under which it is retired."""
+    """Return a field whose values nothing reads any more. name: under which it is retired."""
     what = f"{prefix}field {lost.path} ({lost.type}) was removed"
     if name in retired:
         goes = f"{what}, and is retired: each key's value goes when it is next updated"
@@ -248,7 +248,7 @@ def _lost(uid: str, aspect: str, prefix: str, name: str, lost: evolution.Gone, r
 def _collections_fitted(
     uid: str, recorded: OperatorStats, fixed: Shapes, retired: Sequence[str]
 ) -> tuple[tuple[Collection, ...], list[Finding]]:
-    """The lists and maps with schemas that also read what is stored, and what is to be said of them."""
+    """Return the lists and maps with schemas that also read what is stored, and what is to be said of them."""
     findings, fitted = list[Finding](), []
     stored = {name: Collection.from_json(name, raw) for name, raw in recorded.collections.items()}
     now = {collection.name: collection for collection in fixed.collections}
@@ -272,9 +272,9 @@ def _collections_fitted(
 
 
 def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Iterator[Finding]:
-    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter
-    one deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they were
-    touched."""
+    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A
+    shorter one deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they
+    were touched."""
     was, now = recorded.ttl, asdict(stage.ttl) if stage.ttl else None
     if "ttl" in recorded.names and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
@@ -347,12 +347,12 @@ def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Findin
 
 
 def stored_keys(fixed: Shapes | None) -> list[list[str]]:
-    """A stage's key columns as its checkpoint records them: of each, its name and type."""
+    """Return a stage's key columns as its checkpoint records them: of each, its name and type."""
     return [[key.name, str(type_name(key.type))] for key in (fixed.keys if fixed else ())]
 
 
 def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
-    """A stage's lists and maps as its checkpoint records them, by name."""
+    """Return a stage's lists and maps as its checkpoint records them, by name."""
     return {collection.name: collection.to_json() for collection in (fixed.collections if fixed else ())}
 
 
@@ -383,7 +383,7 @@ def _join_findings(stage: Stage, recorded: OperatorStats, fixed: Shapes) -> Iter
 
 
 def _sides_swapped(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
-    """An input that was the other side: also where both have the same columns, so that nothing else tells."""
+    """Yield an input that was the other side: also where both have the same columns, so that nothing else tells."""
     now, before = sides.inputs_of(stage), sides.places_before(stage, recorded)
     for place, (left, right) in enumerate((("left", "right"), ("right", "left"))):
         if before[place] == 1 - place:

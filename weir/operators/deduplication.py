@@ -105,14 +105,14 @@ class DeduplicationOperator(EventTimeOperator):
         return event_times(rows, self._rule.on, self._where)
 
     def _remembered(self, times: np.ndarray) -> pl.DataFrame:
-        """The rows of keys that are seen first at these moments."""
+        """Return the rows of keys that are seen first at these moments."""
         ttl, moment = self._rule.ttl, pl.Datetime("us", "UTC")
         ends = pl.lit(None, moment) if ttl is None else pl.Series(times + ttl).cast(moment)
         return pl.DataFrame({SEEN: pl.Series(times).cast(moment)}).with_columns(ends.alias(EXPIRES))
 
 
 def remembered(rows: pa.Table, before: int | None) -> pa.Table:
-    """The rows of state that have not expired.
+    """Return the rows of state that have not expired.
 
     Args:
         rows: Of the state, with the column `expires`.
@@ -149,7 +149,7 @@ def index_changes(
 
 
 def deduplication_shapes(stage: Stage, rule: Deduplication, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The output, and the late rows: the input's columns."""
+    """Return the output, and the late rows: the input's columns."""
     where = f"deduplicate {stage.uid}"
     refuse_clash(stage, {SEEN, EXPIRES}, "a field of its state")
     if rule.on is not None:

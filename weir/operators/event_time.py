@@ -79,7 +79,7 @@ class EventTimeOperator:
         return rows.select(shape.names).cast(shape)
 
     def _closed(self, window: Window | SessionWindow, closed: pl.DataFrame) -> pa.Table:
-        """The output of windows that have closed."""
+        """Return the output of windows that have closed."""
         newest: int = closed[END].max()  # type: ignore[assignment]
         self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)
         return frames.arrow(_results(self._stage, window, closed)).cast(self._shapes.outputs[MAIN])
@@ -99,7 +99,7 @@ def window_shapes(
     state: StateSchema,
     opened: pl.DataFrame,
 ) -> Shapes:
-    """The output: key columns, window_start, window_end, the aggregates; late rows keep their columns.
+    """Return the output: key columns, window_start, window_end, the aggregates; late rows keep their columns.
 
     Args:
         rows: The columns of the input.

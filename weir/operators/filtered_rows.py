@@ -45,7 +45,7 @@ class FilteredRows:
         self._kept = _distinct([*by, *(column for _, agg in self.aggregates for column in agg.columns)])
 
     def frame(self, rows: pa.Table) -> pl.DataFrame:
-        """The columns that rows are grouped by, and those that the aggregates are of.
+        """Return the columns that rows are grouped by, and those that the aggregates are of.
 
         Raises:
             InputError: A condition cannot be evaluated over a row.

@@ -51,8 +51,8 @@ class OpenSessions:
         self._touched = 0
 
     def table(self, asked: pl.DataFrame) -> pl.DataFrame | None:
-        """All open sessions, if they are resident, or if reading all costs about as much as a get for each that is
-        asked for."""
+        """Return all open sessions, if they are resident, or if reading all costs about as much as a get for each that
+        is asked for."""
         residence = self._residence
         if residence is None or not residence.most_bytes:
             return None
@@ -73,7 +73,7 @@ class OpenSessions:
         return None if self._table is None else self._table[END]
 
     def of(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """The open sessions of keys, which are distinct and have their hashes, from the backend."""
+        """Return the open sessions of keys, which are distinct and have their hashes, from the backend."""
         order, names = key_order.encoded(self._arrays(keys), keys[GROUP].to_numpy(), VALUE_STATE)
         values = self._backend.multi_get(names)
         present = np.fromiter((value is not None for value in values), bool, len(values))
@@ -82,8 +82,8 @@ class OpenSessions:
         return sorted_by_key(sessions.select(self.empty.columns), self._key, START)
 
     def due(self, upto: int | None, most: int) -> Iterator[pl.DataFrame]:
-        """The open sessions of keys of which one ends by then; None: of all keys. At most so many keys at a time, whose
-        sessions that have ended must be gone before the next are asked for."""
+        """Yield the open sessions of keys of which one ends by then; None: of all keys. At most so many keys at a time,
+        whose sessions that have ended must be gone before the next are asked for."""
         for entries in time_index.due(self._backend, self._groups, upto, most):
             groups, owners = time_index.owners(entries, self._keys)
             keys = frames.from_arrow(owners).with_columns(pl.Series(GROUP, groups))
@@ -118,7 +118,7 @@ class OpenSessions:
         return f"sessions {self._groups} {self._state.schema_id.hex()} {self._keys}"
 
     def _scanned(self, most_bytes: int) -> pl.DataFrame | None:
-        """All sessions that are stored; None if they are larger than that."""
+        """Return all sessions that are stored; None if they are larger than that."""
         tables = [self.empty]
         size = 0
         for group in self._groups:
@@ -227,6 +227,6 @@ def opened(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def no_sessions(keys: pa.Schema, state: StateSchema) -> pl.DataFrame:
-    """The columns of sessions."""
+    """Return the columns of sessions."""
     columns = pa.schema([(field.name, field.type) for field in [*keys, *state.arrow]])
     return opened(frames.from_arrow(columns.empty_table()))

@@ -267,13 +267,13 @@ def with_bounds(aggregates: tuple[tuple[str, Agg], ...]) -> tuple[tuple[str, Agg
 
 
 def open_sessions(keys: pa.Schema, state: StateSchema, backend: Backend, groups: range) -> Iterator[pl.DataFrame]:
-    """The sessions that are still open in some key groups."""
+    """Yield the sessions that are still open in some key groups."""
     for table in scan_values(backend, state, keys, groups):
         yield opened(frames.from_arrow(table))
 
 
 def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The schemas of a stage with sessions."""
+    """Return the schemas of a stage with sessions."""
     where = f"window {stage.uid}"
     refuse_clash(stage, {START, END, SESSIONS}, "what a session window adds")
     if window.on is not None:

@@ -17,7 +17,7 @@ _NOTHING = StateSchema(())
 
 
 def stateless_shapes(stage: Stage, rows: pa.Schema) -> Shapes:
-    """The schemas of a stage without a key; its function, if it has one, is tried on an empty table."""
+    """Return the schemas of a stage without a key; its function, if it has one, is tried on an empty table."""
     if stage.function is None:
         output = pa.schema([field for field in rows if field.name != SIDE])
         check_storable(output, f"stage {stage.uid}", "Cast it in its SQL, or in a transform")

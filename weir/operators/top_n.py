@@ -72,8 +72,8 @@ class Ranking:
     ties: bool
 
     def best(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The first rows of each key, in the order of key groups, keys and ranks, with their ranks. Of wholly equal
-        rows one that has a smaller `_AT` comes first, if there is such a column."""
+        """Return the first rows of each key, in the order of key groups, keys and ranks, with their ranks. Of wholly
+        equal rows one that has a smaller `_AT` comes first, if there is such a column."""
         rows = self._near(rows)
         names = [*self.keys, *(name for name, _ in self.by)]
         largest_first = [*[False] * len(self.keys), *(largest for _, largest in self.by)]
@@ -205,7 +205,8 @@ class TopNOperator(EventTimeOperator):
         return self._ranking.best(pl.concat(gathered)).drop(_RANK)
 
     def _fresh(self) -> Iterator[pl.DataFrame]:
-        """The first rows of each key among the epoch's, in the order of keys: all rows of a key are in one table."""
+        """Yield the first rows of each key among the epoch's, in the order of keys: all rows of a key are in one
+        table."""
         gathered, self._gathered = self._gathered, []
         if not len(self._spill):
             if gathered:
@@ -271,14 +272,14 @@ class TopNOperator(EventTimeOperator):
         )
 
     def _listed(self, rows: pl.DataFrame, starts: np.ndarray) -> pl.Series:
-        """The rows of each key as one value. starts: of the keys, whose rows lie side by side."""
+        """Return the rows of each key as one value. starts: of the keys, whose rows lie side by side."""
         values = frames.stored(rows.select(self._values), _rows_schema(self._shapes.state))
         offsets = pa.array(np.append(starts, len(rows)).astype(np.int32))
         lists = pa.ListArray.from_arrays(offsets, values.combine_chunks().to_struct_array().combine_chunks())
         return frames.from_arrow(pa.table([lists], [ROWS]))[ROWS]
 
     def _exploded(self, keys: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
-        """The rows in state of these keys, in the order of keys and ranks."""
+        """Return the rows in state of these keys, in the order of keys and ranks."""
         listed = keys.with_columns(stored[ROWS])
         rows = listed.explode(ROWS, empty_as_null=False).unnest(ROWS)
         return rows.select([pl.col(name).cast(kind) for name, kind in self._types.items()])
@@ -379,7 +380,7 @@ class TopNOperator(EventTimeOperator):
 
 
 def value_columns(state: StateSchema) -> tuple[str, ...]:
-    """The columns of the rows that are kept, without those by which they are kept."""
+    """Return the columns of the rows that are kept, without those by which they are kept."""
     return tuple(_rows_schema(state).names)
 
 
@@ -392,14 +393,14 @@ def _by_until(keys: pa.Schema) -> pa.Schema:
 
 
 def _stored(backend: Backend, group: int, upto: int) -> list[tuple[bytes, bytes]]:
-    """The entries of a key group that are final by then."""
+    """Return the entries of a key group that are final by then."""
     start = group_prefix(group, WINDOW_STATE)
     end = group_prefix(group, WINDOW_STATE + 1) if upto == _LAST else start + encode_int64(upto + 1)
     return list(backend.scan(start, end))
 
 
 def _decoded(keys: pa.Schema, state: StateSchema, entries: Sequence[tuple[bytes, bytes]]) -> pa.Table:
-    """The rows of some entries of state: key group, until, key columns, fields."""
+    """Return the rows of some entries of state: key group, until, key columns, fields."""
     groups, columns = decode_keys([key for key, _ in entries], [pa.int64(), *keys.types])
     rows = decode_rows(state, [value for _, value in entries])
     names = [GROUP, _UNTIL, *keys.names, *state.arrow.names]
@@ -407,7 +408,7 @@ def _decoded(keys: pa.Schema, state: StateSchema, entries: Sequence[tuple[bytes,
 
 
 def open_ranks(rule: TopN, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range) -> Iterator[pa.Table]:
-    """The ranks in some key groups that are not final: key columns, until, rows."""
+    """Yield the ranks in some key groups that are not final: key columns, until, rows."""
     for group in groups:
         entries = _stored(backend, group, _LAST)
         if entries:
@@ -415,7 +416,7 @@ def open_ranks(rule: TopN, keys: pa.Schema, state: StateSchema, backend: Backend
 
 
 def open_ranks_schema(rule: TopN, keys: pa.Schema, state: StateSchema) -> pa.Schema:
-    """The columns of `open_ranks`."""
+    """Return the columns of `open_ranks`."""
     return _shown(rule, _decoded(keys, state, [])).schema
 
 
@@ -430,7 +431,7 @@ _FIELDS = (ROWS, EXPIRES)
 
 
 def top_n_shapes(stage: Stage, rule: TopN, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The output: the input's columns, the rank, and without `until` what kind of a change each row is."""
+    """Return the output: the input's columns, the rank, and without `until` what kind of a change each row is."""
     where = f"top_n {stage.uid}"
     _check_columns(stage, rule, rows, where)
     check_storable(rows, where, "Cast or drop it in select= or transform=")

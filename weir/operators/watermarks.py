@@ -21,7 +21,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment aft
 
 
 def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | None:
-    """The stage's watermark as far as it is known before its job. It never goes back.
+    """Return the stage's watermark as far as it is known before its job. It never goes back.
 
     Args:
         before: After the previous epoch.
@@ -35,7 +35,7 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
 
 
 def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) -> int | None:
-    """The watermark that stages downstream go by, from those of `before_job` and `after_job`.
+    """Return the watermark that stages downstream go by, from those of `before_job` and `after_job`.
 
     Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that
     yet: what they hand out in the next epoch must not be late there.
@@ -66,7 +66,7 @@ def acts_on_rows_alone(stage: Stage) -> bool:
 def after_job(
     stage: Stage, watermark: int | None, arriving: int | None, acks: Sequence[Ack], drain: bool, made: bool = False
 ) -> int | None:
-    """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw.
+    """Return the stage's watermark after its job, from `before_job`'s and from what its subtasks saw.
 
     Args:
         made: As in `newest_time`.
@@ -100,7 +100,7 @@ def newest_time(lane: Stage, arriving: int | None, seen: Sequence[int | None], m
 
 
 def made_times(stage: Stage, seen: Sequence[pa.Schema]) -> frozenset[int]:
-    """The numbers of a stage's inputs in whose rows another time is in place of their source's event time.
+    """Return the numbers of a stage's inputs in whose rows another time is in place of their source's event time.
 
     Args:
         seen: By input, the columns that its SQL or its transform leaves, as the executor tells them.

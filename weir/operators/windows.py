@@ -218,8 +218,8 @@ class WindowOperator(EventTimeOperator):
         return [end for end in ends.to_list() if end in before]
 
     def _looked_up(self) -> set[int] | None:
-        """The ends of all windows that are open and that state has rows of: one look a window and key group, instead of
-        one a key. None if there are too many."""
+        """Return the ends of all windows that are open and that state has rows of: one look a window and key group,
+        instead of one a key. None if there are too many."""
         resident = self._rows.values(_WINDOW)
         if resident is not None:
             return set(resident.to_list())
@@ -244,7 +244,7 @@ class WindowOperator(EventTimeOperator):
         return ends
 
     def _fire(self, keys: list[bytes], values: list[bytes], fresh: pl.DataFrame) -> pa.Table:
-        """The output of some windows, whose rows in state are forgotten.
+        """Return the output of some windows, whose rows in state are forgotten.
 
         Args:
             keys: Of their rows in state.
@@ -260,7 +260,8 @@ class WindowOperator(EventTimeOperator):
         return self._results(rows, bool(keys))
 
     def _results(self, rows: pl.DataFrame, from_state: bool) -> pa.Table:
-        """The output of rows of windows, of which a window and key may have several. from_state: some were stored."""
+        """Return the output of rows of windows, of which a window and key may have several. from_state: some were
+        stored."""
         window, by = self._window, [END, *self._stage.key]
         if from_state or window.every < window.size:
             counted = [(name, agg.counted) for name, agg in self._aggregates]
@@ -305,7 +306,7 @@ def _ends(times: np.ndarray, window: Window, where: str) -> tuple[np.ndarray, np
 
 
 def _floor(times: np.ndarray, window: Window) -> np.ndarray:
-    """The start of the newest window that has begun."""
+    """Return the start of the newest window that has begun."""
     return (times - window.offset) // window.every * window.every + window.offset
 
 
@@ -319,7 +320,7 @@ def _spread(partials: pl.DataFrame, every: int) -> pl.DataFrame:
 
 
 def _decoded(keys: pa.Schema, state: StateSchema, names: list[bytes], values: list[bytes]) -> pa.Table:
-    """The rows of some entries of state: window_end, key columns, fields."""
+    """Return the rows of some entries of state: window_end, key columns, fields."""
     _, columns = decode_keys(names, [pa.int64(), *keys.types])
     return pa.table([*columns, *decode_rows(state, values).columns], schema=_columns(keys, state))
 
@@ -329,7 +330,7 @@ def _columns(keys: pa.Schema, state: StateSchema) -> pa.Schema:
 
 
 def opened(window: Window, rows: pa.Table) -> pl.DataFrame:
-    """The windows in rows of state."""
+    """Return the windows in rows of state."""
     return _with_start(window, frames.from_arrow(rows))
 
 
@@ -342,14 +343,14 @@ def _with_start(window: Window, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def no_windows(window: Window, keys: pa.Schema, state: StateSchema) -> pl.DataFrame:
-    """The columns of `opened`."""
+    """Return the columns of `opened`."""
     return opened(window, _columns(keys, state).empty_table())
 
 
 def open_windows(
     window: Window, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
 ) -> Iterator[pl.DataFrame]:
-    """The windows that are still open in some key groups."""
+    """Yield the windows that are still open in some key groups."""
     for group in groups:
         entries = list(backend.scan(group_prefix(group, WINDOW_STATE), group_prefix(group, WINDOW_STATE + 1)))
         if entries:
@@ -357,7 +358,7 @@ def open_windows(
 
 
 def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The schemas of a stage with windows of one size."""
+    """Return the schemas of a stage with windows of one size."""
     where = f"window {stage.uid}"
     refuse_clash(stage, {START, END}, "what a window adds")
     if window.on is not None:

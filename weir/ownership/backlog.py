@@ -87,7 +87,7 @@ def observed(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> dict[s
 
 
 def missing(sources: Mapping[str, SourceReader], waiting: Mapping[str, int]) -> dict[str, str]:
-    """The landing directories that do not exist, by source.
+    """Return the landing directories that do not exist, by source.
 
     Args:
         waiting: Files by source, of which a directory that is there alone has any.

@@ -82,11 +82,11 @@ class RunContext:
         self.sinks = Sinks(self.pipeline, self.settings, self.storage, lambda: self.registry.prove(self.generation))
 
     def resolve(self, text: str) -> str:
-        """A text with its {placeholders} filled from the pipeline's configuration."""
+        """Return a text with its {placeholders} filled from the pipeline's configuration."""
         return self.settings.filled(self.pipeline.name, text)
 
     def code_of(self, stage: Stage) -> str:
-        """The fingerprint of what a stage does, as its checkpoints record it."""
+        """Return the fingerprint of what a stage does, as its checkpoints record it."""
         if stage.uid not in self.codes:
             self.codes[stage.uid] = fingerprint_of_stage(stage)
         return self.codes[stage.uid]

@@ -167,7 +167,7 @@ def publish(context: RunContext, row: Checkpoint) -> None:
 
 
 def lasting(files: Iterable[StateFile], operators: Mapping[str, OperatorStats]) -> list[StateFile]:
-    """The files of a checkpoint that a later one goes on from: state, and rows that wait in front of stages.
+    """Return the files of a checkpoint that a later one goes on from: state, and rows that wait in front of stages.
 
     Args:
         operators: What the checkpoint records, by stage.
@@ -183,7 +183,7 @@ def unchanged(context: RunContext, checkpoint: Checkpoint) -> list[StateFile]:
 
 
 def waiting_paths(operators: Mapping[str, OperatorStats]) -> set[str]:
-    """The paths of rows that wait in front of stages.
+    """Return the paths of rows that wait in front of stages.
 
     Args:
         operators: What a checkpoint records, by stage.

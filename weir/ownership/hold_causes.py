@@ -100,8 +100,8 @@ def without_bad_input(
     expected: Mapping[str, pa.Schema],
     stages: Iterable[Stage],
 ) -> EpochPlan | None:
-    """The plan to take instead of an epoch's in which one file, or rows of it, could not be read, if its source sets
-    such input aside; else None.
+    """Return the plan to take instead of an epoch's in which one file, or rows of it, could not be read, if its source
+    sets such input aside; else None.
 
     Args:
         readers: Of the pipeline's sources, by name.
@@ -174,7 +174,8 @@ def _can_be_read(head: Checkpoint | None, readers: Mapping[str, SourceReader]) -
 
 
 def _damaged(storage: Storage, newest: int, error: DamageError) -> dict[str, str | None]:
-    """The object that an error names, with its stamp; nothing where that would never change, whatever is repaired.
+    """Return the object that an error names, with its stamp; nothing where that would never change, whatever is
+    repaired.
 
     newest: the id of the newest checkpoint. What later epochs have staged is staged anew, under other names.
     """

@@ -76,11 +76,11 @@ class Lookups:
         return {**versions, **(self.plan(head, new) if new else {})}
 
     def newest(self, stage: Stage, head: Checkpoint | None) -> Pinned:
-        """The table of a stage as its next epoch would be planned with it; raises as `plan`."""
+        """Return the table of a stage as its next epoch would be planned with it; raises as `plan`."""
         return Pinned(self._table(stage.uid), self.plan(head, [stage.uid])[stage.uid], True, self._most_bytes)
 
     def joined(self, stage: Stage, planned: Version, waiting: Version | None) -> Pinned:
-        """The table as of the version that a stage's rows are joined with.
+        """Return the table as of the version that a stage's rows are joined with.
 
         Args:
             planned: The version that the plan of the running epoch has.
@@ -130,7 +130,7 @@ def recorded(head: Checkpoint) -> dict[str, Version]:
 
 
 def _planned(uid: str, lookup: Lookup, checkpoint: Checkpoint | None) -> Version | None:
-    """The version that a stage's rows were joined with; None: it had no lookup, or one in another table."""
+    """Return the version that a stage's rows were joined with; None: it had no lookup, or one in another table."""
     recorded = stats_of(checkpoint, uid)
     is_same = recorded.lookup is not None and (recorded.window or {}).get("table") == lookup.table
     return Version.from_json(recorded.lookup) if is_same and recorded.lookup else None

@@ -112,7 +112,8 @@ def claimed(
 
 
 def early_id_of(predecessor: lease.Lease | None, head: Checkpoint | None) -> int:
-    """The highest id of an epoch that was begun and whose rows go to sinks before its commit; 0: none is known of."""
+    """Return the highest id of an epoch that was begun and whose rows go to sinks before its commit; 0: none is known
+    of."""
     if predecessor is None:
         return 0
     if predecessor.early_id is not None:

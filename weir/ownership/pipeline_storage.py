@@ -34,7 +34,7 @@ log = Logger("weir.run")
 
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
-    """The pipeline's storage and registry; reading them needs no right and starts nothing."""
+    """Return the pipeline's storage and registry; reading them needs no right and starts nothing."""
     mounts = {table_path(name): settings.resolve(pipeline.name, at) for name, at in pipeline.elsewhere.items()}
     storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3, mounts=mounts)
     return storage, Registry(storage, pipeline.app_id)
@@ -73,7 +73,7 @@ def readers(
     request_counts: RequestCounts | None = None,
     archived: Settings | None = None,
 ) -> dict[str, SourceReader]:
-    """A reader for each source, its placeholders filled from the configuration.
+    """Return a reader for each source, its placeholders filled from the configuration.
 
     A branch's readers read what its pipeline has read, and no more. A reader connects to its system when it is first
     used.

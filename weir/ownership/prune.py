@@ -47,7 +47,7 @@ def needed(
 def kept_for_backfills(
     pipeline: Pipeline, settings: Settings, completed: Sequence[Checkpoint]
 ) -> dict[CheckpointId, str]:
-    """The checkpoints from which the newest days, or hours, may be backfilled, in words.
+    """Return the checkpoints from which the newest days, or hours, may be backfilled, in words.
 
     Args:
         completed: Oldest first.

@@ -160,8 +160,8 @@ def _publish_behind(context: RunContext, checkpoint: Checkpoint, sink: str, file
 
 
 def _behind_what_is_there(context: RunContext, checkpoint: Checkpoint, sink: str) -> Checkpoint:
-    """A checkpoint that follows what a sink has: perhaps an epoch that failed after its rows were delivered; at most
-    once, perhaps none of the epochs before, whose rows never came."""
+    """Return a checkpoint that follows what a sink has: perhaps an epoch that failed after its rows were delivered; at
+    most once, perhaps none of the epochs before, whose rows never came."""
     before = checkpoint.sinks[sink].before
     marker = context.sinks.marker(sink, checkpoint, before)
     lacks = context.pipeline.at_most_once and (marker or 0) < (before or 0)
@@ -254,8 +254,8 @@ def _move_marker(
 
 
 def _chain(registry: Registry, sink: str) -> frozenset[int | None]:
-    """The markers that a sink may have, as far as the retained checkpoints tell: of all that were ever to be published
-    in it, and none at all where nothing has been published yet."""
+    """Return the markers that a sink may have, as far as the retained checkpoints tell: of all that were ever to be
+    published in it, and none at all where nothing has been published yet."""
     links = [row.sinks[sink] for row in registry.checkpoints(as_owner=True) if sink in row.sinks]
     is_empty = all(row.sink != sink for row in registry.publications(as_owner=True))
     ids = frozenset(id for link in links for id in (link.id, link.before))

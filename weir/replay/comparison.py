@@ -46,14 +46,14 @@ class Difference:
 
 
 def difference(of: str, recorded: pl.DataFrame, replayed: pl.DataFrame) -> Difference | None:
-    """How rows differ, in any order, floats but for their last digits; None: they do not."""
+    """Return how rows differ, in any order, floats but for their last digits; None: they do not."""
     then, now = list(recorded.iter_rows(named=True)), list(replayed.iter_rows(named=True))
     first, second = _without(then, now), _without(now, then)
     return Difference(of, tuple(first), tuple(second)) if first or second else None
 
 
 def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that are not among the others, as often as they are there."""
+    """Return the rows that are not among the others, as often as they are there."""
     left, only = Counter(map(canonical_text, others)), []
     for row in rows:
         text = canonical_text(row)
@@ -77,7 +77,8 @@ def _rounded(value: Any) -> Any:
 
 
 def differing_keys(first: Backend | None, second: Backend | None, groups: range) -> Iterator[bytes]:
-    """The keys of the entries of which only one of two states of a subtask has any, or another value, in their order.
+    """Yield the keys of the entries of which only one of two states of a subtask has any, or another value, in their
+    order.
 
     Bytes are compared, so that of equal entries nothing is decoded.
     """

@@ -252,7 +252,7 @@ class _Facts:
             )
 
     def _as_it_came(self) -> dict[str, Any]:
-        """A late row in the columns of the input that it came from, of which a join has two."""
+        """Return a late row in the columns of the input that it came from, of which a join has two."""
         values, stage = self._row.values, self._stage
         if stage.join is None:
             return values
@@ -264,7 +264,7 @@ class _Facts:
         return {**of_side, **keys, INPUT: input_name(lane)}
 
     def _key(self) -> list[Any] | None:
-        """The row's key, by its columns."""
+        """Return the row's key, by its columns."""
         stage, values = self._stage, self._row.values
         if not stage.key:
             return None
@@ -294,7 +294,7 @@ class _Facts:
         return None
 
     def _bounds(self) -> Bounds | None:
-        """The window's bounds, of a row that has them."""
+        """Return the window's bounds, of a row that has them."""
         values, on = self._row.values, self._stage.on
         if self._stage.window is None or on is None or values.get(_START) is None or values.get(_END) is None:
             return None
@@ -314,7 +314,7 @@ class _Facts:
             )
 
     def _among(self, seen: Played) -> bool | None:
-        """Whether a row is among those that the replay hands out; None: it cannot be told."""
+        """Return whether a row is among those that the replay hands out; None: it cannot be told."""
         rows = seen.outputs.get(self._output)
         if rows is None:
             return None

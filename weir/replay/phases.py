@@ -56,7 +56,7 @@ class Phases:
                 self.say(_DOING[self._doing[-1]])
 
     def arriving(self, taken: Snapshot) -> Arrived:
-        """What says how much of a snapshot has come."""
+        """Return what says how much of a snapshot has come."""
         total, came = sum(file.bytes for file in taken.files), 0
 
         def arrived(bytes: int, /) -> None:

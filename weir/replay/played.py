@@ -146,7 +146,7 @@ class Played:
 
 
 def in_words(key: Mapping[str, Any]) -> str:
-    """A key for people: id=k3."""
+    """Return a key for people: id=k3."""
     return ", ".join(f"{name}={value}" for name, value in key.items())
 
 
@@ -214,7 +214,7 @@ def _chosen(pipeline: Pipeline, uid: str | None, key: Key | None) -> Stage:
 
 
 def key_of(replay: EpochReplay, stage: Stage, key: Key) -> list[pa.Array]:
-    """A key as arrays of one value, in the types that the checkpoint records. Raises ConfigurationError."""
+    """Return a key as arrays of one value, in the types that the checkpoint records. Raises ConfigurationError."""
     recorded = stats_of(replay.checkpoint, stage.uid).keys
     if not stage.key or not recorded:
         raise ConfigurationError(
@@ -226,7 +226,7 @@ def key_of(replay: EpochReplay, stage: Stage, key: Key) -> list[pa.Array]:
 
 
 def subtasks_of(replay: EpochReplay, key: Sequence[pa.Array] | None, subtask: int | None) -> tuple[int, ...]:
-    """The subtasks that have a key, or the one that is named, or all."""
+    """Return the subtasks that have a key, or the one that is named, or all."""
     if key is not None:
         group = int(key_groups(key, replay.pipeline.max_parallelism)[0])
         return (int(subtask_of(group, replay.parallelism, replay.pipeline.max_parallelism)),)

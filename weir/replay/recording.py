@@ -73,8 +73,8 @@ class Recording(InMemoryExecutor):
         return super().columns(stage, schema, where)
 
     def _spark_for(self, stage: Stage, schema: pa.Schema) -> SparkExecutor | None:
-        """What evaluates the rows of an input with these columns; None: Python does. Raises PipelineError where only
-        Spark could."""
+        """Return what evaluates the rows of an input with these columns; None: Python does. Raises PipelineError where
+        only Spark could."""
         why = "it has a transform" if stage.transform is not None else direct_read.spark_alone(stage, schema)
         if why is None:
             return None
@@ -87,7 +87,7 @@ class Recording(InMemoryExecutor):
         return self.spark
 
     def _by_spark(self, lane: Stage, rows: Landed | Channel) -> pa.Table | None:
-        """The rows as the function of a stage sees them, where Spark has to evaluate them; None: Python does."""
+        """Return the rows as the function of a stage sees them, where Spark has to evaluate them; None: Python does."""
         spark = None if rows.as_seen else self._spark_for(lane, rows.schema)
         return None if spark is None else spark.seen(lane, rows)
 
@@ -122,7 +122,7 @@ class Recording(InMemoryExecutor):
         return acks
 
     def _wrapped(self, stage: Stage) -> Stage:
-        """The stage with what stops in its functions, or looks at their errors."""
+        """Return the stage with what stops in its functions, or looks at their errors."""
         if stage.uid not in self.wrap or stage.function is None:
             return stage
         wrap = self.wrap[stage.uid]
@@ -154,7 +154,7 @@ class _Origins:
         return tables
 
     def read(self, lane: Stage, rows: Landed | Channel) -> list[pa.Table]:
-        """The rows as the stage's function sees them."""
+        """Return the rows as the stage's function sees them."""
         tables = []
         name = input_name(lane)
         first = len(self._places)
@@ -211,7 +211,7 @@ class _Origin:
 
 
 def _parted(given: pa.Table, left: pa.Table) -> tuple[pa.Table, list[pa.RecordBatch]]:
-    """The rows that were applied, and the batches of all: first one of those, then the rows that were left."""
+    """Return the rows that were applied, and the batches of all: first one of those, then the rows that were left."""
     seen = frames.from_arrow(frames.canonical(given.select(left.column_names).cast(left.schema)))
     waits = Counter(frames.from_arrow(left).hash_rows().to_list())
     hashes = seen.hash_rows().to_list()
@@ -230,7 +230,7 @@ def _with(table: pa.Table, place: int, at: pa.Array) -> pa.Table:
 
 
 def _filtered(lane: Stage, table: pa.Table) -> pa.Table:
-    """What the stage's where and columns leave, and where each row of it is from."""
+    """Return what the stage's where and columns leave, and where each row of it is from."""
     if lane.columns and not has_all(lane.columns):
         lane = replace(lane, columns=(*lane.columns, _FROM, _AT))
     rows = filtered(lane, table)
@@ -238,7 +238,7 @@ def _filtered(lane: Stage, table: pa.Table) -> pa.Table:
 
 
 def _idle(task: KeyedTask, subtask: int) -> Ack:
-    """The ack of a subtask that does not run."""
+    """Return the ack of a subtask that does not run."""
     base, attempt = task.bases.get(subtask), new_attempt_id()
     nowhere = str(task.work_dir / task.stage.uid / str(subtask) / attempt)
     pending = PendingUpload(base.attempt if base else None, None, (), nowhere)
@@ -246,12 +246,12 @@ def _idle(task: KeyedTask, subtask: int) -> Ack:
 
 
 def _beside(name: str, columns: Collection[str]) -> str:
-    """What a column beside a row's own is called, where the row may have one of that name."""
+    """Return what a column beside a row's own is called, where the row may have one of that name."""
     return f"{name}_" if name in columns else name
 
 
 def came_from(rows: pl.DataFrame, uid: str) -> pl.DataFrame:
-    """Those of a stage's input rows that came from a stage before it."""
+    """Return those of a stage's input rows that came from a stage before it."""
     named = [name for name in (f"{INPUT}_", INPUT) if name in rows.columns]
     return rows.filter(pl.coalesce(named) == uid)
 

@@ -127,7 +127,7 @@ def not_playable(checkpoint: Checkpoint, parent: Checkpoint | None) -> str | Non
 
 
 def played_from(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Those checkpoints whose epochs can be played again, oldest first."""
+    """Return those checkpoints whose epochs can be played again, oldest first."""
     rows = {row.id: row for row in checkpoints}
     return [row for row in checkpoints if not_playable(row, rows.get(row.parent_id or CheckpointId(0))) is None]
 
@@ -149,7 +149,7 @@ class Playing:
     say: Saying = silent
 
     def replaying(self, epoch: int) -> AbstractContextManager[EpochReplay]:
-        """An epoch, as `replaying` has it."""
+        """Return an epoch, as `replaying` has it."""
 
         def say(what: str) -> None:
             self.say(f"epoch {epoch}: {what}")
@@ -249,7 +249,7 @@ class EpochReplay:
         return {ack.subtask: ack for ack in self.epoch.acks[stage.uid] if ack.subtask in subtasks}
 
     def rows(self, stage: Stage, subtask: int) -> pa.Table | None:
-        """What a subtask got; None: nothing has ever come."""
+        """Return what a subtask got; None: nothing has ever come."""
         return self.executor.rows.get((stage.uid, subtask))
 
     def _played(self, stage: Stage, subtasks: Collection[int]) -> None:
@@ -265,8 +265,8 @@ class EpochReplay:
             self._progress[stage.uid] = applied_alone(self.context, self.epoch, stage, before, self._here, left=left)
 
     def _keeps_keys(self, upstream: Stage, stage: Stage) -> bool:
-        """Whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can be
-        known without playing all: both have the same key, which no function of an author can have changed, nor what
+        """Return whether rows of a subtask can only come from the same subtask of a stage before it, as far as that can
+        be known without playing all: both have the same key, which no function of an author can have changed, nor what
         Spark evaluates between them."""
         lanes = lanes_reading(stage, upstream)
         is_alike = all(lane.key == upstream.key and lane.transform is None and not lane.columns for lane in lanes)
@@ -285,13 +285,13 @@ class EpochReplay:
         return not any(stats.waiting for row in both if row is not None for stats in row.operators.values())
 
     def _waiting(self, checkpoint: Checkpoint | None, stage: Stage) -> set[str]:
-        """Where the rows are that a stage has not applied in a checkpoint."""
+        """Return where the rows are that a stage has not applied in a checkpoint."""
         waiting = stats_of(checkpoint, stage.uid).waiting
         return {path for batch in waiting for layer in batch["layers"] for path in layer}
 
     def _left(self, stage: Stage, subtask: int) -> pa.Table | None:
-        """The rows of its input that a subtask did not apply in the epoch, which its checkpoint has; None: it applied
-        all."""
+        """Return the rows of its input that a subtask did not apply in the epoch, which its checkpoint has; None: it
+        applied all."""
         waits = self._waiting(self.checkpoint, stage)
         written = f"/{epoch_dir(self.checkpoint.generation, self.checkpoint.id)}/"
         tables = [
@@ -304,7 +304,7 @@ class EpochReplay:
     # -- state
 
     def _stands(self, stage: Stage, subtasks: Collection[int]) -> StageProgress:
-        """Where a stage stood before the epoch, with the state of some subtasks on this disk."""
+        """Return where a stage stood before the epoch, with the state of some subtasks on this disk."""
         parent, stored = self.parent, self._bases(stage)
         channels = {file.path: file for file in self.files(parent)} if parent is not None else {}
         for path in self._waiting(parent, stage):  # where the stage reads what is in storage
@@ -322,7 +322,7 @@ class EpochReplay:
         return bases(self.context, parent, self.files(parent), stage.uid) if parent is not None else {}
 
     def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
-        """What a checkpoint lists."""
+        """Return what a checkpoint lists."""
         if checkpoint.id not in self._listed:
             self._listed[checkpoint.id] = self.registry.files(checkpoint)
         return self._listed[checkpoint.id]
@@ -375,7 +375,7 @@ class EpochReplay:
             yield backend
 
     def _fetched(self, stage: Stage, taken: Snapshot) -> Path:
-        """Where the files are of a snapshot in the epoch's checkpoint."""
+        """Return where the files are of a snapshot in the epoch's checkpoint."""
         directory = self.root / "recorded" / stage.uid / str(taken.subtask)
         if not directory.exists():
             directory.mkdir(parents=True)
@@ -399,7 +399,7 @@ class EpochReplay:
         return True
 
     def _brought(self, stage: Stage, base: Snapshot) -> Path:
-        """Where the files are of a snapshot that was fetched."""
+        """Return where the files are of a snapshot that was fetched."""
         home = attempts(self._home(stage, base.subtask))
         return next(directory for directory in home if owner(directory) == base.attempt) / "snapshot"
 
@@ -422,19 +422,19 @@ class EpochReplay:
                 backend.close()
 
     def groups(self, subtask: int) -> range:
-        """The key groups of a subtask."""
+        """Return the key groups of a subtask."""
         return group_range(subtask, self.parallelism, self.pipeline.max_parallelism)
 
     def view_before(self, stage: Stage) -> View | None:
-        """How the state before the epoch is read."""
+        """Return how the state before the epoch is read."""
         return self._view(self.parent, stage) if self.parent is not None else None
 
     def view_recorded(self, stage: Stage) -> View | None:
-        """How the state in the epoch's checkpoint is read."""
+        """Return how the state in the epoch's checkpoint is read."""
         return self._view(self.checkpoint, stage)
 
     def view_after(self, stage: Stage) -> View | None:
-        """How the state of the stage that was played is read, by today's definition."""
+        """Return how the state of the stage that was played is read, by today's definition."""
         figures = figures_of(self.context, self.epoch, stage, stats_of(self.parent, stage.uid))
         return self._view(replace(self.checkpoint, operators={stage.uid: figures}), stage)
 
@@ -468,12 +468,12 @@ class _NoSinks(Sinks):
 
 
 def lanes_reading(stage: Stage, upstream: Stage) -> list[Stage]:
-    """The inputs of a stage that are rows of one before it."""
+    """Return the inputs of a stage that are rows of one before it."""
     return [lane for lane in stage.lanes if isinstance(lane.input, Stage) and lane.input.uid == upstream.uid]
 
 
 def _lanes_of_sources(stage: Stage) -> Iterator[Stage]:
-    """The stages, itself among them, by which rows of sources come to one; of several inputs, each alone."""
+    """Yield the stages, itself among them, by which rows of sources come to one; of several inputs, each alone."""
     for lane in stage.lanes:
         if isinstance(lane.input, Stage):
             yield from _lanes_of_sources(lane.input)
@@ -494,7 +494,7 @@ def _unchecked(_: Path) -> None:
 
 
 def _at(settings: Settings, root: Path, parallelism: int, backend: str) -> Settings:
-    """The same settings with directories below `root`, for an epoch as it was."""
+    """Return the same settings with directories below `root`, for an epoch as it was."""
     changed: dict[str, Any] = {
         "local": settings.local.model_copy(update={"work_dir": str(root / "work"), "objects_mb": 0}),
         "storage": settings.storage.model_copy(update={"root": str(root / "storage")}),

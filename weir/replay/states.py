@@ -52,7 +52,8 @@ def states(
     inputs: Mapping[str, pl.DataFrame],
     key: Sequence[pa.Array] | None,
 ) -> States:
-    """The state of one key; else of those whose state is otherwise than recorded; else of those whose rows came."""
+    """Return the state of one key; else of those whose state is otherwise than recorded; else of those whose rows
+    came."""
     views = replay.view_before(stage), replay.view_after(stage), replay.view_recorded(stage)
     keys = next((view.keys for view in views if view is not None), None)
     if not stage.has_state or keys is None:
@@ -128,7 +129,7 @@ class _Looking:
         return cast("Backend", OfKeys(backend, asked, self.keys.types))  # which has what is read here
 
     def _groups(self, groups: range, asked: Collection[bytes] | None) -> list[range]:
-        """The ranges of a subtask's key groups to look into."""
+        """Return the ranges of a subtask's key groups to look into."""
         if asked is None:
             return [groups]
         return [range(group, group + 1) for group in _groups_of(asked) if group in groups]
@@ -136,7 +137,7 @@ class _Looking:
     def rows(
         self, subtasks: Sequence[int], views: tuple[View | None, ...], owners: Collection[bytes]
     ) -> list[pl.DataFrame]:
-        """The rows of some keys, before, after, and as recorded."""
+        """Return the rows of some keys, before, after, and as recorded."""
         parts: list[list[pa.Table]] = [[] for _ in views]
         for subtask in subtasks:
             groups = self._groups(self.replay.groups(subtask), owners)
@@ -154,7 +155,7 @@ class _Looking:
         return [_frame(part, view) for part, view in zip(parts, views, strict=True)]
 
     def with_hidden(self, otherwise: Difference | None, differing: Mapping[bytes, set[str]]) -> Difference | None:
-        """The difference, and what no row shows of keys that are not in it."""
+        """Return the difference, and what no row shows of keys that are not in it."""
         shown = set[tuple[object, ...]]()
         if otherwise is not None:
             shown = {tuple(row[name] for name in self.keys.names) for row in (*otherwise.recorded, *otherwise.replayed)}
@@ -175,7 +176,7 @@ def _groups_of(owners: Collection[bytes]) -> list[int]:
 
 
 def _touched(stage: Stage, inputs: Mapping[str, pl.DataFrame]) -> pl.DataFrame | None:
-    """The keys of rows; None: there are no rows."""
+    """Return the keys of rows; None: there are no rows."""
     keys = [
         frame.select(lane.key).rename(dict(zip(lane.key, stage.key, strict=True)))
         for lane, frame in zip(stage.lanes, inputs.values(), strict=True)
@@ -190,7 +191,7 @@ def _frame(tables: Sequence[pa.Table], view: View | None) -> pl.DataFrame:
 
 
 def _only(frame: pl.DataFrame, differing: Difference, keys: Sequence[str]) -> pl.DataFrame:
-    """The rows of keys whose state differs."""
+    """Return the rows of keys whose state differs."""
     wanted = {tuple(row[name] for name in keys) for row in (*differing.recorded, *differing.replayed)}
     if not frame.height:
         return frame

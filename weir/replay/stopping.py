@@ -19,7 +19,7 @@ Debugger = Callable[[], pdb.Pdb]
 
 
 def stopping(stage: Stage, key: Sequence[pa.Array] | None, debugger: Debugger = pdb.Pdb) -> Wrapping:
-    """What stops at the first line of a stage's functions, and where they raise.
+    """Return what stops at the first line of a stage's functions, and where they raise.
 
     Args:
         key: Of which rows, an array of one value for each key column; None: of any.
@@ -45,8 +45,8 @@ def stopping(stage: Stage, key: Sequence[pa.Array] | None, debugger: Debugger = 
 
 
 def _called(debugger: pdb.Pdb, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """What a function returns, called in a debugger. Raises KeyboardInterrupt where somebody quits there, for which the
-    debugger itself returns None as if the function had."""
+    """Return what a function returns, called in a debugger. Raises KeyboardInterrupt where somebody quits there, for
+    which the debugger itself returns None as if the function had."""
     quits, ends = False, debugger.set_quit
 
     def set_quit() -> None:
@@ -62,7 +62,7 @@ def _called(debugger: pdb.Pdb, function: Callable[..., Any], arguments: Sequence
 
 
 def _authors(trace: TracebackType | None, function: Callable[..., Any]) -> TracebackType | None:
-    """A trace up to its innermost line in the file of the function."""
+    """Return a trace up to its innermost line in the file of the function."""
     steps = [(step.tb_frame, step.tb_lasti, step.tb_lineno) for step in _steps(trace)]
     file = inspect.unwrap(function).__code__.co_filename
     last = max((at for at, (frame, *_) in enumerate(steps) if frame.f_code.co_filename == file), default=len(steps) - 1)
@@ -79,7 +79,7 @@ def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _concerns(stage: Stage, key: Sequence[pa.Array] | None, given: Any) -> bool:
-    """Whether a call is about the key. given: the key of a function per key, else a frame."""
+    """Return whether a call is about the key. given: the key of a function per key, else a frame."""
     if key is None:
         return True
     if stage.per_key:
@@ -89,7 +89,7 @@ def _concerns(stage: Stage, key: Sequence[pa.Array] | None, given: Any) -> bool:
 
 
 def of_key(rows: pa.Table, names: Sequence[str], key: Sequence[pa.Array]) -> pa.Table:
-    """The rows of one key."""
+    """Return the rows of one key."""
     for name, column in zip(names, key, strict=True):
         rows = rows.filter(pc.equal(rows.column(name), column[0].cast(rows.schema.field(name).type)))
     return rows

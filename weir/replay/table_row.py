@@ -69,7 +69,8 @@ class Origin:
 
 
 def writer_of(pipeline: Pipeline, table: str) -> tuple[Stage, str, Sink]:
-    """The stage and output that a sink gets its rows from. Raises ConfigurationError for a sink that is not there."""
+    """Return the stage and output that a sink gets its rows from. Raises ConfigurationError for a sink that is not
+    there."""
     for stage in pipeline.stages:
         for output, sink in stage.sinks_by_output:
             if sink.name == table:
@@ -79,7 +80,7 @@ def writer_of(pipeline: Pipeline, table: str) -> tuple[Stage, str, Sink]:
 
 
 def row_of(storage: Storage, table: str, condition: str, scratch: Path) -> TableRow:
-    """The first row of a table that satisfies a condition.
+    """Return the first row of a table that satisfies a condition.
 
     Args:
         condition: As a stage's `where`, of columns of the table.
@@ -152,8 +153,8 @@ def origin(
 def _searched(
     storage: Storage, registry: Registry, line: Sequence[Checkpoint], stage: Stage, sink: Sink, row: TableRow
 ) -> Origin:
-    """The newest retained epoch that staged the row, or the row's key: its table's file may be of a later epoch, or of
-    somebody who has rewritten the table."""
+    """Return the newest retained epoch that staged the row, or the row's key: its table's file may be of a later epoch,
+    or of somebody who has rewritten the table."""
     names = list(sink.key) if isinstance(sink, UpsertSink) else list(row.values)
     wanted = canonical_text({name: row.values[name] for name in names})
     for checkpoint in reversed(line):
@@ -173,7 +174,7 @@ def _outputs(registry: Registry, checkpoint: Checkpoint, stage: Stage, sink: Sin
 
 
 def _rows(storage: Storage, file: StateFile, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a staged file that are to be seen; none: it is not there any more."""
+    """Yield the rows of a staged file that are to be seen; none: it is not there any more."""
     try:
         table = frames.canonical(staged_table(storage, file, [*names, CHANGE_TYPE]))
     except WeirError:

@@ -39,7 +39,7 @@ class Bounds:
     end: datetime
 
     def of(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows within."""
+        """Return the rows within."""
         if self.column not in rows.columns:
             return rows
         return rows.filter((pl.col(self.column) >= self.start) & (pl.col(self.column) < self.end))
@@ -52,7 +52,7 @@ class Same:
     values: dict[str, Any]
 
     def of(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows with these values, of the columns that both have."""
+        """Return the rows with these values, of the columns that both have."""
         names = [name for name in self.values if name in rows.columns]
         wanted = canonical_text({name: self.values[name] for name in names})
         same = [canonical_text(row) == wanted for row in rows.select(names).iter_rows(named=True)]
@@ -114,7 +114,7 @@ def trace(
     bounds: Bounds | Same | None = None,
     seen: Played | None = None,
 ) -> Trace:
-    """The rows of a key up to an epoch.
+    """Return the rows of a key up to an epoch.
 
     Args:
         key: A value for each key column.
@@ -143,7 +143,8 @@ def trace(
 
 
 def _epochs(playing: Playing, stage: Stage, key: Sequence[Any], epoch: int) -> tuple[list[int], list[str]]:
-    """The epochs that changed a key's state since it came, up to one, oldest first; and which others may have."""
+    """Return the epochs that changed a key's state since it came, up to one, oldest first; and which others may
+    have."""
     if not stage.has_state:
         return [epoch], []
     since, unknown = list[Change](), list[str]()
@@ -217,7 +218,7 @@ def _before(
 
 
 def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Sequence[int]) -> Trace:
-    """The rows with these values that a stage without a key had, as far as its input has the columns."""
+    """Return the rows with these values that a stage without a key had, as far as its input has the columns."""
     contributions, untraced = list[Contribution](), list[str]()
     for epoch in epochs:
         with playing.replaying(epoch) as replay:
@@ -255,8 +256,8 @@ def _through(playing: Playing, stage: Stage, values: dict[str, Any], epochs: Seq
 
 
 def _earlier(lane: Stage, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by the columns of a stage's input that they stand in, without those that its SQL computes; none where
-    a transform may have computed them."""
+    """Return the values by the columns of a stage's input that they stand in, without those that its SQL computes; none
+    where a transform may have computed them."""
     if lane.transform is not None:
         return {}
     return {earlier: value for name, value in values.items() if (earlier := before(lane.columns, name)) is not None}

@@ -302,7 +302,7 @@ def _never(
 
 
 def _newest_there(lacking: Sequence[CheckpointId | None], never: Collection[CheckpointId]) -> CheckpointId | None:
-    """The newest checkpoint that a sink has, or may have, rows of."""
+    """Return the newest checkpoint that a sink has, or may have, rows of."""
     return [id for id in lacking if id not in never][-1]
 
 
@@ -318,7 +318,7 @@ def given(
     to: Checkpoint,
     newest: Mapping[str, CheckpointId | None] = MappingProxyType({}),
 ) -> tuple[SinkRewind, ...]:
-    """The sinks that are no tables and have been given rows since an earlier checkpoint.
+    """Return the sinks that are no tables and have been given rows since an earlier checkpoint.
 
     Args:
         newest: By sink that lacks committed rows, the newest checkpoint that it has rows of.
@@ -361,7 +361,7 @@ def hindrances(tables: Sequence[TableRewind]) -> list[str]:
 
 
 def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
-    """The first of some names, with a digest of what is not shown: who accepts the text accepts this very list.
+    """Return the first of some names, with a digest of what is not shown: who accepts the text accepts this very list.
 
     Args:
         versions: What else belongs to the list and is not shown, as the files' sizes and times of change.

@@ -69,7 +69,7 @@ class Look:
     backlog: Mapping[str, int] = field(default_factory=dict)
 
     def without(self, done: Collection[Request]) -> Look:
-        """The look once these requests are removed."""
+        """Return the look once these requests are removed."""
         return replace(self, requests=tuple(request for request in self.requests if request not in done))
 
 
@@ -257,7 +257,7 @@ def _epoch_or_idle(at: Situation, memory: Memory, draining: bool, only_waiting: 
 
 
 def _stop(open_requests: tuple[Request, ...], failing: bool) -> Request | None:
-    """The stop to follow: the oldest; but while epochs fail, one that does not ask for a drain, which needs one
+    """Return the stop to follow: the oldest; but while epochs fail, one that does not ask for a drain, which needs one
     more."""
     stops = [request for request in open_requests if request.kind == requests.STOP]
     at_once = [request for request in stops if not request.drain]

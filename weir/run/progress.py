@@ -39,7 +39,7 @@ class Pace:
     _last: datetime | None = None
 
     def seconds(self, row: Checkpoint) -> float:
-        """The seconds of a run's next epoch."""
+        """Return the seconds of a run's next epoch."""
         committed = row.triggered_at + timedelta(milliseconds=row.ms.get("to_commit", 0.0))
         ready = self.executor.ready_at if isinstance(self.executor, SparkExecutor) else None
         began = max(moment for moment in (row.triggered_at, self._last, ready) if moment is not None)
@@ -48,7 +48,8 @@ class Pace:
 
 
 def rows_late(row: Checkpoint) -> dict[str, int]:
-    """An epoch's late rows by stage: one row of the source may be late in several, so their sum would say nothing."""
+    """Return an epoch's late rows by stage: one row of the source may be late in several, so their sum would say
+    nothing."""
     return {uid: stats.rows_late for uid, stats in row.operators.items() if stats.rows_late}
 
 
@@ -106,7 +107,7 @@ class _Part:
 
 
 def _of_checkpoint(row: Checkpoint, seconds: float | None, width: int = 9) -> Iterator[_Part]:
-    """The parts of a line that its checkpoint tells."""
+    """Yield the parts of a line that its checkpoint tells."""
     bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
     took = "" if seconds is None else f"  {seconds:.2f} s"
     yield _Part(9, [
@@ -131,7 +132,7 @@ def _by_name(numbers: Mapping[str, int], verb: str, kind: str) -> list[str]:
 
 
 def _brief(name: str) -> str:
-    """A name with its middle left out if it is long."""
+    """Return a name with its middle left out if it is long."""
     return name if len(name) <= _NAME else f"{name[: _NAME // 2]}…{name[-(_NAME // 2 - 1) :]}"
 
 

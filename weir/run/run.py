@@ -316,7 +316,7 @@ def _look(
 
 
 def _with_backlog(plan: EpochPlan, seen: Look | None) -> EpochPlan:
-    """A plan that knows what waits behind its slices, by the look that it follows."""
+    """Return a plan that knows what waits behind its slices, by the look that it follows."""
     if seen is None:
         return plan
     waiting = dict(seen.backlog)

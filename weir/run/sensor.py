@@ -209,7 +209,8 @@ def silent_for(sight: Sight, memory: Memory) -> float:
 
 
 def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
-    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run.
+    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each
+    run.
 
     Args:
         alone: No other run is queued or running; else it was only one too many.

@@ -287,6 +287,6 @@ class _EpochTrace:
         return Context() if parent is None else self._api.set_span_in_context(parent, Context())
 
     def _moment(self, clock: float) -> int:
-        """A moment of the coordinator's clock in nanoseconds since 1970."""
+        """Return a moment of the coordinator's clock in nanoseconds since 1970."""
         now, since = self._times.now
         return since - round((now - clock) * 1e9)

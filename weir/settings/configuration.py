@@ -164,7 +164,7 @@ class Settings(Section):
         return self
 
     def _said_by(self, pipeline: str, key: str) -> str:
-        """The path of a setting as one pipeline has it: its own, or the common one."""
+        """Return the path of a setting as one pipeline has it: its own, or the common one."""
         section, _, name = key.partition(".")
         own = getattr(self.pipelines[pipeline], section, None) if section in ("epoch", "checkpoints") else None
         return f"pipelines.{pipeline}.{key}" if own is not None and name in own.model_fields_set else key
@@ -222,7 +222,7 @@ class Settings(Section):
             ) from error
 
     def connection(self, name: str | None) -> dict[str, str]:
-        """The options of a connection, as texts, with its secrets. None: none.
+        """Return the options of a connection, as texts, with its secrets. None: none.
 
         Raises:
             ConfigurationError: There is no such connection, or a variable that it refers to is not set.
@@ -241,7 +241,7 @@ class Settings(Section):
 
 
 def _with(common: Kind, own: Kind | None) -> Kind:
-    """A section with the keys that another one sets."""
+    """Return a section with the keys that another one sets."""
     if own is None:
         return common
     return common.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
@@ -302,7 +302,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
 
 
 def configuration_file(env: Mapping[str, str]) -> Path:
-    """The file of settings that the environment chooses, there or not."""
+    """Return the file of settings that the environment chooses, there or not."""
     chosen = settings_folder(PROJECT) / f"{env.get('WEIR_ENV', 'dev')}.yaml"
     return Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else chosen
 
@@ -334,8 +334,8 @@ def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, s
 
 
 def _first_key(path: str, node: Mapping[Any, Any]) -> str:
-    """The first key of a variable's path: the longest that is there, whose name may have two underscores in a row, as
-    that of a pipeline may; else what comes before the first two."""
+    """Return the first key of a variable's path: the longest that is there, whose name may have two underscores in a
+    row, as that of a pipeline may; else what comes before the first two."""
     there = (key for key in node if isinstance(key, str) and f"{path}__".startswith(f"{key}__"))
     return max(there, key=len, default=path.partition("__")[0])
 

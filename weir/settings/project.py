@@ -11,7 +11,7 @@ _SAYS_SO = re.compile(r"^\[tool\.weir\]", re.MULTILINE)
 
 
 def project() -> Path:
-    """The nearest folder, from the working directory upwards, whose pyproject.toml has `[tool.weir]`.
+    """Return the nearest folder, from the working directory upwards, whose pyproject.toml has `[tool.weir]`.
 
     Where there is none it is the folder in which Weir lies, so that processes that start elsewhere mean the same files.
     """

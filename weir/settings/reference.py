@@ -47,7 +47,7 @@ Settings that are right by themselves and make no sense together; the error name
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the page's text."""
     parts = [_HEAD]
     for name, field in Settings.model_fields.items():
         model = field.annotation
@@ -69,15 +69,15 @@ def page() -> str:
 
 
 def schema() -> str:
-    """The JSON schema of a file of settings, by which editors complete and check it."""
+    """Return the JSON schema of a file of settings, by which editors complete and check it."""
     model = _without_titles(Settings.model_json_schema())
     meta = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Weir's settings"}
     return json.dumps({**meta, **model}, indent=2) + "\n"
 
 
 def _without_titles(node: Any) -> Any:
-    """A schema without the titles that pydantic makes of names, which say nothing more; and without advice, which the
-    page has."""
+    """Return a schema without the titles that pydantic makes of names, which say nothing more; and without advice,
+    which the page has."""
     if isinstance(node, list):
         return [_without_titles(item) for item in node]
     if not isinstance(node, dict):

@@ -104,7 +104,7 @@ class Changes:
                 yield netted
 
     def _keys(self) -> Iterator[pl.DataFrame]:
-        """The keys of all rows, and what says which one is the newest."""
+        """Yield the keys of all rows, and what says which one is the newest."""
         changes = CHANGE_TYPE in self.all.column_names
         markers = [CHANGE_TYPE, *([self._version] if self._version is not None else [])] if changes else []
         names = dict.fromkeys([*self.key, *self.order_by, *markers])
@@ -218,7 +218,7 @@ def no_changes(sink: UpsertSink) -> Changes:
 
 
 def columns_of(schema: pa.Schema) -> pa.Schema:
-    """The table's columns, by those of the rows that are handed out."""
+    """Return the table's columns, by those of the rows that are handed out."""
     return pa.schema([field for field in schema if field.name != CHANGE_TYPE])
 
 

@@ -244,7 +244,7 @@ def _alike(fields: Iterable[pa.Field], path: str = "") -> Iterator[str]:
 
 
 def partitioned_by(files: Sequence[DataFile]) -> tuple[str, ...]:
-    """The partition columns of some files."""
+    """Return the partition columns of some files."""
     return tuple(dict.fromkeys(name for file in files for name, _ in file.partition))
 
 
@@ -323,8 +323,8 @@ def _demands(handle: DeltaTable, partition_by: Sequence[str] | None) -> Iterator
 
 
 def _fields(type: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The columns of a Delta schema in JSON, those within others too, by their paths as in SQL; items of arrays and
-    maps as columns."""
+    """Yield the columns of a Delta schema in JSON, those within others too, by their paths as in SQL; items of arrays
+    and maps as columns."""
     if not isinstance(type, dict):
         return
     prefix = f"{path}." if path else ""
@@ -351,7 +351,8 @@ def _columns_of(
     differ: bool,
     footers: Mapping[str, pq.FileMetaData] | None,
 ) -> dict[str, pa.DataType]:
-    """The columns of committed files, by their footers. differ: some may have more than others. Raises DamageError."""
+    """Return the columns of committed files, by their footers. differ: some may have more than others. Raises
+    DamageError."""
     columns: dict[str, pa.DataType] = {}
     for file in adds if differ else adds[:1]:
         path = file_path(table, file)
@@ -471,7 +472,7 @@ def _put(
 
 
 def _left(storage: Storage, table: str, sink_app: str, committed: Committed) -> PublishedTable | None:
-    """The table as the handle shows it after a publish; None if the next one is to go through delta-rs again."""
+    """Return the table as the handle shows it after a publish; None if the next one is to go through delta-rs again."""
     handle = committed.handle
     if handle.version() != committed.version or handle.protocol().min_writer_version > _WRITER:
         return None
@@ -480,7 +481,7 @@ def _left(storage: Storage, table: str, sink_app: str, committed: Committed) -> 
 
 
 def marker(storage: Storage, app_id: str, table: str) -> int | None:
-    """The newest checkpoint that a table has; None: it has none, or there is no table."""
+    """Return the newest checkpoint that a table has; None: it has none, or there is no table."""
     try:
         version: int | None = fenced_table.open_table(storage, table_path(table)).transaction_version(
             f"{app_id}/{table}"
@@ -520,7 +521,7 @@ def check_rows(storage: Storage, app_id: str, table: str) -> None:
 
 
 def damaged(storage: Storage, table: str, how: str, also: str = "") -> DamageError:
-    """The error for a table that is not where the registry says.
+    """Return the error for a table that is not where the registry says.
 
     Args:
         also: One more cause, with what to do about it.

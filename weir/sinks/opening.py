@@ -82,7 +82,7 @@ class Sinks:
                 self._publishers.popitem()[1].close()
 
     def publisher(self, name: str) -> Publisher:
-        """The publisher of a sink that is no table, opened once.
+        """Return the publisher of a sink that is no table, opened once.
 
         Raises:
             PipelineError: The code has no such sink any more.
@@ -235,7 +235,7 @@ class Sinks:
         return f"its last published checkpoint is {marker}, but the registry's newest is {published}"
 
     def marker(self, name: str, head: Checkpoint | None, published: int | None) -> int | None:
-        """The newest checkpoint that a sink has; None: none, or the code has the sink no more.
+        """Return the newest checkpoint that a sink has; None: none, or the code has the sink no more.
 
         Args:
             published: The one that the registry says was published last.
@@ -247,7 +247,8 @@ class Sinks:
         return marker_of(self.publisher(name), published)
 
     def begun(self, name: str) -> int | None:
-        """The checkpoint of whose rows a sink has a part, where it publishes in several transactions; None: none."""
+        """Return the checkpoint of whose rows a sink has a part, where it publishes in several transactions; None:
+        none."""
         sink = self._pipeline.sink(name)
         if sink is None or self._pipeline.is_table(sink):
             return None
@@ -255,8 +256,8 @@ class Sinks:
         return publisher.begun() if isinstance(publisher, InParts) else None
 
     def newest(self, names: Iterable[str], head: Checkpoint | None) -> CheckpointId:
-        """The highest id that some sinks have; 0: none. At least once, they may have rows of an epoch of which neither
-        registry nor lease knows any more: they would take other rows under its id for the same."""
+        """Return the highest id that some sinks have; 0: none. At least once, they may have rows of an epoch of which
+        neither registry nor lease knows any more: they would take other rows under its id for the same."""
         asked = names if self._pipeline.early else ()
         markers = [self.marker(name, head, head.published(name) if head is not None else None) for name in asked]
         return CheckpointId(max((marker or 0 for marker in markers), default=0))
@@ -296,7 +297,7 @@ class Sinks:
         )
 
     def _partitions(self, sink: Sink, schema: pa.Schema) -> tuple[str, ...]:
-        """The partition columns of a table, by which its rows can be told apart."""
+        """Return the partition columns of a table, by which its rows can be told apart."""
         for name in partitions(sink):
             type = schema.field(name).type if name in schema.names else None
             if type is None or not any(test(type) for test in _PARTITION_TYPES):
@@ -320,7 +321,7 @@ class Sinks:
 
 
 def marker_of(publisher: Publisher, published: int | None) -> int | None:
-    """The newest checkpoint that a sink has which is no table.
+    """Return the newest checkpoint that a sink has which is no table.
 
     Args:
         published: What the registry says was published last.

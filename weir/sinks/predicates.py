@@ -101,7 +101,7 @@ def check_condition(table: str, condition: str, schema: pa.Schema) -> None:
 
 
 def predicate(table: str, condition: str, handle: DeltaTable) -> Predicate:
-    """A condition on the version of a table that a handle shows. Raises PipelineError."""
+    """Return a condition on the version of a table that a handle shows. Raises PipelineError."""
     schema = frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
     check_condition(table, condition, schema)
     compiled = where.compiled(condition, schema)
@@ -112,7 +112,7 @@ def predicate(table: str, condition: str, handle: DeltaTable) -> Predicate:
 def apart(
     storage: Storage, rows: Predicate, directory: str, active: Sequence[DataFile], scratch: Path
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """The files that go, and what comes instead of those that have other rows as well.
+    """Return the files that go, and what comes instead of those that have other rows as well.
 
     Args:
         directory: For new files, relative to the table.

@@ -149,7 +149,7 @@ def check_system(pipeline: Pipeline, name: str, checkpoint: Checkpoint, resolve:
 
 
 def put_back(name: str, checkpoint: int, then: str, now: str) -> PipelineError:
-    """The error for rows of a sink that the code has changed since their commit.
+    """Return the error for rows of a sink that the code has changed since their commit.
 
     Args:
         then, now: Clauses, of the sink as the checkpoint has it and of the code's.

@@ -113,7 +113,8 @@ def without(
     directory: str,
     scratch: Path,
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """The files of a version that go where rows are replaced, and what comes instead of those that have others too.
+    """Return the files of a version that go where rows are replaced, and what comes instead of those that have others
+    too.
 
     Args:
         handle: The version.
@@ -132,15 +133,15 @@ def without(
 
 
 def partitions_of(files: Collection[DataFile]) -> frozenset[Partition]:
-    """The partitions that files are of."""
+    """Return the partitions that files are of."""
     return frozenset(frozenset(file.partition) for file in files)
 
 
 def within(files: Sequence[DataFile], partitions: Collection[Partition]) -> list[DataFile]:
-    """The files of some partitions."""
+    """Return the files of some partitions."""
     return [file for file in files if frozenset(file.partition) in partitions]
 
 
 def outside(files: Sequence[DataFile], partitions: Collection[Partition]) -> list[DataFile]:
-    """The files of other partitions."""
+    """Return the files of other partitions."""
     return [file for file in files if frozenset(file.partition) not in partitions]

@@ -176,7 +176,7 @@ def _apart(
     wanted: Range,
     scratch: Path,
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """The files that go, and what comes instead of those that have rows outside of the range as well."""
+    """Return the files that go, and what comes instead of those that have rows outside of the range as well."""
     attempt = new_attempt_id()
     directory = staging_directory(storage, app_id, table, checkpoint).removeprefix(f"{table_path(table)}/")
 

@@ -166,8 +166,8 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
 
 
 def _promoted(between: Sequence[dict[str, Any]]) -> list[Promoted]:
-    """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that
-    were taken back."""
+    """Return the promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those
+    that were taken back."""
     promotions: list[Promoted] = []
     taken_back: list[range] = []
     for entry in sorted(between, key=lambda entry: int(entry["version"]), reverse=True):
@@ -256,21 +256,21 @@ def kept_for(storage: Storage, table: str) -> timedelta | None:
 
 
 def described(storage: Storage, table: str, file: DataFile) -> DataFile:
-    """A file as the log is to name it again: with its number of rows and what else its footer tells."""
+    """Return a file as the log is to name it again: with its number of rows and what else its footer tells."""
     footer = storage.parquet_footer(file_path(table, file))
     return replace(file, rows=footer.num_rows, bounds=(), statistics=statistics(footer))
 
 
 def version_of(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> int | None:
-    """The version that published a checkpoint, None for before all. Raises DamageError when the log does not reach back
-    so far."""
+    """Return the version that published a checkpoint, None for before all. Raises DamageError when the log does not
+    reach back so far."""
     return _since(storage, handle, table, to)[0]
 
 
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict[str, Any]]]:
-    """The version that published a checkpoint, None for before all, and the entries after it that came before the
-    handle's version. Where that checkpoint's rows never came (at most once), the one that published the last before;
-    where none had come by then, as the whole log tells, the one before all."""
+    """Return the version that published a checkpoint, None for before all, and the entries after it that came before
+    the handle's version. Where that checkpoint's rows never came (at most once), the one that published the last
+    before; where none had come by then, as the whole log tells, the one before all."""
     entries = seen_by(storage, table, handle.history())
     history = [entry for entry in entries if entry["version"] <= handle.version()]
     published = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
@@ -287,7 +287,7 @@ def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> 
 
 
 def files_at(storage: Storage, table: str, version: int | None) -> list[DataFile]:
-    """The files of a version of a table; none for None. Raises DamageError when it cannot be read any more."""
+    """Return the files of a version of a table; none for None. Raises DamageError when it cannot be read any more."""
     if version is None:
         return []
     try:
@@ -301,7 +301,7 @@ def files_at(storage: Storage, table: str, version: int | None) -> list[DataFile
 def _difference(
     storage: Storage, table: str, now: Sequence[DataFile], then: Sequence[DataFile]
 ) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...], tuple[str, ...]]:
-    """The files that go, those that come back, and those that would have to and are not there."""
+    """Return the files that go, those that come back, and those that would have to and are not there."""
     present, wanted = {file.path for file in now}, {file.path for file in then}
     back = [file for file in then if file.path not in present]
 

@@ -22,7 +22,7 @@ _PLANE = 0x10000
 
 
 def statistics(footer: pq.FileMetaData) -> str:
-    """The `stats` of a file's add action, as JSON: rows, nulls, least and greatest values.
+    """Return the `stats` of a file's add action, as JSON: rows, nulls, least and greatest values.
 
     It never raises, whatever the values are, for the rows may be committed: a bound that Python or JSON cannot hold is
     left out. So are the bounds of floats: Parquet's leave out NaN, which is the greatest value for Spark. And those of
@@ -59,7 +59,7 @@ def _has_bounds(type: pa.DataType) -> bool:
 
 
 def _bounds(groups: Sequence[pq.Statistics]) -> tuple[Any, Any]:
-    """The bounds of all row groups; None where Python has no such date, or the bytes are no text."""
+    """Return the bounds of all row groups; None where Python has no such date, or the bytes are no text."""
     try:
         return _lower(min(group.min for group in groups)), _upper(max(group.max for group in groups))
     except (ValueError, OverflowError, pa.ArrowException):
@@ -81,9 +81,9 @@ def _upper(value: Any) -> Any:
 
 
 def not_below(greatest: Any) -> Any:
-    """A bound that is not below the one that was written, by what delta-rs reads of it: in entries whose characters are
-    escaped by number, as those of earlier releases are, it takes the ones of an even plane, from U+20000 on, for those
-    of the plane below."""
+    """Return a bound that is not below the one that was written, by what delta-rs reads of it: in entries whose
+    characters are escaped by number, as those of earlier releases are, it takes the ones of an even plane, from U+20000
+    on, for those of the plane below."""
     if not isinstance(greatest, str):
         return greatest
     return "".join(chr(ord(char) + _PLANE) if ord(char) // _PLANE % 2 else char for char in greatest)

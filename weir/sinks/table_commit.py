@@ -125,8 +125,8 @@ def local_file(storage: Storage, table: str, file: DataFile, scratch: Path) -> I
 
 
 def with_partition(rows: pa.Table, file: DataFile) -> pa.Table:
-    """A file's rows with its partition's values, as texts, where the file has not got these columns itself: what others
-    have written, an OPTIMIZE for instance, has none."""
+    """Return a file's rows with its partition's values, as texts, where the file has not got these columns itself: what
+    others have written, an OPTIMIZE for instance, has none."""
     for name, value in file.partition:
         if name not in rows.column_names:
             rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
@@ -136,7 +136,7 @@ def with_partition(rows: pa.Table, file: DataFile) -> pa.Table:
 def data_files(
     storage: Storage, table: str, files: Sequence[StateFile], footers: Mapping[str, pq.FileMetaData] | None = None
 ) -> list[DataFile]:
-    """A checkpoint's staged files as the table's log names them: with partition and statistics.
+    """Return a checkpoint's staged files as the table's log names them: with partition and statistics.
 
     Args:
         footers: By path, those that are known; others are read.
@@ -298,7 +298,7 @@ def _log_cleanup(handle: DeltaTable) -> PostCommitHookProperties:
 
 
 def _version_of(storage: Storage, table: str, handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
-    """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is
+    """Return the Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is
     gone."""
     for entry in seen_by(storage, table, handle.history(among)):
         if entry.get(CHECKPOINT) == str(checkpoint):

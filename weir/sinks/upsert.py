@@ -160,7 +160,7 @@ def spilled(
 
 
 def _on_earlier(upsert: Upsert, handle: DeltaTable, then: int | None, changes: Changes, schema: pa.Schema) -> Merged:
-    """The changes, made to an earlier version of the table: what came since goes in the same commit."""
+    """Return the changes, made to an earlier version of the table: what came since goes in the same commit."""
     now = {file.path: file for file in active_files(handle)}
     was = files_at(upsert.storage, upsert.table, then)
     base = handle if then is None else fenced_table.open_table(upsert.storage, table_path(upsert.table), then)
@@ -276,7 +276,8 @@ def _possible(keys: pl.DataFrame, column: str, bounds: Bounds, file: DataFile) -
 
 
 def _matches(upsert: Upsert, file: DataFile, keys: pl.DataFrame) -> pl.DataFrame:
-    """The rows of a file that have one of the keys: where they are, and which row comes instead, null for none."""
+    """Return the rows of a file that have one of the keys: where they are, and which row comes instead, null for
+    none."""
     matches, at = [_NO_MATCH], 0
     columns = keys.clear().select(upsert.key).to_arrow().schema
     with local_file(upsert.storage, upsert.table, file, upsert.scratch) as local, stored_rows(local) as source:

@@ -50,7 +50,7 @@ def _file(file: SourceFile) -> dict[str, Any]:
 
 
 def noted(raw: bytes) -> tuple[Planned, list[tuple[SourceFile, list[BadRow]]]]:
-    """A slice that was: the plan, and its landed files with their bad rows."""
+    """Return a slice that was: the plan, and its landed files with their bad rows."""
     slice = json.loads(raw)
     parts = [Part(**file["part"]) for file in slice["files"]]
     lost = tuple(Lost(**entry) for entry in slice["lost"])
@@ -94,7 +94,7 @@ def named(files: Iterable[ArchivedFile], source: str, begin: Position, epoch: Ch
 def needed(
     listing: Iterable[StateFile], oldest: CheckpointId, offsets: Mapping[str, Mapping[str, Any]]
 ) -> list[StateFile]:
-    """The archived files that somebody may read again.
+    """Return the archived files that somebody may read again.
 
     Args:
         oldest: The id of the oldest checkpoint that is retained.
@@ -111,12 +111,12 @@ def needed(
 
 
 def _epoch(file: StateFile) -> int:
-    """The id of the checkpoint that has read it."""
+    """Return the id of the checkpoint that has read it."""
     return int(file.name.split("/")[0])
 
 
 def slice_files(listing: Iterable[StateFile], source: str, begin: Position) -> tuple[StateFile, ...]:
-    """The files of the slice that begins at a position, its note first; none if it is not archived."""
+    """Return the files of the slice that begins at a position, its note first; none if it is not archived."""
     at = key(begin)
     slices: dict[str, list[StateFile]] = {}
     for file in listing:
@@ -129,7 +129,7 @@ def slice_files(listing: Iterable[StateFile], source: str, begin: Position) -> t
 
 
 def read(storage: Storage, file: StateFile) -> bytes:
-    """An archived file's bytes. Raises DamageError if it is not what was archived."""
+    """Return an archived file's bytes. Raises DamageError if it is not what was archived."""
     data = storage.read_bytes(file.path)
     if data is None or hashlib.sha256(data).hexdigest() != file.digest:
         raise DamageError(
@@ -174,7 +174,7 @@ class ArchivedSlices:
         self._behind: dict[str, Position] = {}
 
     def at(self, begin: Position) -> ArchivedSlice | None:
-        """The archived slice that begins at a position; None: there is none."""
+        """Return the archived slice that begins at a position; None: there is none."""
         if self._archives is None:
             return None
         if self._listed is None:
@@ -203,7 +203,7 @@ class ArchivedSlices:
         return False
 
     def _after(self, at: Position) -> Position | None:
-        """The position behind the slice that begins at one."""
+        """Return the position behind the slice that begins at one."""
         name = key(at)
         if name not in self._behind:
             archived = self.at(at)

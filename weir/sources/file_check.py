@@ -62,8 +62,8 @@ class FileCheck:
         return int(self.footer.num_rows)
 
     def schema(self, expected: pa.Schema | None) -> pa.Schema:
-        """The columns that are read from now on, and what is read of this file. With `evolve="add"` they are those that
-        any file has, each in its widest type.
+        """Return the columns that are read from now on, and what is read of this file. With `evolve="add"` they are
+        those that any file has, each in its widest type.
 
         Args:
             expected: Those of earlier files; None for the first one.
@@ -84,7 +84,7 @@ class FileCheck:
         return schema
 
     def planned(self, read: pa.Schema) -> SourceFile:
-        """The file with what its footer says.
+        """Return the file with what its footer says.
 
         Args:
             read: The columns that are read.
@@ -103,7 +103,7 @@ class FileCheck:
         )
 
     def newest(self, without: np.ndarray = NO_ROWS) -> int | None:
-        """The newest event time in the file: by its statistics, or by its rows where these do not tell.
+        """Return the newest event time in the file: by its statistics, or by its rows where these do not tell.
 
         Args:
             without: Numbers of rows that do not count.
@@ -121,7 +121,7 @@ class FileCheck:
         return max((newest for newest in parts if newest is not None), default=None)
 
     def _with_partitions(self) -> pa.Schema:
-        """The columns with those of the file's directories."""
+        """Return the columns with those of the file's directories."""
         declared = self.source.partitions if isinstance(self.source, FileSource) else ()
         types = {name: hive.TYPES[type] for name, type in declared}
         columns = self.columns
@@ -132,7 +132,8 @@ class FileCheck:
         return columns
 
     def _partition_type(self, name: str, text: str | None, expected: pa.DataType) -> pa.DataType:
-        """The type of a column of the file's directories. expected: that of earlier files; null: none has said it."""
+        """Return the type of a column of the file's directories. expected: that of earlier files; null: none has said
+        it."""
         if pa.types.is_null(expected):
             return hive.type_of(text)
         if not hive.fits(text, expected):
@@ -209,6 +210,6 @@ class FileCheck:
 
 
 def greatest(moments: pa.ChunkedArray) -> int | None:
-    """The greatest of some moments as a number; None if there is none."""
+    """Return the greatest of some moments as a number; None if there is none."""
     newest: int | None = pc.max(moments.cast(pa.int64())).as_py()
     return newest

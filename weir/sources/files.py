@@ -39,7 +39,7 @@ log = Logger("weir.source")
 
 
 def _stored_columns(schema: pa.Schema | None, file: SourceFile) -> pa.Schema | None:
-    """The columns of a slice without those that stand in the file's directories."""
+    """Return the columns of a slice without those that stand in the file's directories."""
     partitions = dict(file.partitions)
     return schema and pa.schema([field for field in schema if field.name not in partitions])
 
@@ -154,8 +154,8 @@ class FilesReader(SourceReader):
         expected: pa.Schema | None,
         position: Position | None = None,  # noqa: ARG002 - files are found by their names
     ) -> Slice:
-        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Of rows that gates had set aside it knows
-        which, and no more why. Raises InputError if a file is not what it was."""
+        """Return the slice of an epoch that was, as `Slice.to_dict` recorded it. Of rows that gates had set aside it
+        knows which, and no more why. Raises InputError if a file is not what it was."""
         files = recorded["files"]
         there = {file.name: file for file in self.landing.stat([file["name"] for file in files])}
         for file in files:
@@ -183,7 +183,7 @@ class FilesReader(SourceReader):
         expected: pa.Schema | None,
         now: int | None = None,
     ) -> Slice:
-        """The first of these files, up to a limit.
+        """Return the first of these files, up to a limit.
 
         Args:
             limits: None takes all.
@@ -274,8 +274,8 @@ class FilesReader(SourceReader):
     def _as_parquet(
         self, file: SourceFile, gathered: Gathered, attempt: LandingAttempt | None, left: _Left | None
     ) -> tuple[SourceFile, tuple[BadRow, ...]]:
-        """A file with its rows as Parquet, and the rows that could not be decoded. Raises InputError, also for such
-        rows where the source does not set them aside."""
+        """Return a file with its rows as Parquet, and the rows that could not be decoded. Raises InputError, also for
+        such rows where the source does not set them aside."""
         if attempt is None or file.landed is not None:
             return file, ()
         landed_files = attempt.files
@@ -396,8 +396,9 @@ class FilesReader(SourceReader):
 
 
 def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str) -> pa.Schema:
-    """The columns of earlier files that a file has, each in the wider of its two types where one is, and those that it
-    has beside them. Raises InputError for a column in other capitals, and for one within which there is a new field."""
+    """Return the columns of earlier files that a file has, each in the wider of its two types where one is, and those
+    that it has beside them. Raises InputError for a column in other capitals, and for one within which there is a new
+    field."""
     from weir.connectors.formats.spelling import check_spelling
 
     check_spelling(schema.names, there.names, f"The input file {file.name}", where)
@@ -417,8 +418,8 @@ def _with_new(schema: pa.Schema, there: pa.Schema, file: SourceFile, where: str)
 
 
 def _new_within(type: pa.DataType, there: pa.DataType, path: str) -> str | None:
-    """The path of the first field of a nested type that an earlier one of the same shape lacks; None: there is none.
-    One in other capitals is left to who reads the rows."""
+    """Return the path of the first field of a nested type that an earlier one of the same shape lacks; None: there is
+    none. One in other capitals is left to who reads the rows."""
     if pa.types.is_struct(type) and pa.types.is_struct(there):
         names, known = [field.name for field in type], {field.name.casefold() for field in type}
         new = (f"{path}.{field.name}" for field in there if field.name.casefold() not in known)

@@ -198,14 +198,14 @@ class LandingAttempt:
 
 
 def size_of(rejected: Iterable[Rejected | BadRow]) -> int:
-    """The bytes that bad rows take in memory, about."""
+    """Return the bytes that bad rows take in memory, about."""
     return sum(_REJECTED_BYTES + 4 * len(row.reason) + 4 * len(row.raw or "") for row in rejected)
 
 
 def _not_later(
     rows: pa.Table, event_time: str | None, latest: int | None, numbers: Callable[[], Sequence[int]]
 ) -> tuple[pa.Table, list[Rejected]]:
-    """The rows whose event time is not beyond the latest one, and what is said of the others. numbers: as of
+    """Return the rows whose event time is not beyond the latest one, and what is said of the others. numbers: as of
     `Batch`."""
     if latest is None or event_time is None or event_time not in rows.column_names:
         return rows, []
@@ -224,7 +224,8 @@ def _not_later(
 
 
 def _counted(batch: Batch, before: int) -> list[int]:
-    """The numbers of a batch's rows in their part, where every row counts. before: the number of rows before these."""
+    """Return the numbers of a batch's rows in their part, where every row counts. before: the number of rows before
+    these."""
     rejected = {row.number for row in batch.rejected}
     counted = (number for number in count(before + 1) if number not in rejected)
     return list(islice(counted, batch.rows.num_rows))

@@ -33,13 +33,13 @@ _MOST_REMOTE = 8  # files
 
 
 def literal(path: str) -> str:
-    """A path that Spark takes for itself and not for a pattern."""
+    """Return a path that Spark takes for itself and not for a pattern."""
     return _GLOB.sub(r"\\\g<0>", path)
 
 
 def _cut(pattern: str) -> tuple[str, list[str]]:
-    """The directory up to the first wildcard, and the patterns of what is below it, the last one that of files. `[*]`,
-    `[?]` and `[[]` stand for the characters themselves."""
+    """Return the directory up to the first wildcard, and the patterns of what is below it, the last one that of files.
+    `[*]`, `[?]` and `[[]` stand for the characters themselves."""
     directories, _, file_name = pattern.rpartition("/")
     parts = directories.split("/")
     first = next((at for at, part in enumerate(parts) if _WILDCARD.search(_ESCAPED.sub("", part))), len(parts))
@@ -149,11 +149,11 @@ class LandingDirectory:
         return self._fs.type_name == "local" or (self._fs.type_name == "s3" and files <= _MOST_REMOTE)
 
     def uri(self, file: SourceFile) -> str:
-        """The file's place as people read it."""
+        """Return the file's place as people read it."""
         return self.parquet.uri(file)
 
     def spark_path(self, file: SourceFile) -> str:
-        """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are
+        """Return the file's place as Spark reads it, which takes a path for a pattern unless its special characters are
         escaped."""
         return literal(self.uri(file))
 
@@ -192,7 +192,7 @@ class LandingDirectory:
             yield SourceFile(name, status.st_size, status.st_mtime_ns, partitions=partitions)
 
     def stat(self, names: list[str]) -> Iterator[SourceFile]:
-        """The files of these names that are there."""
+        """Yield the files of these names that are there."""
         for info in self._fs.get_file_info([f"{self._path}/{name}" for name in names]):
             if info.type == pafs.FileType.File:
                 yield self._file(info)
@@ -211,7 +211,7 @@ class LandingDirectory:
         return SourceFile(name, info.size, info.mtime_ns or 0, partitions=partitions_of(name))
 
     def opened(self, file: SourceFile) -> pa.NativeFile:
-        """The file's bytes as they lie there. Raises VanishedError, TransientError."""
+        """Return the file's bytes as they lie there. Raises VanishedError, TransientError."""
         self._refuse_nameless(file)
         with self.parquet.reading(file):
             self.parquet.refuse_link(file, file.name)

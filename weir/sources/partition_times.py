@@ -26,14 +26,14 @@ class PartitionTimes:
         return cls(source.length("idle_after"), source.length("max_ahead"))
 
     def newest(self, partitions: Mapping[str, PartitionTime], now: int) -> int | None:
-        """The source's event time; None: a partition that is not idle has had no rows yet."""
+        """Return the source's event time; None: a partition that is not idle has had no rows yet."""
         active = [of.newest for of in partitions.values() if not self._is_idle(of, now)]
         if not active:  # the last one to fall silent says how far they all were
             return max((of.newest for of in partitions.values() if of.newest is not None), default=None)
         return None if None in active else min(time for time in active if time is not None)
 
     def too_far_ahead(self, partitions: Mapping[str, PartitionTime], now: int) -> frozenset[str]:
-        """The partitions that wait for slower ones."""
+        """Return the partitions that wait for slower ones."""
         if self.max_ahead is None:
             return frozenset()
         active = {name: of for name, of in partitions.items() if not self._is_idle(of, now)}

@@ -136,7 +136,7 @@ class PartsReader(SourceReader):
         return self._begin
 
     def _bound(self) -> Position | None:
-        """The position that must not be passed; None: there is none."""
+        """Return the position that must not be passed; None: there is none."""
         upto = self._checked(self._upto()) if self._upto is not None else None
         return None if upto is None else upto["at"]
 
@@ -309,14 +309,15 @@ class PartsReader(SourceReader):
     # -- what is archived
 
     def _slice_before(self, begin: Position, upto: Position | None) -> ArchivedSlice | None:
-        """The archived slice that begins at a position, unless it might pass one that must not be passed: of that an
-        archive knows only whether its slices lead there."""
+        """Return the archived slice that begins at a position, unless it might pass one that must not be passed: of
+        that an archive knows only whether its slices lead there."""
         if upto is not None and (begin == upto or not self._archived.lead(begin, upto)):
             return None
         return self._archived.at(begin)
 
     def _ahead(self, at: Position, end: Position | None, limits: Limits) -> tuple[list[Part], Planned]:
-        """The parts behind a position, archived ones first, and the connector's plan behind those. end: not beyond."""
+        """Return the parts behind a position, archived ones first, and the connector's plan behind those. end: not
+        beyond."""
         parts: list[Part] = []
         while at != end and (kept := self._archived.at(at)) is not None:
             parts += kept.planned.parts
@@ -327,8 +328,8 @@ class PartsReader(SourceReader):
     def _taken(
         self, attempt: LandingAttempt, kept: ArchivedSlice
     ) -> tuple[list[tuple[SourceFile, list[BadRow]]], tuple[ArchivedFile, ...]]:
-        """An archived slice's files in this storage, and as the checkpoint is to name them. A branch copies those of
-        its pipeline."""
+        """Return an archived slice's files in this storage, and as the checkpoint is to name them. A branch copies
+        those of its pipeline."""
         if kept.is_here:
             return kept.landed, tuple(
                 ArchivedFile(file.path, file.bytes, file.digest, file.rows, new=False) for file in kept.files
@@ -437,7 +438,7 @@ class PartsReader(SourceReader):
     # -- event time by partition
 
     def _with_times(self, planned: Slice, newest: Mapping[str, int]) -> Slice:
-        """The slice with the event time of the source: the least of its partitions that are not idle."""
+        """Return the slice with the event time of the source: the least of its partitions that are not idle."""
         if self.source.event_time is None or planned.now is None:
             return planned
         partitions = merged(planned.partitions, newest)
@@ -454,7 +455,7 @@ class PartsReader(SourceReader):
 def _noted(
     attempt: LandingAttempt, planned: Planned, files: Sequence[SourceFile], bad_rows: Sequence[BadRow]
 ) -> ArchivedFile:
-    """The note of what an archived slice is."""
+    """Return the note of what an archived slice is."""
     data = archive.note(planned, files, bad_rows)
     stored, digest = attempt.put(data, "json")
     return ArchivedFile(attempt.files.path(stored), len(data), digest, None)

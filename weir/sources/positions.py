@@ -83,7 +83,7 @@ class Compared:
 
 
 def remembered(position: Position | None) -> dict[str, Remembered]:
-    """The files that a position remembers, by name."""
+    """Return the files that a position remembers, by name."""
     if position is None:
         return {}
     none = [None] * len(position["seen"])
@@ -170,7 +170,7 @@ def advanced(
     newest: int | None,
     set_aside: Sequence[SetAside],
 ) -> dict[str, Any]:
-    """The position after reading files.
+    """Return the position after reading files.
 
     Args:
         place: The directory that they are in.
@@ -203,8 +203,8 @@ def advanced(
 
 
 def as_read_by(position: dict[str, Any], by_branch: Position | None) -> dict[str, Any]:
-    """A position with the times of change that the branch has seen: of files that were corrected these are not what
-    they were."""
+    """Return a position with the times of change that the branch has seen: of files that were corrected these are not
+    what they were."""
     if by_branch is None or "seen_ns" not in position:
         return position
     newest_times = [

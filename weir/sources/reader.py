@@ -55,7 +55,7 @@ class SourceReader(ABC):
     # -- how far it is read
 
     def _checked(self, position: Position | None) -> Position | None:
-        """A position that this source has recorded. Raises PipelineError for one of another kind of source."""
+        """Return a position that this source has recorded. Raises PipelineError for one of another kind of source."""
         changed = changed_kind(self.source, position)
         if changed is not None:
             raise PipelineError(changed[0], where=f"source {self.source.name}", next=changed[1])
@@ -93,7 +93,7 @@ class SourceReader(ABC):
     def plan(
         self, position: Position | None, limits: EpochSettings, expected: pa.Schema | None, now: int | None = None
     ) -> Slice:
-        """The next slice behind a position, whose rows are Parquet files from then on.
+        """Return the next slice behind a position, whose rows are Parquet files from then on.
 
         Args:
             limits: How much it may hold.
@@ -114,7 +114,7 @@ class SourceReader(ABC):
     def plan_again(
         self, recorded: Mapping[str, Any], expected: pa.Schema | None, position: Position | None = None
     ) -> Slice:
-        """The slice of an epoch that was, as `Slice.to_dict` recorded it.
+        """Return the slice of an epoch that was, as `Slice.to_dict` recorded it.
 
         Args:
             position: Where the source stood before that, by which an archive has it.
@@ -125,7 +125,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def advance(self, position: Position | None, planned: Slice) -> dict[str, Any]:
-        """The position behind a slice that was planned behind `position`."""
+        """Return the position behind a slice that was planned behind `position`."""
 
     @abstractmethod
     def verify(self, planned: Slice) -> None:
@@ -149,14 +149,15 @@ class SourceReader(ABC):
 
     @abstractmethod
     def beyond(self, position: Position | None, other: Position | None) -> str | None:
-        """The name of something that `other` has read and `position` has not; None: there is nothing."""
+        """Return the name of something that `other` has read and `position` has not; None: there is nothing."""
 
     def as_read_by(
         self,
         position: dict[str, Any],
         other: Position | None,  # noqa: ARG002
     ) -> dict[str, Any]:
-        """A position that remembers what is there as `other` has seen it, in a branch that read corrected input."""
+        """Return a position that remembers what is there as `other` has seen it, in a branch that read corrected
+        input."""
         return position
 
     @abstractmethod
@@ -231,7 +232,7 @@ class SourceReader(ABC):
         return True
 
     def blamed(self, file: SourceFile) -> dict[str, dict[str, tuple[int, int]]]:
-        """The `files` of an error whose cause is this file alone."""
+        """Return the `files` of an error whose cause is this file alone."""
         return {self.source.name: {file.name: (file.size, file.mtime_ns)}}
 
     @contextmanager
@@ -257,7 +258,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def uri(self, file: SourceFile) -> str:
-        """The file's place as people know it."""
+        """Return the file's place as people know it."""
 
     def title(self, file: SourceFile) -> str:
         """Return the file's name as people know it, beside its source."""
@@ -324,7 +325,7 @@ class SourceReader(ABC):
         return self._with_times(planned, by_partition)
 
     def _with_times(self, planned: Slice, newest: Mapping[str, int]) -> Slice:
-        """The slice with its newest event time, from that of its rows by partition."""
+        """Return the slice with its newest event time, from that of its rows by partition."""
         return replace(planned, newest=max(newest.values(), default=None))
 
 
@@ -334,7 +335,7 @@ def times_to_dict(partitions: Mapping[str, PartitionTime]) -> dict[str, Any]:
 
 
 def times_from_dict(raw: Mapping[str, Sequence[int | None]]) -> dict[str, PartitionTime]:
-    """The inverse of `times_to_dict`."""
+    """Return the inverse of `times_to_dict`."""
     return {name: PartitionTime(*times) for name, times in raw.items()}
 
 

@@ -238,7 +238,7 @@ class Slice:
         return {name: np.array(sorted(of), np.int64) for name, of in numbers.items()}
 
     def place(self, position: int) -> tuple[str, int]:
-        """A row's file and its number there."""
+        """Return a row's file and its number there."""
         return self.files[position >> _ROW_BITS].name, position & ((1 << _ROW_BITS) - 1)
 
     def positions_left_out(self) -> list[int]:

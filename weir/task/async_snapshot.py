@@ -27,15 +27,15 @@ class AsyncSnapshot:
         self._frozen: Frozen | None = None
 
     def claim(self, base: Snapshot | LocalSnapshot | None) -> Frozen | None:
-        """What an earlier attempt in this process left behind, if that equals the base."""
+        """Return what an earlier attempt in this process left behind, if that equals the base."""
         if not self._asynchronous or base is None or (isinstance(base, Snapshot) and base.rescaled):
             return None
         held = worker_cache.claim(self._operator, self._subtask, _KIND, base.attempt)
         return held[1] if held is not None and held[0] == self._backend else None
 
     def freeze(self, backend: Backend) -> Frozen | None:
-        """The state of the barrier, if it may wait to be written: the backend can do that, and it takes no more memory
-        than is allowed."""
+        """Return the state of the barrier, if it may wait to be written: the backend can do that, and it takes no more
+        memory than is allowed."""
         if self._asynchronous and isinstance(backend, Freezing):
             frozen = backend.freeze()
             if frozen.memory_bytes <= self._most_bytes:

@@ -39,7 +39,8 @@ class Caching:
         self.figures: dict[str, int] | None = None
 
     def open(self, store: ValueStore[Any], schema: StateSchema) -> StateCache[Any] | None:
-        """A cache above the store, with what an earlier attempt in this process left behind if that equals the base.
+        """Return a cache above the store, with what an earlier attempt in this process left behind if that equals the
+        base.
 
         Args:
             schema: Of the rows; entries of another one are not taken over, since they would not be what the store

@@ -127,5 +127,5 @@ def _beside_condition(target: Target, rows: pa.Table) -> Iterator[Refusal]:
 
 
 def _numbers(mask: pa.ChunkedArray) -> list[int]:
-    """The numbers of rows of which a mask holds."""
+    """Return the numbers of rows of which a mask holds."""
     return list(np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist())

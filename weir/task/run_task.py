@@ -269,7 +269,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
 
 
 def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Caching, source: Path | None) -> Operator:
-    """The stage's operator on the subtask's state. source: of the working copy."""
+    """Return the stage's operator on the subtask's state. source: of the working copy."""
     groups, base = _groups(task, attempt), task.bases.get(attempt.subtask)
     if task.untold_timers and are_set(backend, groups):
         left = timers_left(task.stage.uid)
@@ -292,7 +292,7 @@ def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Cach
 
 
 def _epoch(task: KeyedTask, attempt: Attempt) -> Epoch:
-    """What the stage's function may know."""
+    """Return what the stage's function may know."""
     watermark = None if task.progress.before is None else from_micros(task.progress.before)
     return Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
 
@@ -333,7 +333,7 @@ def _progress(task: KeyedTask, attempt: Attempt) -> RestoreProgress:
 
 
 def _local_owners(base: Snapshot | LocalSnapshot) -> set[AttemptId]:
-    """The attempts in whose local directories a base's files may lie."""
+    """Return the attempts in whose local directories a base's files may lie."""
     if isinstance(base, Snapshot) and base.rescaled:
         return {base.attempt, *(file.snapshot or file.attempt for file in base.files)}
     return {base.attempt}
@@ -342,7 +342,7 @@ def _local_owners(base: Snapshot | LocalSnapshot) -> set[AttemptId]:
 def _uploaded(
     task: KeyedTask, attempt: Attempt, base: Snapshot | LocalSnapshot | None, ack: Ack, deadline: float | None
 ) -> Ack:
-    """The ack of a subtask that uploads by itself: nobody else sees this disk."""
+    """Return the ack of a subtask that uploads by itself: nobody else sees this disk."""
     if isinstance(base, LocalSnapshot):
         raise LocalBaseError(
             "The epoch before is still being uploaded by a coordinator that does not see this disk.",
@@ -359,8 +359,8 @@ def _uploaded(
 
 
 def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
-    """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in
-    this epoch."""
+    """Return whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read
+    there, in this epoch."""
     target = task.tables.get(file.name)
     in_table = target is not None and not target.partition_by
     return file.name in (REST, POSITIONS) or (file.name in task.channels and (task.reread or not in_table))
@@ -475,7 +475,7 @@ def _as_seen(batch: pa.RecordBatch) -> pa.Table:
 
 
 def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
-    """The batches in canonical types, null keys treated by policy."""
+    """Yield the batches in canonical types, null keys treated by policy."""
     for batch in batches:
         rows = frames.canonical(pa.Table.from_batches([batch]))
         _check_fit(task, rows)
@@ -529,7 +529,8 @@ def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> 
 
 
 def _without_key(task: KeyedTask, rows: pa.Table, key: str) -> InputError:
-    """The error of rows that lack a column of the key, in the words of the first input of which there are any."""
+    """Return the error of rows that lack a column of the key, in the words of the first input of which there are
+    any."""
     stage, of_input = task.stage, ""
     lane, column, missing = stage, key, rows.num_rows
     if stage.sides:

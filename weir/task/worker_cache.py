@@ -49,7 +49,8 @@ class Warm:
                 self._drop(next(owner for owner in self._kept if owner[2] == kind))
 
     def claim(self, operator: str, subtask: int, kind: str, attempt: AttemptId) -> Any:
-        """The thing of a kind that equals the snapshot of `attempt`, now the caller's alone; None if there is none.
+        """Return the thing of a kind that equals the snapshot of `attempt`, now the caller's alone; None if there is
+        none.
 
         A thing of another attempt goes as well: the subtask has moved on without it.
         """

@@ -223,7 +223,7 @@ class _Executor(InMemoryExecutor):
 
 
 def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
-    """A pipeline of one stage. Its rows are given as its transform returns them, or the stage upstream."""
+    """Return a pipeline of one stage. Its rows are given as its transform returns them, or the stage upstream."""
     if stage.sides:
         raise PipelineError(
             f"{stage.uid} has several inputs, and testing.run gives rows of one.",
@@ -240,13 +240,13 @@ def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
 
 
 def _reader(source: Source, stages: Sequence[Stage]) -> Stage:
-    """A stage that reads a source, or one before it."""
+    """Return a stage that reads a source, or one before it."""
     readers = [stage for stage in stages if source in stage.inputs]
     return readers[0] if readers else next(stage for stage in stages if source in sources_of(stage))
 
 
 def columns_of(source: Source, schema: Schema) -> pa.Schema | None:
-    """The columns of a source by a test's `schema`: of all sources, or by their names."""
+    """Return the columns of a source by a test's `schema`: of all sources, or by their names."""
     if isinstance(schema, Mapping) and any(isinstance(of, pa.Schema | Mapping) for of in schema.values()):
         return canonical(cast(Mapping[str, pa.Schema], schema).get(source.name))
     return canonical(cast("pa.Schema | Mapping[str, pa.DataType] | None", schema))

@@ -57,7 +57,7 @@ def snapshots(task: KeyedTask, states: Mapping[Any, State]) -> dict[int, Snapsho
 
 
 def read(backend: Backend, shapes: Shapes, groups: range, cls: Any, expiry: Expiry | None) -> Mapping[Any, State]:
-    """The instances by key, a tuple where the key has several columns.
+    """Return the instances by key, a tuple where the key has several columns.
 
     Args:
         cls: Their class.
@@ -81,7 +81,7 @@ def read(backend: Backend, shapes: Shapes, groups: range, cls: Any, expiry: Expi
 
 
 def _keys(columns: pa.Table) -> list[Any]:
-    """The keys of rows, each a tuple where it has several columns."""
+    """Return the keys of rows, each a tuple where it has several columns."""
     keys = [tuple(row.values()) for row in columns.to_pylist()]
     return [key if len(key) > 1 else key[0] for key in keys]
 

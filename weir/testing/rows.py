@@ -37,7 +37,7 @@ class GivenRows:
         self._rows: pa.Table | None = None
 
     def plan(self, rows: Rows, newest: int | None) -> Slice:
-        """The slice of these rows, possibly none.
+        """Return the slice of these rows, possibly none.
 
         Args:
             newest: Their newest event time, by default as their columns say.
@@ -66,7 +66,7 @@ class GivenRows:
         return position
 
     def batches(self, _: SourceFile, columns: pa.Schema, *__: object) -> Iterator[tuple[np.ndarray, pa.Table]]:
-        """The slice's rows with their numbers."""
+        """Yield the slice's rows with their numbers."""
         assert self._rows is not None, "the slice has a file"
         yield np.arange(self._rows.num_rows), self._rows.select(columns.names)
 
@@ -128,5 +128,5 @@ def _misfit(column: str, problem: str) -> InputError:
 
 
 def canonical(schema: pa.Schema | Mapping[str, pa.DataType] | None) -> pa.Schema | None:
-    """The columns of an input in canonical types."""
+    """Return the columns of an input in canonical types."""
     return None if schema is None else frames.canonical(pa.schema(schema).empty_table()).schema

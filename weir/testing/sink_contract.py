@@ -61,7 +61,8 @@ class SinkSystem:
         return SinkOpening("contract/main/out", str, {}, lambda: None)
 
     def contents(self) -> Iterable[Row]:
-        """The columns id and text of all rows that a reader sees, in any order; nothing where nothing was prepared."""
+        """Return the columns id and text of all rows that a reader sees, in any order; nothing where nothing was
+        prepared."""
         raise NotImplementedError
 
     def refused_rows(self) -> pa.Table:
@@ -73,11 +74,11 @@ class SinkSystem:
         raise NotImplementedError
 
     def unreachable(self) -> SinkOpening:
-        """An opening that leads to a place where nobody answers."""
+        """Return an opening that leads to a place where nobody answers."""
         raise NotImplementedError
 
     def refused(self) -> SinkOpening:
-        """An opening with a wrong password."""
+        """Return an opening with a wrong password."""
         raise NotImplementedError
 
 

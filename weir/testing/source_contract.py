@@ -105,11 +105,11 @@ class SourceSystem:
         raise NotImplementedError
 
     def unreachable(self) -> Opening:
-        """An opening that leads to a place where nobody answers."""
+        """Return an opening that leads to a place where nobody answers."""
         raise NotImplementedError
 
     def refused(self) -> Opening:
-        """An opening with a wrong password."""
+        """Return an opening with a wrong password."""
         raise NotImplementedError
 
 
@@ -484,7 +484,7 @@ def plan(
 
 
 def read(connector: Connector, part: Part) -> tuple[list[dict[str, Any]], list[Rejected]]:
-    """All of a part: its rows, and those that cannot be decoded."""
+    """Return all of a part: its rows, and those that cannot be decoded."""
     rows: list[dict[str, Any]] = []
     rejected: list[Rejected] = []
     for batch in connector.read(part):

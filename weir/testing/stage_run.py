@@ -156,7 +156,7 @@ class StageRun:
         return 0 if newest is None else newest.dropped.get(self.stage.uid, 0)
 
     def rows(self, output: str) -> pl.DataFrame:
-        """The rows that the last epoch has handed out.
+        """Return the rows that the last epoch has handed out.
 
         Args:
             output: "main", "late", or one that the stage declares.
@@ -172,7 +172,7 @@ class StageRun:
         return _frame([staged_table(storage, file) for file in files], self._shapes.outputs[output])
 
     def backends(self) -> Iterator[tuple[range, Backend]]:
-        """A copy of each subtask's newest snapshot, open, with its key groups."""
+        """Yield a copy of each subtask's newest snapshot, open, with its key groups."""
         context = self.epochs.context
         settings, work_dir = context.settings, context.settings.work_dir
         for subtask, base in sorted(self.epochs.progress[self.stage.uid].bases.items()):
@@ -201,7 +201,7 @@ class StageRun:
 
 @functools.cache
 def _class_of(name: str, schema: StateSchema, collections: tuple[Collection, ...]) -> type[State]:
-    """A State class with the fields and maps of an operator's own state."""
+    """Return a State class with the fields and maps of an operator's own state."""
     cls: type[State] = type(name, (State,), {})
     cls.__weir_schema__, cls.__weir_collections__ = schema, collections
     for field in schema.fields:
@@ -307,6 +307,6 @@ def _frame(tables: Sequence[pa.Table], schema: pa.Schema) -> pl.DataFrame:
 
 
 def stacked(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of all frames that have columns."""
+    """Return the rows of all frames that have columns."""
     frames = [part for part in parts if part.width]
     return pl.concat(frames) if frames else pl.DataFrame()

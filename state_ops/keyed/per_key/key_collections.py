@@ -48,7 +48,7 @@ class KeyList:
         self._appended.setdefault(self.index, []).append(_kept(value, self._declared, self._where))
 
     def get(self) -> list[Any]:
-        """All elements, in the order in which they were appended; a list of the caller's own."""
+        """Return all elements, in the order in which they were appended; a list of the caller's own."""
         stored = [] if self.index in self._cleared else self._stored()[self.index]
         read = self._read.setdefault(self.index, [])
         for value in self._appended.get(self.index, ())[len(read) :]:
@@ -83,7 +83,7 @@ class KeyList:
         return _of(self._keys[self.index], self._declared)
 
     def _stored(self) -> list[list[Any]]:
-        """The lists of all keys of the batch, read when the first of them is asked for."""
+        """Return the lists of all keys of the batch, read when the first of them is asked for."""
         if self._loaded is None:
             self._loaded = [[] for _ in self._keys]
             table = self._handle.get(self._frame)
@@ -118,7 +118,7 @@ class KeyMap:
         self.index = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of an entry; `default` where there is none."""
+        """Return the value of an entry; `default` where there is none."""
         entry = self.index, key = self.index, self._spelled(key)
         if entry in self._changed:
             value = self._read(entry)
@@ -130,7 +130,7 @@ class KeyMap:
         return default if value is _GONE else _given(value, self._declared)
 
     def items(self) -> list[tuple[Any, Any]]:
-        """All entries, in the order of their keys."""
+        """Return all entries, in the order of their keys."""
         entries: dict[Any, Any] = {}
         if self.index not in self._cleared:
             whole = self._whole()
@@ -178,7 +178,7 @@ class KeyMap:
             self._handle.put(widened(self._addressed(kept), table))
 
     def _spelled(self, key: Any) -> Any:
-        """A map's key as it is stored."""
+        """Return a map's key as it is stored."""
         return self._key_reader.read_value(key, self._owner)
 
     def _owner(self) -> str:
@@ -196,7 +196,8 @@ class KeyMap:
         return value
 
     def _whole(self) -> dict[Any, Any] | None:
-        """The current key's map as it is stored, read with those of the next keys; None for one that is too large."""
+        """Return the current key's map as it is stored, read with those of the next keys; None for one that is too
+        large."""
         if self.index not in self._maps:
             self._maps, self._seen = {}, {}
             while (read := self._handle.whole(codes := self._upcoming())) is None and len(codes) > 1:
@@ -292,7 +293,7 @@ class KeyTimers:
 
 
 def _value(row: Row, declared: Collection) -> Any:
-    """A row as a dict, as it is kept."""
+    """Return a row as a dict, as it is kept."""
     return dict(zip([field.name for field in declared.fields], row, strict=True))
 
 
@@ -303,7 +304,7 @@ def _values(table: pa.Table, declared: Collection) -> list[Any]:
 
 
 def _kept(value: Any, declared: Collection, where: str) -> Any:
-    """An element as it is kept until it is written: a copy, as a dict if it is a row."""
+    """Return an element as it is kept until it is written: a copy, as a dict if it is a row."""
     if declared.row is None:
         return copied(value)
     if type(value) is not declared.row:
@@ -316,19 +317,19 @@ def _kept(value: Any, declared: Collection, where: str) -> Any:
 
 
 def _row(value: Any, declared: Collection) -> Row:
-    """An element as its fields."""
+    """Return an element as its fields."""
     return (value,) if declared.row is None else tuple([value[field.name] for field in declared.fields])
 
 
 def _as_read(value: Any, declared: Collection, reader: RowReader, owner: Callable[[], str]) -> Any:
-    """An element that waits to be written, as it is read once it is. owner: says whose it is, for errors."""
+    """Return an element that waits to be written, as it is read once it is. owner: says whose it is, for errors."""
     if declared.row is None:
         return reader.read_value(value, owner)
     return _value(reader.read(_row(value, declared), owner), declared)
 
 
 def _given(value: Any, declared: Collection) -> Any:
-    """An element as the author gets it: a copy, or an instance of its State class."""
+    """Return an element as the author gets it: a copy, or an instance of its State class."""
     return copied(value) if declared.row is None else declared.row(**copied(value))
 
 

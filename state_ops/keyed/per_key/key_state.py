@@ -64,7 +64,8 @@ class KeyState:
         self.__dict__.update({name: part for name, part in states.collections.items() if name not in taken})
 
     def get(self) -> State:
-        """The key's row, an instance of the stage's State class; with the class's defaults where the key has none.
+        """Return the key's row, an instance of the stage's State class; with the class's defaults where the key has
+        none.
 
         The instance is the caller's own: only `update` keeps changes to it. Its lists and maps are empty; they are
         attributes of the handle.
@@ -200,7 +201,7 @@ class KeyStates:
     # -- how
 
     def _loaded(self) -> list[Row | None]:
-        """The rows of all keys of the batch, read when the first of them is asked for."""
+        """Return the rows of all keys of the batch, read when the first of them is asked for."""
         if self._rows is None:
             if self._cache is not None:
                 self._rows = self._cache.get_many(self._encoded(None))

@@ -48,7 +48,7 @@ class ValueStore(Generic[V]):
     decode: Callable[[Sequence[bytes]], Sequence[V | None]]
 
     def get(self, keys: Sequence[bytes]) -> list[V | None]:
-        """The values of `keys` in their order, None where there is none; one multi-get."""
+        """Return the values of `keys` in their order, None where there is none; one multi-get."""
         stored = self.backend.multi_get(keys)
         values = iter(self.decode([value for value in stored if value is not None]))
         return [None if value is None else next(values) for value in stored]
@@ -140,7 +140,7 @@ class StateCache(Generic[V]):
             self._bound_l2()
 
     def get(self, key: bytes) -> V | None:
-        """The key's value; None if it has none."""
+        """Return the key's value; None if it has none."""
         value = self._l1.get(key, _UNKNOWN)
         if value is _UNKNOWN:
             return self.get_many([key])[0]
@@ -149,8 +149,8 @@ class StateCache(Generic[V]):
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[V | None]:
-        """The values of distinct keys, in their order: one multi-get for all that no layer has, and at most one write
-        for what that evicts. Afterwards the keys are the most recently used ones, those just read last."""
+        """Return the values of distinct keys, in their order: one multi-get for all that no layer has, and at most one
+        write for what that evicts. Afterwards the keys are the most recently used ones, those just read last."""
         missing = []
         for key in keys:
             if key in self._l1:

@@ -142,7 +142,8 @@ class Retractions:
                 yield turned if self._empty is None else pl.concat([self._empty, turned], how="diagonal")
 
     def settled(self, keys: pl.DataFrame, fresh: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-        """The new state of keys, in which the next value stands where the least or greatest one is there no more.
+        """Return the new state of keys, in which the next value stands where the least or greatest one is there no
+        more.
 
         Args:
             fresh: Their partials.
@@ -190,7 +191,7 @@ def _any(rows: pl.DataFrame, conditions: Sequence[pl.Expr]) -> np.ndarray:
 
 
 def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str) -> StateSchema:
-    """The fields that hold aggregates of such rows.
+    """Return the fields that hold aggregates of such rows.
 
     Raises:
         PipelineError: One of them cannot take rows back.
@@ -206,7 +207,7 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
 
 
 def _parts(name: str, agg: Agg) -> list[tuple[str, bool]]:
-    """The fields of an aggregate, and which of them count rows."""
+    """Return the fields of an aggregate, and which of them count rows."""
     return [(field, agg.kind == "count" or field == f"{name}__count") for field in agg.fields(name)]
 
 

@@ -82,7 +82,7 @@ class ValueSet:
 
 
 def value_sets(aggregates: Sequence[tuple[str, Agg]]) -> list[ValueSet]:
-    """The sets of values that aggregates, with their conditions, are made of."""
+    """Return the sets of values that aggregates, with their conditions, are made of."""
     members: dict[tuple[str | None, str | None], list[tuple[str, Agg]]] = {}
     for name, agg in aggregates:
         if agg.kind in OF_VALUES:
@@ -93,8 +93,8 @@ def value_sets(aggregates: Sequence[tuple[str, Agg]]) -> list[ValueSet]:
 def collections(
     aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, fields: Sequence[str]
 ) -> tuple[Collection, ...]:
-    """The sets as maps of a key, from each value to the number of rows that have it; as `distinct_values.collections`,
-    for rows that are changes."""
+    """Return the sets as maps of a key, from each value to the number of rows that have it; as
+    `distinct_values.collections`, for rows that are changes."""
     maps = []
     for values in value_sets(aggregates):
         _, agg = values.members[0]
@@ -200,8 +200,8 @@ class ValueCounts:
         self._rows.barrier()
 
     def following(self, keys: pl.DataFrame, values: pl.Series, *, down: bool) -> pl.Series:
-        """The next value of each key that is in one of its rows; null where none follows. NaN is no number, so it
-        follows last, whichever way.
+        """Return the next value of each key that is in one of its rows; null where none follows. NaN is no number, so
+        it follows last, whichever way.
 
         Args:
             values: One of each key, which is in none.
@@ -222,7 +222,7 @@ class ValueCounts:
         return following
 
     def _neighbours(self, at: pl.DataFrame, down: bool) -> list[bytes | None]:
-        """The next entry that counts, in the same map, of each of these: its key."""
+        """Return the next entry that counts, in the same map, of each of these: its key."""
         arrays = [
             contiguous(column) for column in frames.arrow(at.select(self._columns.names)).cast(self._columns).columns
         ]
@@ -273,7 +273,7 @@ def _counts(_: pl.DataFrame, rows: pl.DataFrame) -> np.ndarray:
 
 
 def taken_back_too_often(keys: pl.DataFrame, where: str, value: str | None = None) -> InputError:
-    """The error of rows that are taken back more often than they came.
+    """Return the error of rows that are taken back more often than they came.
 
     Args:
         keys: Their columns, the first row of which is shown.
@@ -284,6 +284,6 @@ def taken_back_too_often(keys: pl.DataFrame, where: str, value: str | None = Non
 
 
 def shown(keys: pl.DataFrame) -> str:
-    """The columns of the first of some rows, for an error."""
+    """Return the columns of the first of some rows, for an error."""
     key = next(keys.drop(GROUP, strict=False).iter_rows(named=True))
     return ", ".join(f"{name}={value!r}" for name, value in key.items())

@@ -16,8 +16,8 @@ _ZONE = re.compile(r".*(?:[zZ]|[+-][0-9]{2}:?[0-9]{2})")
 
 
 def rows_of(path: Path, columns: pa.Schema, partition: Mapping[str, str | None]) -> Iterator[Rows]:
-    """The rows, so many at a time or fewer, with those that cannot be handed on, and once without a row if there is
-    none. A column that the file lacks is null.
+    """Yield the rows, so many at a time or fewer, with those that cannot be handed on, and once without a row if there
+    is none. A column that the file lacks is null.
 
     Args:
         partition: The columns that have one value, as the log has it; a column of the file does not count.
@@ -52,8 +52,8 @@ def _column(field: pa.Field, rows: pa.Table, values: Mapping[str, pa.Scalar]) ->
 
 
 def value_of(text: str | None, type: pa.DataType) -> pa.Scalar:
-    """A value of a partition from its text in the log, where an empty one is null, and a time without a zone is in
-    UTC."""
+    """Return a value of a partition from its text in the log, where an empty one is null, and a time without a zone is
+    in UTC."""
     if text is None or text == "":
         return pa.scalar(None, type)
     if pa.types.is_binary(type):

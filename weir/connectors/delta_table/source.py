@@ -134,7 +134,7 @@ class _Place:
         return all(place.halves for place in ends)
 
     def behind(self, number: int, count: int) -> _Place:
-        """The place behind a file, by its number among so many."""
+        """Return the place behind a file, by its number among so many."""
         if number + 1 < count:
             return replace(self, index=number + 1, digest=None)
         return _Place(self.table, self.version + 1)
@@ -185,11 +185,11 @@ class _Connector:
         return self._signed(_Place.of(place))
 
     def _signed(self, at: _Place) -> Position:
-        """A place as a position, by which another history of the table is told from the one that was read."""
+        """Return a place as a position, by which another history of the table is told from the one that was read."""
         return replace(at, digest=at.digest or self._log.digest(at.last)).to_dict()
 
     def _at(self, start: datetime, first: int, newest: int) -> int:
-        """The first version that was committed at a time or later."""
+        """Return the first version that was committed at a time or later."""
         wanted = (start if start.tzinfo is not None else start.replace(tzinfo=UTC)).timestamp() * 1000
 
         def time(version: int) -> int:
@@ -263,7 +263,7 @@ class _Connector:
         return True
 
     def _ahead(self, at: _Place, end: _Place | None) -> Iterator[tuple[Part | None, _Place]]:
-        """The parts from a place on, each with the place behind it; no part where a version has none."""
+        """Yield the parts from a place on, each with the place behind it; no part where a version has none."""
         if at.snapshot:
             commit = self._log.commit(at.version)
             files = self._log.files(at.version)
@@ -306,7 +306,8 @@ class _Connector:
         return Part(name, _PARTITION, place, file.rows, file.bytes)
 
     def _changed(self, table: str, commit: Commit) -> tuple[DataFile, ...]:
-        """The files of a commit that are read. Raises InputError for what is no append, unless changes are read."""
+        """Return the files of a commit that are read. Raises InputError for what is no append, unless changes are
+        read."""
         metadata = self._log.metadata(commit.version, table)
         _columns(self._source, self._log, metadata)
         if self._source.changes and commit.changes:
@@ -337,7 +338,8 @@ class _Connector:
         return f"`{self._seek} '{{\"version\": {commit.version + 1}}}'`"
 
     def _derived(self, commit: Commit, metadata: Metadata) -> tuple[DataFile, ...]:
-        """The files of a commit whose rows are the changes: first those that are gone, then those that are new."""
+        """Return the files of a commit whose rows are the changes: first those that are gone, then those that are
+        new."""
         if commit.removes and commit.adds and not metadata.has_feed:
             if commit.is_replacement:
                 raise self._replaced(commit)
@@ -445,7 +447,7 @@ class _Connector:
 
 
 def _columns(source: DeltaTableSource, log: TableLog, metadata: Metadata) -> pa.Schema:
-    """The columns of rows. Raises InputError if there is no event time among them."""
+    """Return the columns of rows. Raises InputError if there is no event time among them."""
     columns, named = metadata.columns, source.event_time
     if source.changes:
         if taken := set(columns.names) & set(_CHANGES.names):

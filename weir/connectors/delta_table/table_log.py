@@ -171,7 +171,7 @@ class TableLog:
         return asking(f"{self.where}, {self.uri}")
 
     def problem(self, what: str, next: str, version: int | None = None) -> InputError:
-        """An error about the table, or about one of its versions."""
+        """Return an error about the table, or about one of its versions."""
         at = "" if version is None else f", version {version}"
         return InputError(what, where=f"{self.where}, {self.uri}{at}", next=next)
 
@@ -179,7 +179,7 @@ class TableLog:
         return f"`{self._seek} earliest` reads the new table as a whole; state and tables stay as they are."
 
     def versions(self) -> tuple[int, int]:
-        """The first version from which on all can be read, and the newest one. Raises InputError if there is no
+        """Return the first version from which on all can be read, and the newest one. Raises InputError if there is no
         table."""
         names = [named for name in log_cleanup.log_names(self.storage, self.name) if (named := _NAMED.fullmatch(name))]
         entries = {int(named[1]) for named in names if named[2] == "json"}
@@ -196,7 +196,7 @@ class TableLog:
         return min(version for version in (*opened, newest + 1) if version > first), newest
 
     def opened(self) -> tuple[int, int, Metadata]:
-        """The first version from which on all can be read, the newest one, and what holds of that."""
+        """Return the first version from which on all can be read, the newest one, and what holds of that."""
         with self._lock:
             self._forget()
             first, self._newest = self.versions()
@@ -282,7 +282,7 @@ class TableLog:
         return self.storage.size(entry_path(self.name, version)) is not None
 
     def commit(self, version: int) -> Commit | None:
-        """An entry, of a version that is followed or the one behind; None: there is none yet.
+        """Return an entry, of a version that is followed or the one behind; None: there is none yet.
 
         Raises:
             InputError: It cannot be read, or makes another table of this one.
@@ -313,8 +313,8 @@ class TableLog:
             raise self.problem(f"The log's entry is damaged: {plainly(error)}", _REPAIR, version) from error
 
     def _entry(self, version: int) -> bytes | None:
-        """An entry as it was put. Those of the next versions that are there are read with it, unless they are large,
-        as this one tells."""
+        """Return an entry as it was put. Those of the next versions that are there are read with it, unless they are
+        large, as this one tells."""
 
         def read(at: int, _: object = None) -> bytes | None:
             return self.storage.read_bytes(entry_path(self.name, at))
@@ -402,15 +402,15 @@ class TableLog:
             )
 
     def files(self, version: int) -> Sequence[DataFile]:
-        """All files of a version, the oldest first. Raises InputError if not all rows of them count."""
+        """Return all files of a version, the oldest first. Raises InputError if not all rows of them count."""
         files, kept = self.whole(version)
         if kept:
             raise self.with_vectors(version)
         return files
 
     def whole(self, version: int) -> tuple[Sequence[DataFile], Mapping[str, pa.BooleanArray]]:
-        """All files of a version, the oldest first, and by path which rows count of those that have deletion vectors:
-        rows behind the last one that is said do."""
+        """Return all files of a version, the oldest first, and by path which rows count of those that have deletion
+        vectors: rows behind the last one that is said do."""
         with self._lock:
             if self._files[0] != version:
                 handle = self._handle(version)

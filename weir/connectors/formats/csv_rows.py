@@ -84,11 +84,11 @@ class CsvReader:
         self._check_names()
 
     def blocks(self) -> Iterator[Block]:
-        """The file's records, without the header."""
+        """Return the file's records, without the header."""
         return self._blocks
 
     def decoded(self, block: Block) -> Batch:
-        """The rows of a block. May be called from any thread."""
+        """Return the rows of a block. May be called from any thread."""
         data, records = block.data, None
         if not (self._records.is_regular(data) and is_utf8(data)):
             records = self._checked(block)
@@ -148,7 +148,7 @@ class CsvReader:
         )
 
     def _checked(self, block: Block) -> list[Record]:
-        """The records of an irregular block."""
+        """Return the records of an irregular block."""
         records = []
         for record in self._records.split(block.data):
             if record.reason is UNCLOSED and self._options.multiline:
@@ -163,7 +163,7 @@ class CsvReader:
     def _without(
         self, rows: pa.Table, block: Block, records: list[Record], unfit: list[pcsv.InvalidRow], reasons: dict[int, str]
     ) -> Batch:
-        """The rows without those that have a reason, which are told by the lines of their records."""
+        """Return the rows without those that have a reason, which are told by the lines of their records."""
         whole = [at for at, record in enumerate(records) if record.reason is None]
         bad = {at: record.reason for at, record in enumerate(records) if record.reason is not None}
         for row in unfit:
@@ -265,7 +265,7 @@ class CsvReader:
 
 
 def _lines(block: Block, records: Iterable[Record]) -> list[int]:
-    """The lines at which records of a block begin."""
+    """Return the lines at which records of a block begin."""
     lines, line, before = [], block.first, 0
     for record in records:
         line, before = line + line_ends(block.data[before : record.start]), record.start

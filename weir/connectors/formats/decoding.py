@@ -41,8 +41,8 @@ class _Reader(Protocol):
 
 
 def options_of(format: str, given: Mapping[str, Any]) -> Options:
-    """The options of a format. Raises PipelineError for a format or an option that there is not, and for a value that
-    an option cannot have."""
+    """Return the options of a format. Raises PipelineError for a format or an option that there is not, and for a value
+    that an option cannot have."""
     kind = OPTIONS.get(format)
     if kind is None:
         raise PipelineError(f"There is no format {format!r}.", next=f"Give one of {', '.join(OPTIONS)}.")
@@ -103,8 +103,8 @@ def check_schema(format: str, schema: pa.Schema) -> None:
 def infer(
     format: str, options: Mapping[str, Any], stream: IO[bytes] | pa.NativeFile, where: str, block: int = BLOCK_BYTES
 ) -> pa.Schema:
-    """The columns of a file, with the types that its values have. Reads all of it, once, in bounded memory; of Avro the
-    schema.
+    """Return the columns of a file, with the types that its values have. Reads all of it, once, in bounded memory; of
+    Avro the schema.
 
     Args:
         stream: The file, opened for reading, compressed as its name says.
@@ -136,7 +136,7 @@ def decode(
     partial: bool = False,
     keeps_digits: bool = False,
 ) -> Iterator[Batch]:
-    """The rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory.
+    """Yield the rows of a file in its order, and those that cannot be decoded. The same each time, in bounded memory.
 
     Args:
         stream: As for `infer`.

@@ -21,14 +21,15 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def partitions_of(name: str) -> tuple[Partition, ...]:
-    """The columns of a file by its path below its source's directory, each once: of two the one that is deeper."""
+    """Return the columns of a file by its path below its source's directory, each once: of two the one that is
+    deeper."""
     pairs = (part.partition("=") for part in name.split("/")[:-1] if "=" in part[1:])
     values = {_unescaped(column): None if text == _NULL else _unescaped(text) for column, _, text in pairs}
     return tuple(values.items())
 
 
 def _unescaped(text: str) -> str:
-    """A text without its escapes; as it stands where they are no UTF-8."""
+    """Return a text without its escapes; as it stands where they are no UTF-8."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -36,7 +37,7 @@ def _unescaped(text: str) -> str:
 
 
 def type_of(text: str | None) -> pa.DataType:
-    """The type that a value has by itself: int64, date or text; that of null is null."""
+    """Return the type that a value has by itself: int64, date or text; that of null is null."""
     if text is None:
         return pa.null()
     return next((type for type in (pa.int64(), pa.date32()) if fits(text, type)), pa.string())
@@ -52,8 +53,8 @@ def fits(text: str | None, type: pa.DataType) -> bool:
 
 
 def with_columns(table: pa.Table, partitions: Sequence[Partition], columns: Sequence[str] | None) -> pa.Table:
-    """The rows of a file with the columns of its directories, as text; a column of the file that has the same name is
-    not seen.
+    """Return the rows of a file with the columns of its directories, as text; a column of the file that has the same
+    name is not seen.
 
     Args:
         columns: Those that are wanted, in this order; None: all.

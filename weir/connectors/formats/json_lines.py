@@ -87,7 +87,7 @@ class JsonLines:
         self._names = {field.name: frozenset(_names(field)) for field in schema}
 
     def decoded(self, block: Block) -> Batch:
-        """The rows of a block. May be called from any thread."""
+        """Return the rows of a block. May be called from any thread."""
         try:
             return Batch(self._by_arrow(block.data), numbers=lambda: _numbers(block))
         except UnfitError:
@@ -148,7 +148,7 @@ class JsonLines:
         return {name: self._value(raw.get(name), type, path + name) for name, type in by_name.items()}
 
     def _value(self, raw: Any, type: pa.DataType, path: str) -> Any:
-        """A value of JSON in a canonical type, as `pa.array` takes it."""
+        """Return a value of JSON in a canonical type, as `pa.array` takes it."""
         if raw is None:
             return None
         if pa.types.is_struct(type) and isinstance(raw, dict):
@@ -178,7 +178,7 @@ class JsonReader(JsonLines):
         self._most_lines = max(1, _MOST_CELLS // max(1, sum(1 for field in schema for _ in _leaves(field.type))))
 
     def blocks(self) -> Iterator[Block]:
-        """The file's lines."""
+        """Yield the file's lines."""
         for block in lines_or_refused(self._file, self._block_bytes):
             yield from in_pieces(block, self._most_lines)
 
@@ -212,7 +212,7 @@ def _unpacked(text: str) -> bytes | None:
 
 
 def lines_of(block: Block) -> Iterator[tuple[int, bytes]]:
-    """The lines of a block that are not blank, with their numbers, without blanks around them."""
+    """Yield the lines of a block that are not blank, with their numbers, without blanks around them."""
     if not block.data.strip(_BLANK):
         return
     number = block.first
@@ -223,13 +223,13 @@ def lines_of(block: Block) -> Iterator[tuple[int, bytes]]:
 
 
 def _numbers(block: Block) -> list[int]:
-    """The numbers of a block's lines, where each is an object."""
+    """Return the numbers of a block's lines, where each is an object."""
     lines = block.data.removesuffix(b"\n").split(b"\n")
     return list(accumulate((line_ends(line + b"\n") for line in lines[:-1]), initial=block.first))
 
 
 def loaded(text: bytes) -> dict[str, Any]:
-    """A line by Python: numbers with a point are decimals, so that nothing is lost. Raises UnfitError."""
+    """Return a line by Python: numbers with a point are decimals, so that nothing is lost. Raises UnfitError."""
     try:
         if len(text) > _MOST_VALUES and text.count(b",") + text.count(b"[") + text.count(b"{") > _MOST_VALUES:
             raise UnfitError(f"it has more than {_MOST_VALUES} values")
@@ -406,7 +406,7 @@ def _wire(type: pa.DataType) -> pa.DataType:
 
 
 def _names(field: pa.Field) -> Iterator[str]:
-    """The names of a field and of all those within it that are fields of JSON objects."""
+    """Yield the names of a field and of all those within it that are fields of JSON objects."""
     yield field.name
     for at in range(field.type.num_fields):
         within = field.type.field(at)

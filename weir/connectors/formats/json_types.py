@@ -129,7 +129,7 @@ class _Tree:
                 self._add_lines(piece)
 
     def schema(self, untold: list[str]) -> pa.Schema:
-        """The columns.
+        """Return the columns.
 
         Args:
             untold: Gets the fields that have no type.
@@ -221,7 +221,7 @@ class _Tree:
         return _Field()
 
     def _named(self, of: _Field, path: str, untold: list[str]) -> pa.DataType | None:
-        """The type of a field by all that is known of it; None: it has none."""
+        """Return the type of a field by all that is known of it; None: it has none."""
         if of.type == _STRUCT:
             parts = [(name, self._named(part, f"{path}.{name}", untold)) for name, part in of.parts.items()]
             told = [(name, type) for name, type in parts if type is not None]

@@ -174,7 +174,7 @@ def shifts_of(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
 
 
 def shifted(column: pa.ChunkedArray, shifts: Sequence[Shift | None]) -> pa.ChunkedArray:
-    """A column as today's calendar has it.
+    """Return a column as today's calendar has it.
 
     Args:
         shifts: Of its parts.

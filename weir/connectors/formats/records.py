@@ -72,7 +72,7 @@ class Records:
         return int(outside[-1]) + 1 if len(outside) else (len(data) if is_end else 0)
 
     def split(self, data: bytes) -> Iterator[Record]:
-        """The records, and what is none; empty lines are left out."""
+        """Yield the records, and what is none; empty lines are left out."""
         at = 0
         while at < len(data):
             start, reason = at, None

@@ -89,7 +89,7 @@ class Bytes:
             raise self.damaged(first_line(error)) from error
 
     def blocks(self, size: int, bounds: Bounds) -> Iterator[Block]:
-        """The file in blocks of whole records of about so many bytes, without a mark of the byte order."""
+        """Yield the file in blocks of whole records of about so many bytes, without a mark of the byte order."""
         rest, line, is_first = b"", 1, True
         while data := self.read(size):
             rest += data

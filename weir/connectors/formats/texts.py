@@ -158,7 +158,7 @@ def value(text: str, type: pa.DataType) -> Any:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a float is written as a word: NaN or Infinity, which 1e400 is not."""
+    """Return whether a float is written as a word: NaN or Infinity, which 1e400 is not."""
     return "n" in text.lower()
 
 
@@ -178,7 +178,7 @@ def _decimal(text: str, type: pa.DataType) -> Decimal | None:
 
 
 def _plain(text: str | None, type: pa.DataType) -> str | None:
-    """A number without an exponent; None if it does not fit."""
+    """Return a number without an exponent; None if it does not fit."""
     number = None if text is None else _decimal(text, type)
     return None if number is None else f"{number:f}"
 
@@ -192,7 +192,7 @@ def _kind(type: pa.DataType) -> str | None:
 
 
 def _valued(texts: pa.Array) -> pa.Array:
-    """The texts without those that are quoted and empty, which are null for all that is no text."""
+    """Return the texts without those that are quoted and empty, which are null for all that is no text."""
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
 
 
@@ -204,7 +204,7 @@ def _lost(texts: pa.Array, values: pa.Array) -> np.ndarray:
 
 
 def _cast(texts: pa.Array, type: pa.DataType) -> pa.Array:
-    """All texts, by Arrow. Raises ArrowInvalid, and _UnfitError for what Arrow takes and Spark does not."""
+    """Return all texts, by Arrow. Raises ArrowInvalid, and _UnfitError for what Arrow takes and Spark does not."""
     if pa.types.is_integer(type) and _has(texts, b"xX"):  # hexadecimal
         raise _UnfitError
     if pa.types.is_floating(type) and _has(texts, b"nN"):  # "inf" and "nan" in any case

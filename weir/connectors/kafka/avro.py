@@ -19,7 +19,7 @@ _HEADER = struct.Struct(">bI")  # of a schema registry: a zero, and the schema's
 
 
 def parsed(schema: str) -> Any:
-    """A schema as the library has it. Raises PipelineError if it is none."""
+    """Return a schema as the library has it. Raises PipelineError if it is none."""
     with extras.needed_for("Avro in messages"):
         import fastavro
     try:
@@ -32,8 +32,8 @@ def parsed(schema: str) -> Any:
 
 
 def stored(schema: str) -> pa.Schema:
-    """The columns of a record's schema, in the types in which their values are decoded. Raises PipelineError for what
-    Arrow has no type for, by name."""
+    """Return the columns of a record's schema, in the types in which their values are decoded. Raises PipelineError for
+    what Arrow has no type for, by name."""
     parsed(schema)
     record = json.loads(schema)
     if not isinstance(record, dict) or record.get("type") != "record":
@@ -143,7 +143,7 @@ def decoder(
 
 
 def number_of(value: bytes) -> int | None:
-    """The number of its schema in a registry with which a value begins, behind a zero; None: it does not."""
+    """Return the number of its schema in a registry with which a value begins, behind a zero; None: it does not."""
     if len(value) < _HEADER.size or value[0]:
         return None
     number: int = _HEADER.unpack_from(value)[1]
@@ -151,7 +151,7 @@ def number_of(value: bytes) -> int | None:
 
 
 def _without_uuids(schema: Any) -> Any:
-    """A schema in which they are the texts as which they are written."""
+    """Return a schema in which they are the texts as which they are written."""
     if isinstance(schema, list):
         return [_without_uuids(part) for part in schema]
     if isinstance(schema, dict):

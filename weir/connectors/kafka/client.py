@@ -77,7 +77,7 @@ class Client:
         }
 
     def opened(self, make: Callable[[dict[str, Any]], Result], **options: Any) -> Result:
-        """A client of the library. Raises ConfigurationError for options that it does not take."""
+        """Return a client of the library. Raises ConfigurationError for options that it does not take."""
         try:
             return make(self.configuration(**options))
         except (self.kafka.KafkaException, TypeError, ValueError) as error:
@@ -122,7 +122,7 @@ class Client:
             raise self.failure(self._refusal, doing)
 
     def failure(self, error: KafkaError, doing: str) -> WeirError:
-        """A client's error as one of ours."""
+        """Return a client's error as one of ours."""
         codes = self.kafka.KafkaError
         code = error.code()
         refusal = self._refusal
@@ -171,7 +171,7 @@ class Client:
         )
 
     def hidden(self, text: str) -> str:
-        """A text from outside, on one line and without secrets."""
+        """Return a text from outside, on one line and without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return " ".join(redacted(text).split())

@@ -143,7 +143,8 @@ class Cluster:
                 self._client.close()
 
     def listed_whole(self, keys: Sequence[Key], spec: Any) -> dict[Key, int]:
-        """An offset of each partition, among what is committed. Raises TransientError if one cannot be reached."""
+        """Return an offset of each partition, among what is committed. Raises TransientError if one cannot be
+        reached."""
         deadline = time.monotonic() + self._client.timeout_s
         while True:
             offsets = self.listed(keys, spec, is_stable=True)

@@ -51,8 +51,8 @@ def of(checkpoint: int, app_id: str, count: int) -> Callable[[int], Headers]:
 
 
 def newest(client: Client, topic: str, app_id: str, since: datetime | None = None) -> Sent | None:
-    """The newest row of a sink that a topic has; None if it has none. Reads each partition backwards to the sink's last
-    message.
+    """Return the newest row of a sink that a topic has; None if it has none. Reads each partition backwards to the
+    sink's last message.
 
     Args:
         since: No row was sent before.
@@ -99,7 +99,7 @@ def newest(client: Client, topic: str, app_id: str, since: datetime | None = Non
 
 
 def _newest_of(client: Client, consumer: Any, key: Key, first: int, end: int, app_id: str) -> Sent | None:
-    """The newest row among the messages of a partition from one offset to below another."""
+    """Return the newest row among the messages of a partition from one offset to below another."""
     size = _LOOK_BACK
     while end > first:
         begin = max(first, end - size)

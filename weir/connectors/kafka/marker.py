@@ -57,7 +57,7 @@ class Marker:
 
 
 def stored(client: Client, topic: str, group: str) -> Marker | None:
-    """The marker of a group; None if brokers have none, or have forgotten it.
+    """Return the marker of a group; None if brokers have none, or have forgotten it.
 
     A consumer asks, since the client for administrative calls ends the whole process where another broker answers for
     the group than before (librdkafka 2.16: its handler of OffsetFetch expects a consumer).

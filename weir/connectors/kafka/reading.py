@@ -37,7 +37,7 @@ _UTC = pa.timestamp("us", "UTC")
 
 
 def consumer(client: Client, group: str, level: str = "read_committed") -> Consumer:
-    """A consumer that joins no group and reads what is committed.
+    """Return a consumer that joins no group and reads what is committed.
 
     Args:
         group: By which brokers know it.
@@ -60,7 +60,7 @@ def consumer(client: Client, group: str, level: str = "read_committed") -> Consu
 def messages(
     client: Client, consumer: Consumer, topic: str, partition: int, begin: int, end: int, waits: bool = True
 ) -> Iterator[list[Message]]:
-    """The committed messages with offsets from `begin` to below `end`, in bunches.
+    """Yield the committed messages with offsets from `begin` to below `end`, in bunches.
 
     Offsets have gaps: aborted and compacted messages, and the marks that end transactions. So the end is reached with a
     message at or behind it, or where the partition itself ends.
@@ -149,7 +149,7 @@ class RowDecoder:
         self.schema = row_columns(columns, extra, keys)
 
     def rows(self, bunch: Sequence[Message]) -> Batch:
-        """The rows of some messages, in their order."""
+        """Return the rows of some messages, in their order."""
         values = [message.value() for message in bunch]
         reasons = self._bad_keys(bunch) if "key" in self._extra and self._keys == STRING else {}
         if self._tombstones == REJECT:
@@ -209,7 +209,7 @@ class RowDecoder:
 
 
 def _moment(message: Message) -> int | None:
-    """A message's timestamp in milliseconds since 1970; None: it has none, which clients also write as -1."""
+    """Return a message's timestamp in milliseconds since 1970; None: it has none, which clients also write as -1."""
     kind, moment = message.timestamp()
     return None if kind == _NO_TIME or moment == -1 else moment
 
@@ -306,13 +306,13 @@ def _misfit(row: Mapping[str, Any], columns: pa.Schema) -> str | None:
 
 
 def row_columns(columns: pa.Schema, extra: Mapping[str, str], keys: str) -> pa.Schema:
-    """The columns of messages; see `RowDecoder` for the arguments."""
+    """Return the columns of messages; see `RowDecoder` for the arguments."""
     types = _types(keys)
     return pa.schema([*columns, *(pa.field(column, types[what]) for what, column in extra.items())])
 
 
 def columns_of(values: str, schema: pa.Schema | str | None) -> pa.Schema:
-    """The columns that values become, in canonical types."""
+    """Return the columns that values become, in canonical types."""
     if values == BYTES:
         return pa.schema([("value", pa.binary())])
     return avro.columns(str(schema)) if values == AVRO else frames.canonical_schema(schema)

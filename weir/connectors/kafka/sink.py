@@ -234,7 +234,7 @@ class KafkaPublisher:
         return Published(rows.count - first)
 
     def _begun(self, previous: int | None) -> Transactions:
-        """The producer of this process, which no other one has fenced so far as it knows."""
+        """Return the producer of this process, which no other one has fenced so far as it knows."""
         if self._transactions is None:
             self._opening.prove()
             self._topic_id = self._found()
@@ -295,7 +295,7 @@ class KafkaPublisher:
             self._marker, self._is_written = marker, True
 
     def _messages(self, rows: Rows, first: int) -> Iterator[Message]:
-        """The rows' messages, from one of them on."""
+        """Yield the rows' messages, from one of them on."""
         number = 0
         for batch in rows.batches():
             skipped = min(max(first - number, 0), batch.num_rows)
@@ -323,7 +323,7 @@ class KafkaPublisher:
         return self._found() is not None
 
     def _found(self) -> str | None:
-        """The id of the topic, which is this one's alone; None if there is none."""
+        """Return the id of the topic, which is this one's alone; None if there is none."""
         from confluent_kafka import TopicCollection
 
         future = self._client.admin.describe_topics(
@@ -335,7 +335,8 @@ class KafkaPublisher:
             return None
 
     def _from_messages(self, previous: int | None, checkpoint: int, rows: Rows) -> Marker | None:
-        """The marker, which brokers have forgotten or never had, as messages say it; None: `checkpoint` is there.
+        """Return the marker, which brokers have forgotten or never had, as messages say it; None: `checkpoint` is
+        there.
 
         The newest message may be older than the marker was, if checkpoints without rows came after it. One that is not
         above `previous` therefore proves that `checkpoint` has no rows there, and that is all that counts.
@@ -350,7 +351,7 @@ class KafkaPublisher:
         return self._behind(sent, previous or 0)
 
     def _recalled(self, published: int) -> Marker:
-        """The marker, which brokers have forgotten, as messages say it beside the registry."""
+        """Return the marker, which brokers have forgotten, as messages say it beside the registry."""
         if not self._exists():
             return _NOTHING
         sent = headers.newest(self._client, self._topic, self._id)

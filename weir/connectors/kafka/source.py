@@ -186,8 +186,8 @@ class KafkaConnector:
         return _position({name: topic.id for name, topic in topics.items()}, offsets)
 
     def _checked(self, position: Position) -> Position:
-        """A position that a person has written. Raises ConfigurationError for what is none, and for topics, partitions
-        and offsets that the cluster does not have."""
+        """Return a position that a person has written. Raises ConfigurationError for what is none, and for topics,
+        partitions and offsets that the cluster does not have."""
         if not _is_position(position):
             raise no_position(position, _LIKE, self._client.where)
         topics = self._cluster.described()
@@ -263,7 +263,7 @@ class KafkaConnector:
         return _places(place["topic"], place["partition"], offsets if len(offsets) == rows else [None] * rows)
 
     def _offsets(self, part: Part) -> list[int]:
-        """The offset of each row of a part; none: its messages cannot be read any more."""
+        """Return the offset of each row of a part; none: its messages cannot be read any more."""
         with suppress(WeirError):
             batches = self._read(part, _decoder(self._source, {**self._source.extra, "offset": _PLACE}))
             return [offset for batch in batches for offset in batch.rows.column(_PLACE).to_pylist()]
@@ -387,7 +387,7 @@ class KafkaConnector:
         return _begins(position, {name: topic.id for name, topic in topics.items()}), lost
 
     def _still_there(self, key: Key, begin: int, offsets: Offsets, lost: list[Lost]) -> int:
-        """The first offset from `begin` on that can be read. Raises LostError, or adds to `lost`, if that is
+        """Return the first offset from `begin` on that can be read. Raises LostError, or adds to `lost`, if that is
         another."""
         if offsets.low <= begin <= offsets.high:
             return begin
@@ -501,7 +501,7 @@ def _position(ids: Mapping[str, str], offsets: Mapping[Key, int], turn: str | No
 
 
 def _begins(position: Position, ids: Mapping[str, str]) -> dict[Key, int]:
-    """The offsets of a position, of those topics that are still the same."""
+    """Return the offsets of a position, of those topics that are still the same."""
     return {
         (name, int(number)): offset
         for name, topic in position.get("topics", {}).items()
@@ -511,7 +511,7 @@ def _begins(position: Position, ids: Mapping[str, str]) -> dict[Key, int]:
 
 
 def _bound(upto: Position | None, key: Key, id: str) -> int | None:
-    """The offset that must not be passed; None: any may be."""
+    """Return the offset that must not be passed; None: any may be."""
     if upto is None:
         return None
     return _begins(upto, {key[0]: id}).get(key, 0)

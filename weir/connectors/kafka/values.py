@@ -41,7 +41,7 @@ class TopicSettings:
 
 
 def settings_of(client: Client, topic: str, options: dict[str, str]) -> TopicSettings:
-    """The settings of a topic, as far as its user may read them.
+    """Return the settings of a topic, as far as its user may read them.
 
     Args:
         options: With which the topic is created if it is not there.
@@ -154,7 +154,7 @@ class MessageRules:
         return size, min(size, int(compressed * _MARGIN))
 
     def _misfit(self, row: pa.RecordBatch, error: BaseException) -> tuple[str, str]:
-        """The column of a row that cannot be written, and why."""
+        """Return the column of a row that cannot be written, and why."""
         said = f"does not fit the schema of the topic's messages: {' '.join(str(error).split())[:200]}"
         for name in row.schema.names if self.schema is not None else ():
             try:
@@ -168,14 +168,14 @@ class MessageRules:
 
 
 def _of_column(schema: str, name: str) -> str:
-    """The Avro schema of a record with a single one of its fields."""
+    """Return the Avro schema of a record with a single one of its fields."""
     record = json.loads(schema)
     return json.dumps({**record, "fields": [field for field in record["fields"] if field["name"] == name]})
 
 
 def rules(key: tuple[str, ...], values: str, schema: str | None, schema_id: int | None, topic: TopicSettings,
           clients: dict[str, Any], headers: int) -> MessageRules:  # fmt: skip
-    """The rules of a topic.
+    """Return the rules of a topic.
 
     Args:
         clients: Options of the client.

@@ -105,7 +105,7 @@ class KeyIndex:
     def _compared(
         self, keys: pa.Table, start: int, first: np.ndarray, counts: np.ndarray, outer: bool
     ) -> tuple[pa.Array, pa.Array]:
-        """The pairs of some of the keys, those from number `start` on."""
+        """Return the pairs of some of the keys, those from number `start` on."""
         ends = np.cumsum(counts)
         total = int(ends[-1])
         of = np.repeat(np.arange(len(counts)), counts)

@@ -111,7 +111,7 @@ class LookupTable:
         return Storage(directory or ".", self._s3), name
 
     def newest(self) -> Version:
-        """The version that is the newest now.
+        """Return the version that is the newest now.
 
         Raises:
             InputError: There is no such table, or none that can be read.
@@ -173,7 +173,7 @@ class LookupTable:
         )
 
     def rows(self, version: Version, columns: pa.Schema, *, fresh: bool = False) -> Iterator[pa.Table]:
-        """The rows of a version, in canonical types, so many at a time.
+        """Yield the rows of a version, in canonical types, so many at a time.
 
         Args:
             columns: The columns that are wanted.
@@ -208,7 +208,7 @@ class LookupTable:
             raise self._lost("The file was replaced while it was read.")
 
     def _opened(self, version: Version) -> tuple[Sequence[DataFile], Mapping[str, pa.BooleanArray], tuple[str, ...]]:
-        """The files of a version of a Delta table, which rows count of those that have deletion vectors, and the
+        """Return the files of a version of a Delta table, which rows count of those that have deletion vectors, and the
         columns whose values stand in its log."""
         assert version.number is not None, "it is a Delta table's"
         try:
@@ -280,7 +280,7 @@ class LookupTable:
     def chosen(
         self, version: Version, on: tuple[str, ...], names: tuple[str, ...] | None, before: Version | None
     ) -> Version:
-        """A version with those of its columns that are joined: the keys first.
+        """Return a version with those of its columns that are joined: the keys first.
 
         Args:
             on: The keys.
@@ -308,7 +308,7 @@ class LookupTable:
 
 
 def without_deleted(parts: Iterator[pa.Table], kept: pa.BooleanArray) -> Iterator[pa.Table]:
-    """The rows of a file that count. kept: which do, as far as one does not."""
+    """Yield the rows of a file that count. kept: which do, as far as one does not."""
     begin = 0
     for rows in parts:
         flags = kept.slice(begin, rows.num_rows)

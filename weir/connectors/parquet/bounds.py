@@ -134,7 +134,7 @@ def _is_dense(chunk: pq.ColumnChunkMetaData, size: int) -> bool:
 
 
 def _pages(source: Any, chunk: pq.ColumnChunkMetaData, size: int) -> list[Page] | None:
-    """A chunk's pages, where its bytes are in memory. Raises as `rows_at_once`."""
+    """Return a chunk's pages, where its bytes are in memory. Raises as `rows_at_once`."""
     if not isinstance(source, pa.BufferReader):
         if chunk.total_uncompressed_size > most(size):
             raise TooMuchError(f"has {chunk.total_uncompressed_size:,} bytes in the column {chunk.path_in_schema!r}")
@@ -181,7 +181,7 @@ def _value_bytes(
 
 
 def _longest(source: Any, parquet: pq.ParquetFile, group: int, leaf: int) -> int | None:
-    """The bytes of the longest value of a chunk's dictionary; None: the rows that were looked at have none."""
+    """Return the bytes of the longest value of a chunk's dictionary; None: the rows that were looked at have none."""
     path = parquet.schema.column(leaf).path
     with pq.ParquetFile(source, metadata=parquet.metadata, read_dictionary=[path]) as indexed:
         batches = indexed.iter_batches(_LOOKED_AT, row_groups=[group], columns=[path], use_threads=False)

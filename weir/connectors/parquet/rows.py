@@ -194,7 +194,7 @@ def _judged(table: pa.Table, numbers: np.ndarray, convert: Convert, without: np.
 
 
 def _converted(table: pa.Table, before: int, convert: Convert, bad: dict[int, UnfitValue]) -> pa.Table:
-    """The rows that can be converted. Notes the others in `bad`. before: how many rows come before these."""
+    """Return the rows that can be converted. Notes the others in `bad`. before: how many rows come before these."""
     try:
         return convert(table)
     except pa.ArrowInvalid as error:
@@ -212,7 +212,7 @@ def _converted(table: pa.Table, before: int, convert: Convert, bad: dict[int, Un
 
 
 def _to_blame(table: pa.Table, convert: Convert, error: pa.ArrowInvalid) -> tuple[str, str]:
-    """The column of a row that cannot be converted, and why."""
+    """Return the column of a row that cannot be converted, and why."""
     for name in table.column_names:
         try:
             convert(_null_but(table, name))

@@ -102,7 +102,7 @@ class Connection:
             yield cursor.fetch_record_batch()
 
     def columns(self, query: str) -> pa.Schema:
-        """The columns of a query, with the server's types in their metadata. The query is not run."""
+        """Return the columns of a query, with the server's types in their metadata. The query is not run."""
         with translated(self._where, self._refused), self._connected.cursor() as cursor:
             return cursor.adbc_execute_schema(query)
 
@@ -288,18 +288,18 @@ def _said(details: Mapping[str, Any], field: str, secrets: Sequence[str]) -> str
 
 
 def _info(options: Mapping[str, str], patience: float) -> str:
-    """The options as libpq takes them in one text."""
+    """Return the options as libpq takes them in one text."""
     options = {**_DEFAULTS, "connect_timeout": str(math.ceil(min(patience, _CONNECT_SECONDS))), **options}
     quoted = {name: value.replace("\\", r"\\").replace("'", r"\'") for name, value in options.items()}
     return " ".join(f"{name}='{value}'" for name, value in quoted.items())
 
 
 def quoted(name: str) -> str:
-    """A name of a column, table or schema as SQL has it, whatever is in it."""
+    """Return a name of a column, table or schema as SQL has it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text as SQL has it."""
+    """Return a text as SQL has it."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"

@@ -223,7 +223,7 @@ class _Publisher:
         connection.execute("COMMIT")
 
     def _columns(self, schema: pa.Schema) -> dict[str, str]:
-        """The table's columns for rows of these, with their types in Postgres. Raises PipelineError."""
+        """Return the table's columns for rows of these, with their types in Postgres. Raises PipelineError."""
         for name in self._sink.key:
             if name not in schema.names:
                 raise self._refusal(f"The rows have no column {name}, which is in the key.", "Correct the key.")

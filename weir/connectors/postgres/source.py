@@ -171,7 +171,7 @@ class _Connector:
         )
 
     def _checked(self, connection: Connection, kind: str, position: Position) -> Position:
-        """A position that a person has written, as the server spells it. Raises ConfigurationError."""
+        """Return a position that a person has written, as the server spells it. Raises ConfigurationError."""
         after = position.get("after")
         if set(position) != {"after"} or not isinstance(after, str | None):
             raise no_position(position, '{"after": "..."}', self._where)
@@ -275,7 +275,7 @@ class _Connector:
         self._server.close()
 
     def _columns(self, connection: Connection) -> list[_Column]:
-        """The query's columns. Raises InputError for one of a type that has no like in Arrow."""
+        """Return the query's columns. Raises InputError for one of a type that has no like in Arrow."""
         if self._read_columns is None:
             fields = list(connection.columns(f"SELECT * FROM {self._query}"))
             names = [field.name for field in fields]
@@ -326,7 +326,8 @@ class _Connector:
             raise self._refusal(f"The event time {named} is no timestamp of the query.", f"It has {', '.join(kinds)}.")
 
     def _cursor_kind(self, connection: Connection) -> str:
-        """The cursor's type. Raises PipelineError where rows could be missed and nobody has said that they may."""
+        """Return the cursor's type. Raises PipelineError where rows could be missed and nobody has said that they
+        may."""
         kind = next((column.kind for column in self._columns(connection) if column.name == self._source.cursor), None)
         if kind not in _CURSORS:
             what = "is no column of the query" if kind is None else f"is of type {kind}"
@@ -375,7 +376,7 @@ class _Connector:
             )
 
     def _newest(self, connection: Connection, kind: str) -> str | None:
-        """The last value of the cursor that may be read; None if there is none."""
+        """Return the last value of the cursor that may be read; None if there is none."""
         if kind == "xid8":
             newest = "(pg_snapshot_xmin(pg_current_snapshot())::text::int8 - 1)::text"
             (row,) = connection.rows(f"SELECT {newest} AS newest")
@@ -385,7 +386,7 @@ class _Connector:
         return newest_cursor
 
     def _parts(self, connection: Connection, kind: str, conditions: list[str], limits: Limits) -> tuple[Part, ...]:
-        """The next ranges: as many rows and bytes as fit, and at least one value of the cursor."""
+        """Return the next ranges: as many rows and bytes as fit, and at least one value of the cursor."""
         cursor = f"{self._cursor}::text::int8" if kind == "xid8" else self._cursor
         rows, size = max(1, min(limits.rows, _PART_ROWS)), max(1, limits.bytes)
         first = (

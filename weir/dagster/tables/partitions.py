@@ -43,7 +43,7 @@ def definition(configured: PartitionSettings, *, begun: bool = False) -> dg.Time
 
 
 def tables(pipeline: Pipeline) -> list[tuple[Stage, Sink]]:
-    """The tables whose rows have an event time that is over at some time. Rows of an upsert never are."""
+    """Return the tables whose rows have an event time that is over at some time. Rows of an upsert never are."""
     return [
         (stage, sink)
         for stage in pipeline.stages
@@ -54,12 +54,12 @@ def tables(pipeline: Pipeline) -> list[tuple[Stage, Sink]]:
 
 
 def complete_key(pipeline: Pipeline, sink: Sink, configured: PartitionSettings) -> dg.AssetKey:
-    """The key of a table's complete days or hours."""
+    """Return the key of a table's complete days or hours."""
     return key(pipeline, COMPLETE, f"{sink.name}_{configured.every}s")
 
 
 def specs(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
-    """The assets of complete partitions; none unless `pipelines.<name>.partitions` is set."""
+    """Return the assets of complete partitions; none unless `pipelines.<name>.partitions` is set."""
     configured = of(pipeline, settings)
     if configured is None:
         return []
@@ -158,7 +158,7 @@ def follow(
 def events(
     asset: dg.AssetKey, complete: list[tuple[str, int]], gone: list[str], head: Checkpoint
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """The events that show it in Dagster."""
+    """Yield the events that show it in Dagster."""
     for partition, by in complete:
         yield dg.AssetMaterialization(
             asset,

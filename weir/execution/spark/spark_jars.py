@@ -62,7 +62,7 @@ class LockedJar:
 
 
 def delta_jars(cache_dir: Path) -> list[Path]:
-    """The jars that let Spark read and write Delta tables, for `spark.jars`.
+    """Return the jars that let Spark read and write Delta tables, for `spark.jars`.
 
     The first call downloads about 10 MB into `<cache_dir>/jars`; later ones only compare digests (milliseconds).
 
@@ -89,7 +89,7 @@ def _check_spark(delta: LockedJar) -> None:
 
 
 def s3_jars(cache_dir: Path) -> list[Path]:
-    """The jars that let Spark read s3:// and s3a://; 13 MB, otherwise as `delta_jars`."""
+    """Return the jars that let Spark read s3:// and s3a://; 13 MB, otherwise as `delta_jars`."""
     return fetch(locked_jars("s3"), cache_dir)
 
 
@@ -108,7 +108,7 @@ def locked_jars(purpose: str) -> list[LockedJar]:
 
 
 def fetch(jars: Sequence[LockedJar], cache_dir: Path) -> list[Path]:
-    """The paths of `jars` under `cache_dir`, in their order, downloading those not there yet; errors as
+    """Return the paths of `jars` under `cache_dir`, in their order, downloading those not there yet; errors as
     `delta_jars`."""
     directory = cache_dir.absolute() / "jars"
     paths = [directory / jar.file_name for jar in jars]

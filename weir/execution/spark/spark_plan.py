@@ -137,7 +137,7 @@ def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:
 
 
 def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
-    """The Arrow schema in which keyed tasks see these rows, types canonical.
+    """Return the Arrow schema in which keyed tasks see these rows, types canonical.
 
     Args:
         stage: Whose rows they are, for the message.
@@ -165,7 +165,7 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
 
 
 def spark_schema(schema: pa.Schema, where: str) -> StructType:
-    """A schema as Spark has it.
+    """Return a schema as Spark has it.
 
     Args:
         where: Whose it is.
@@ -188,7 +188,7 @@ def spark_schema(schema: pa.Schema, where: str) -> StructType:
 
 
 def as_spark_has(schema: pa.Schema, where: str) -> pa.Schema:
-    """The columns as they come back from Spark, found without a session. Raises as `spark_schema`."""
+    """Return the columns as they come back from Spark, found without a session. Raises as `spark_schema`."""
     load_pyspark()
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -251,7 +251,7 @@ def mapped(
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark SQL takes it whatever it contains: a bare `a.b` is the field b of a column a."""
+    """Return a column's name as Spark SQL takes it whatever it contains: a bare `a.b` is the field b of a column a."""
     return f"`{name.replace('`', '``')}`"
 
 
@@ -320,7 +320,7 @@ def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
 
 
 def _chance(plan: Any) -> Iterator[str]:
-    """The expressions of chance and clock in an analysed plan, a Java object; the innermost first, as they are to
+    """Yield the expressions of chance and clock in an analysed plan, a Java object; the innermost first, as they are to
     blame."""
     for below in (plan.children(), plan.subqueries()):
         for child in _items(below):
@@ -354,7 +354,7 @@ def _items(sequence: Any) -> Iterator[Any]:
 
 
 def chance_in_text(plan: str) -> str | None:
-    """The first expression of chance or clock in the text of a plan: all that Spark Connect shows of one.
+    """Return the first expression of chance or clock in the text of a plan: all that Spark Connect shows of one.
 
     Texts stand in it without quotes, so one that reads like a call, 'rand()', is taken for it.
     """

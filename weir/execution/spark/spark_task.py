@@ -37,8 +37,8 @@ _TOLD = "<weir-error>"
 
 
 def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one subtask, as Spark has routed them, to its ack (JSON), as one row with Spark's numbers
-    of the stage and the task. The ack is null where the stage's where cannot be evaluated for a row but by Spark."""
+    """Yield the rows of one subtask, as Spark has routed them, to its ack (JSON), as one row with Spark's numbers of
+    the stage and the task. The ack is null where the stage's where cannot be evaluated for a row but by Spark."""
     subtask = _context().partitionId()
     yield _acked(task, subtask, _routed(task, subtask, batches) if task.stage.key else batches, exchange.ROWS)
 
@@ -126,7 +126,7 @@ def read_blocks(
     stage: Stage, rows: Landed | Channel, pieces: Sequence[Pieces], layout: tuple[int, int, int],
     tasks: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The blocks of what map tasks read, whose numbers stand in the batches of `tasks`.
+    """Yield the blocks of what map tasks read, whose numbers stand in the batches of `tasks`.
 
     Args:
         layout: The parallelism, the greatest one, and the number of the input.
@@ -140,7 +140,7 @@ def read_blocks(
 def cut_blocks(
     stage: Stage, layout: tuple[int, int, int], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The blocks of rows that Spark has read; as `read_blocks`."""
+    """Yield the blocks of rows that Spark has read; as `read_blocks`."""
     with _telling():
         yield from exchange.cut(stage, (frames.canonical(pa.Table.from_batches([batch])) for batch in batches), *layout)
 
@@ -165,7 +165,7 @@ def staging(
 def landed_rows(
     rows: Landed, pieces: Sequence[Pieces], batch_rows: int, tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some pieces of a slice's files, whose numbers in `pieces` stand in the batches of `tasks`."""
+    """Yield the rows of some pieces of a slice's files, whose numbers in `pieces` stand in the batches of `tasks`."""
     with _telling():
         for batch in tasks:
             for task in batch.column(0).to_pylist():
@@ -184,7 +184,7 @@ def _telling() -> Iterator[None]:
 
 
 def error_told(text: str) -> WeirError | None:
-    """The error of a task in the text of what Spark raises; None if there is none."""
+    """Return the error of a task in the text of what Spark raises; None if there is none."""
     _, mark, rest = text.partition(_TOLD)
     return from_report(json.loads(rest.partition(_TOLD)[0])) if mark else None
 
@@ -210,7 +210,7 @@ def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch], way
 
 
 def _judged(batches: Iterator[pa.RecordBatch], unjudged: list[Exception]) -> Iterator[pa.RecordBatch]:
-    """The batches; notes why there are no more of them where the stage's where cannot be evaluated for a row."""
+    """Yield the batches; notes why there are no more of them where the stage's where cannot be evaluated for a row."""
     try:
         yield from batches
     except (where.Fails, where.Refused) as error:
@@ -219,7 +219,7 @@ def _judged(batches: Iterator[pa.RecordBatch], unjudged: list[Exception]) -> Ite
 
 
 def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, none with a row of another subtask: state written for it here would never be found again.
+    """Yield the batches, none with a row of another subtask: state written for it here would never be found again.
 
     Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan,
     as adaptive execution does, which joins small partitions.

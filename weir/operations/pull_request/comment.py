@@ -45,7 +45,7 @@ _INVISIBLE = re.compile(
 
 
 def markdown(review: Review, sample: int = 10) -> str:
-    """The comment, of at most `LIMIT` characters.
+    """Return the comment, of at most `LIMIT` characters.
 
     Args:
         sample: How many rows and keys that differ are shown of each table and stage; 0: none, and no values of those
@@ -349,7 +349,7 @@ def _table(
     right: Sequence[str] = (),
     most: int = _SHOWN,
 ) -> str:
-    """A table, whose first rows are shown. what: a row is, for people."""
+    """Return a table, whose first rows are shown. what: a row is, for people."""
     lines = [
         f"| {' | '.join(map(_plain, titles))} |",
         f"|{''.join('---:|' if name in right else '---|' for name in titles)}",
@@ -366,7 +366,7 @@ def _cell(value: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of which nothing becomes markup, a mention or a link."""
+    """Return a text of which nothing becomes markup, a mention or a link."""
     text = _INVISIBLE.sub(" ", redacted(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _SPECIAL.sub(r"\\\1", _apart(text)).replace("@", "&#64;").replace("://", ":&#47;&#47;")
     return text.replace("$", "<span>$</span>")  # two of them would be a formula
@@ -378,13 +378,13 @@ def _html(text: str) -> str:
 
 
 def _apart(text: str) -> str:
-    """A text with an invisible space in what GitHub looks for in what people get to see, however it is escaped:
+    """Return a text with an invisible space in what GitHub looks for in what people get to see, however it is escaped:
     mentions, addresses, issues."""
     return _LINKED.sub("\\g<0>\u200b", text)
 
 
 def _code(text: str) -> str:
-    """A block of code, whatever fences the text has itself, and however long it is."""
+    """Return a block of code, whatever fences the text has itself, and however long it is."""
     text = redacted(text)
     text = text if len(text) <= _ERROR else f"{text[:_ERROR]}..."
     return as_code(text)

@@ -174,8 +174,8 @@ def _timers_differ(first: View, second: View) -> str:
 
 
 def _timers(view: View, kind: int) -> Iterator[pa.Table]:
-    """The entries of timers of one kind, key group by key group. What they hold is left out: it says in whose barrier
-    they did not fire, which is over."""
+    """Yield the entries of timers of one kind, key group by key group. What they hold is left out: it says in whose
+    barrier they did not fire, which is over."""
     for subtask, taken in view.snapshots.items():
         with opened(view.storage, view.options, taken, view.backend) as backend:
             for group in group_range(subtask, view.parallelism, view.max_parallelism):

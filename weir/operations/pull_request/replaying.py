@@ -132,7 +132,7 @@ class Replayed:
 
 
 def branch_of(pipeline: Pipeline) -> Pipeline:
-    """The pipeline as a branch that only this replay knows: all its sinks are tables of the branch's own."""
+    """Return the pipeline as a branch that only this replay knows: all its sinks are tables of the branch's own."""
     return replace(pipeline, branch=Branch(BRANCH, uuid.uuid4().hex))
 
 
@@ -219,7 +219,7 @@ def _cause(error: WeirError, *, is_of_plan: bool) -> str:
 
 
 def new_sources(pipeline: Pipeline, last: Checkpoint) -> list[str]:
-    """The names of the sources that production has not read by its last epoch."""
+    """Return the names of the sources that production has not read by its last epoch."""
     names = (source.name for source in pipeline.sources)
     return [name for name in names if name not in last.slice and name not in last.offsets]
 
@@ -247,7 +247,8 @@ def _seeded(owner: Ownership, taken: Taken, base: Checkpoint) -> Checkpoint:
 
 
 def _first_id(recorded: Checkpoint, before: Checkpoint | None) -> CheckpointId:
-    """The id with which an epoch begins. Where gates have set rows aside, it came to its end under a later one."""
+    """Return the id with which an epoch begins. Where gates have set rows aside, it came to its end under a later
+    one."""
     set_aside = any(part.get("excluded") or part.get("unfit") for part in recorded.slice.values())
     return CheckpointId(before.id + 1) if set_aside and before is not None else recorded.id
 
@@ -259,7 +260,8 @@ def _plan(
     before: Checkpoint | None,
     columns: Mapping[str, pa.Schema | None],
 ) -> EpochPlan:
-    """An epoch's plan as it was, of those sources that the branch still reads. Of one that is new it reads nothing.
+    """Return an epoch's plan as it was, of those sources that the branch still reads. Of one that is new it reads
+    nothing.
 
     Args:
         columns: Of the sources that are new.
@@ -317,7 +319,7 @@ def _raised(_: int, error: WeirError) -> None:
 
 
 def _only_asked(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with gates that warn instead of holding an epoch."""
+    """Return the pipeline with gates that warn instead of holding an epoch."""
     stages: dict[str, Stage] = {}
     for stage in pipeline.stages:  # each after those that it reads
         gates = tuple(replace(gate, on_failure=WARN) if gate.on_failure == HOLD else gate for gate in stage.gates)
@@ -326,7 +328,7 @@ def _only_asked(pipeline: Pipeline) -> Pipeline:
 
 
 def _as_meant(pipeline: Pipeline, verdict: Verdict) -> Verdict:
-    """A verdict with the policy of its gate in the code."""
+    """Return a verdict with the policy of its gate in the code."""
     gates = pipeline.stage(verdict.stage).gates
     policies = [gate.on_failure for gate in gates if _is_of(verdict, gate)]
     return replace(verdict, on_failure=HOLD) if HOLD in policies and verdict.on_failure == WARN else verdict

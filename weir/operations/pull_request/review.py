@@ -222,7 +222,7 @@ class Review:
 
 
 def _without_values(plan: StatePlan) -> StatePlan:
-    """A plan without what errors about entries of state say, which may have their values."""
+    """Return a plan without what errors about entries of state say, which may have their values."""
     left_out = "State cannot be read; what the error says is left out, like all values."
     findings = (replace(each, what=left_out) if each.aspect == "sample" else each for each in plan.findings)
     samples = (each if each.problem is None else replace(each, problem=left_out) for each in plan.samples)
@@ -247,7 +247,7 @@ def to_commit_seconds(checkpoint: Checkpoint) -> float | None:
 
 
 def not_imported(pipeline: str, origin: str, error: WeirError) -> Review:
-    """The review of code that cannot be imported."""
+    """Return the review of code that cannot be imported."""
     return Review(pipeline, origin, None, failed=Failed(None, CODE, str(error)))
 
 
@@ -298,8 +298,8 @@ def review(
 
 
 def _with_spark_here(settings: Settings) -> Settings:
-    """The settings with Spark in this process: executors of production's cluster would neither see the directory in
-    which everything is written, nor have to."""
+    """Return the settings with Spark in this process: executors of production's cluster would neither see the directory
+    in which everything is written, nor have to."""
     if settings.spark.master.startswith("local"):
         return settings
     return settings.model_copy(update={"spark": settings.spark.model_copy(update={"master": "local[*]"})})

@@ -37,7 +37,7 @@ _NEVER = -(1 << 63)
 
 
 def function_shapes(stage: Stage, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The schemas of a stage with a function, which is tried on an empty table, as its `on_timer` is."""
+    """Return the schemas of a stage with a function, which is tried on an empty table, as its `on_timer` is."""
     where = f"stage {stage.uid}"
     assert stage.state is not None
     state = StateSchema.of(stage.state)
@@ -249,7 +249,8 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, rows: pa.Table) 
 
 
 def known_outputs(stage: Stage, tried: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
-    """The columns of all outputs of a stage with a function. Raises PipelineError where they cannot be, or be told.
+    """Return the columns of all outputs of a stage with a function. Raises PipelineError where they cannot be, or be
+    told.
 
     Args:
         tried: As its functions returned them for no rows.
@@ -311,7 +312,7 @@ def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | Non
 
 
 def _in_type(column: pa.ChunkedArray, field: pa.Field, complaint: str, where: str) -> pa.ChunkedArray:
-    """A column in the type of its field. Arrow refuses integers that a float rounds, and `cast` what Arrow would
+    """Return a column in the type of its field. Arrow refuses integers that a float rounds, and `cast` what Arrow would
     cut."""
     if column.type == field.type:
         return column
@@ -328,8 +329,8 @@ def _in_type(column: pa.ChunkedArray, field: pa.Field, complaint: str, where: st
 
 
 def _in_order_of(given: pa.DataType, type: pa.DataType) -> pa.DataType:
-    """A type whose structs have their fields in the order of the given one's: Arrow goes by their names, Polars does
-    not."""
+    """Return a type whose structs have their fields in the order of the given one's: Arrow goes by their names, Polars
+    does not."""
     if pa.types.is_list(given) and pa.types.is_list(type):
         return pa.list_(_in_order_of(given.value_type, type.value_type))
     if not (pa.types.is_struct(given) and pa.types.is_struct(type)):

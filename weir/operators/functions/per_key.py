@@ -278,7 +278,7 @@ def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
 
 
 def check_parameters(function: Callable[..., Any], second: str) -> list[inspect.Parameter]:
-    """The parameters of a function that is called once per key.
+    """Return the parameters of a function that is called once per key.
 
     Args:
         second: What the second one is. PipelineError unless they are four.

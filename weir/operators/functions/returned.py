@@ -11,7 +11,7 @@ from weir.definition import MAIN, Stage
 
 
 def returned(stage: Stage, result: Any) -> Sequence[tuple[str, Any]]:
-    """The rows that a call of a stage's function made, each time with the output that they are for.
+    """Return the rows that a call of a stage's function made, each time with the output that they are for.
 
     Args:
         result: What the call returned; of a function that yields, whose code runs now, the generator.

@@ -28,7 +28,7 @@ def _mentions_timers(code: CodeType) -> bool:
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of the functions that are defined in it."""
+    """Yield the code of a function and of the functions that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -36,7 +36,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _reached(function: Callable[..., Any]) -> Iterator[FunctionType]:
-    """The function, and those of its own package that it may call: by a global name, out of a module, or from its
+    """Yield the function, and those of its own package that it may call: by a global name, out of a module, or from its
     closure."""
     waiting: list[Any] = [function]
     seen, package = set[FunctionType](), None

@@ -69,8 +69,8 @@ class AsOfOperator(JoinOperator):
         self._counts.barrier()
 
     def _newest_fact(self, upto: int | None) -> int | None:
-        """The moment up to which a drain looks at what is there: that of the newest fact that waits, or `upto` if that
-        is later. Versions behind it stay as they are, and no fact behind it is late."""
+        """Return the moment up to which a drain looks at what is there: that of the newest fact that waits, or `upto`
+        if that is later. Versions behind it stay as they are, and no fact behind it is late."""
         columns, newest = self._index_columns, upto
         for group in self._groups:
             for piece in time_index.pieces(self._backend, group, EVICTED):
@@ -137,7 +137,7 @@ class AsOfOperator(JoinOperator):
         return remaining
 
     def _versions(self, batch: Batch, counts: dict[str, np.ndarray], first: int, last: int) -> _Versions:
-        """The versions of some of a batch's keys."""
+        """Return the versions of some of a batch's keys."""
         side, having = self._sides[_VERSIONS], np.arange(first, last)
         having = having[counts["right_rows"][first:last] > 0]
         owners, numbers = expanded(having, counts["right_first"][having], counts["right_next"][having])

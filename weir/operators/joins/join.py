@@ -205,8 +205,8 @@ class JoinOperator(EventTimeOperator):
     def _stored(
         self, batch: Batch, side: KeptSide, counts: dict[str, np.ndarray]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, pa.Table]]:
-        """The rows of a side that state has for a batch's keys, some at a time: the codes of their keys, their numbers,
-        and they themselves. Ahead of what is left, holes are forgotten."""
+        """Yield the rows of a side that state has for a batch's keys, some at a time: the codes of their keys, their
+        numbers, and they themselves. Ahead of what is left, holes are forgotten."""
         first, after = counts[f"{side.name}_first"], counts[f"{side.name}_next"]
         having = np.flatnonzero(counts[f"{side.name}_rows"] > 0)
         owners, numbers = expanded(having, first[having], after[having])
@@ -284,7 +284,7 @@ class JoinOperator(EventTimeOperator):
         return None if self._join.ttl is None else np.full(count, self._now + self._join.ttl)
 
     def _names(self, batch: Batch, side: KeptSide, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
-        """The keys of rows in state."""
+        """Return the keys of rows in state."""
         return batch.encoded(MAP_STATE, codes, [side.declared.tag], [pa.array(numbers)])
 
     def _index(
@@ -378,7 +378,7 @@ class _Pairs:
         owners: np.ndarray,
         moments: np.ndarray | None,
     ) -> _Pairs:
-        """The pairs of rows with partners of the same key.
+        """Return the pairs of rows with partners of the same key.
 
         Args:
             codes: int64[n], the rows' keys.
@@ -418,7 +418,7 @@ class _Pairs:
 
 
 def row_columns(declared: Collection) -> tuple[str, ...]:
-    """The columns of the rows that a side keeps."""
+    """Return the columns of the rows that a side keeps."""
     return tuple(part.name for field in declared.schema.arrow if field.name == _ROW for part in field.type)
 
 
@@ -433,7 +433,7 @@ def _encoded(side: KeptSide, rows: pa.Table) -> list[bytes]:
 
 
 def decoded(side: KeptSide, values: Sequence[bytes | None]) -> pa.Table:
-    """The rows of those entries that are there."""
+    """Return the rows of those entries that are there."""
     fields = decode_rows(side.declared.schema, [value for value in values if value is not None])
     columns = {flag: fields.column(field) for flag, field in _FLAGS.items() if field in fields.column_names}
     if side.kept:
@@ -454,7 +454,7 @@ def beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
 
 
 def _value_names(stage: Stage, shapes: Shapes) -> tuple[list[str], list[str]]:
-    """The columns of either side that are handed out, as `sides.column` calls them."""
+    """Return the columns of either side that are handed out, as `sides.column` calls them."""
     assert stage.join is not None
     left, right = (
         [sides.column(side, name) for name in row_columns(declared)] for side, declared in enumerate(shapes.collections)
@@ -467,8 +467,8 @@ def _kind(join: Join) -> str:
 
 
 def join_shapes(stage: Stage, join: Join, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The output: key columns, then the left side's columns, then the right side's; of `semi` and `anti` the left
-    side's alone. rows: the columns of both, as `sides.wide` has them."""
+    """Return the output: key columns, then the left side's columns, then the right side's; of `semi` and `anti` the
+    left side's alone. rows: the columns of both, as `sides.wide` has them."""
     where = f"{_kind(join)} {stage.uid}"
     columns = [sides.values_of(stage, side, rows) for side in (0, 1)]
     for side, own in enumerate(columns) if join.times is not None else ():
@@ -529,8 +529,8 @@ def names_in_state(keys: Sequence[str]) -> tuple[str, str]:
 
 
 def _late_shape(stage: Stage, join: Join, keys: pa.Schema, left: pa.Schema, right: pa.Schema) -> pa.Schema | None:
-    """The columns of late rows: the key, which side a row is of and its time, the left side's columns, then the right
-    side's. None: no row is late, or they could not have these, and nobody has asked for them."""
+    """Return the columns of late rows: the key, which side a row is of and its time, the left side's columns, then the
+    right side's. None: no row is late, or they could not have these, and nobody has asked for them."""
     if join.times is None:
         return None
     where = f"{_kind(join)} {stage.uid}, late"

@@ -59,7 +59,7 @@ class LookupOperator:
     pause = barrier
 
     def _read(self, keys: pa.Schema) -> KeyIndex:
-        """The table in memory. keys: the columns of rows, whose types its keys get."""
+        """Return the table in memory. keys: the columns of rows, whose types its keys get."""
         pinned, names = self._pinned, self._lookup.table_keys
         columns = pa.schema(
             [
@@ -111,7 +111,7 @@ def _rows(pinned: Pinned) -> Iterator[pa.Table]:
 
 
 def lookup_shapes(stage: Stage, lookup: Lookup, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The output: the row's columns, then the table's without its keys."""
+    """Return the output: the row's columns, then the table's without its keys."""
     where = f"lookup {stage.uid}"
     assert lookup.pinned is not None, "nobody asks before the table was looked at"
     table = lookup.pinned.version.columns

@@ -24,24 +24,25 @@ SIDE = "__weir_side"
 
 
 def name_of(stage: Stage, side: int) -> str:
-    """An input of a stage, for people."""
+    """Return an input of a stage, for people."""
     input = stage.lanes[side].input
     return f"the source {input.name}" if isinstance(input, Source) else f"the stage {input.uid}"
 
 
 def inputs_of(stage: Stage) -> list[str]:
-    """The inputs of a stage, as its checkpoint records which is which."""
+    """Return the inputs of a stage, as its checkpoint records which is which."""
     outputs = ["" if lane.from_output == MAIN else f", output {lane.from_output}" for lane in stage.lanes]
     return [f"{name_of(stage, side)}{output}" for side, output in enumerate(outputs)]
 
 
 def sql_of(lane: Stage) -> dict[str, Any]:
-    """The SQL that makes a stage's rows of one input, as its checkpoint records it."""
+    """Return the SQL that makes a stage's rows of one input, as its checkpoint records it."""
     return {"where": lane.where, "columns": list(lane.columns)}
 
 
 def places_before(stage: Stage, recorded: OperatorStats) -> list[int | None]:
-    """The place that each input of a stage had when a checkpoint recorded the stage; None for an input that is new.
+    """Return the place that each input of a stage had when a checkpoint recorded the stage; None for an input that is
+    new.
 
     Inputs are found by their names. Of two that read the same, each is found by its SQL, then in order.
     """
@@ -62,7 +63,7 @@ def places_before(stage: Stage, recorded: OperatorStats) -> list[int | None]:
 
 
 def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns of the table. columns: by side, those that its where, select and transform leave.
+    """Return the columns of the table. columns: by side, those that its where, select and transform leave.
 
     Raises PipelineError where a side has no such key column, or one of another type than the first side's; and of a
     union where columns differ.
@@ -105,7 +106,7 @@ def wide(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def _common(stage: Stage, columns: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns that all inputs of a union have, in the order of the first."""
+    """Return the columns that all inputs of a union have, in the order of the first."""
     first = columns[0]
     for side, seen in enumerate(columns):
         of = {field.name: field.type for field in seen}
@@ -157,14 +158,15 @@ def widened(stage: Stage, side: int, rows: pa.Table, columns: pa.Schema) -> pa.T
 
 
 def values_of(stage: Stage, side: int, columns: pa.Schema) -> pa.Schema:
-    """The columns of one side in the table that are no key, by their own names."""
+    """Return the columns of one side in the table that are no key, by their own names."""
     mark = column(side, "")
     values = (field for field in columns if field.name.startswith(mark) and field.name not in stage.key)
     return pa.schema([field.with_name(field.name[len(mark) :]) for field in values])
 
 
 def narrowed(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
-    """The rows of one side: key columns and key group, then the side's own columns under their names in the table."""
+    """Return the rows of one side: key columns and key group, then the side's own columns under their names in the
+    table."""
     mine = rows.column(SIDE).to_numpy() == side
     if stage.key:
         kept = [GROUP, *stage.key]

@@ -100,7 +100,7 @@ def is_null(inner: Expression, text: str) -> Expression:
 
 
 def common(operands: Sequence[Expression], text: str) -> list[Expression]:
-    """The operands as values of one type that can be compared, nulls among them. Raises Refused."""
+    """Return the operands as values of one type that can be compared, nulls among them. Raises Refused."""
     kinds = {operand.type.kind for operand in operands} - {NULL}
     if OTHER in kinds:
         raise Refused(f"{text}: columns of this type are not compared here")
@@ -177,7 +177,7 @@ def moment(text: str, kind: str, whole: str) -> int:
 
 
 def as_decimal(kind: Type) -> Type:
-    """The decimal that holds an integer."""
+    """Return the decimal that holds an integer."""
     return Type(DECIMAL, {8: 3, 16: 5, 32: 10, 64: 20}[kind.size], 0) if kind.kind == INTEGER else kind
 
 
@@ -188,7 +188,7 @@ def check_digits(whole: int, scale: int, text: str) -> None:
 
 
 def rescaled(operand: Expression, scale: int) -> Expression:
-    """An integer or a decimal as a decimal of at least as many digits behind the point."""
+    """Return an integer or a decimal as a decimal of at least as many digits behind the point."""
     kind = as_decimal(operand.type)
     if kind == operand.type and kind.scale == scale:
         return operand
@@ -201,7 +201,7 @@ def rescaled(operand: Expression, scale: int) -> Expression:
 
 
 def as_double(operand: Expression, single: bool, text: str) -> Expression:
-    """A number as a double.
+    """Return a number as a double.
 
     Args:
         single: The widest of the others is a float of 32 bits, which need not hold a whole number.
@@ -216,8 +216,8 @@ def as_double(operand: Expression, single: bool, text: str) -> Expression:
 
 
 def to_double(kind: Type) -> Callable[[pl.Series], pl.Series]:
-    """The double that is nearest to a number: what is divided is exact where there are few digits, and else Polars
-    reads them as they are written."""
+    """Return the double that is nearest to a number: what is divided is exact where there are few digits, and else
+    Polars reads them as they are written."""
     if kind.kind != DECIMAL:
         return lambda values: values.cast(pl.Float64)
     if kind.size <= _EXACT_IN_DOUBLE:
@@ -317,7 +317,7 @@ def part_of_text(name: str, left: Expression, part: Expression, text: str) -> Ex
 
 
 def decimal_literal(number: Decimal, text: str) -> Expression:
-    """A number with a point, in the decimal that just holds it."""
+    """Return a number with a point, in the decimal that just holds it."""
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     size = max(len(digits), -exponent)

@@ -106,7 +106,7 @@ class Expression:
 
 
 def literal(kind: Type, value: Any, text: str) -> Expression:
-    """A constant.
+    """Return a constant.
 
     Args:
         value: As its type is held.
@@ -116,7 +116,7 @@ def literal(kind: Type, value: Any, text: str) -> Expression:
 
 
 def null(kind: Type, text: str) -> Expression:
-    """A null of a type: `CAST(NULL AS bigint)`, and what Spark makes of it without a look at a row."""
+    """Return a null of a type: `CAST(NULL AS bigint)`, and what Spark makes of it without a look at a row."""
     series = nulls(kind.kind)
     return Expression(kind, lambda _: series, text, is_null=True)
 
@@ -141,13 +141,13 @@ def nulls(kind: str) -> pl.Series:
 
 
 def repeated(values: pl.Series, rows: pl.DataFrame) -> pl.Series:
-    """The values, as many as there are rows."""
+    """Return the values, as many as there are rows."""
     return values.new_from_index(0, rows.height) if len(values) == 1 else values
 
 
 def where_asked(expression: Expression, rows: pl.DataFrame, asked: pl.Series) -> pl.Series:
-    """An expression's values in the rows in which Spark evaluates it, and null in the others, over which it may not
-    fail."""
+    """Return an expression's values in the rows in which Spark evaluates it, and null in the others, over which it may
+    not fail."""
     if not expression.may_fail or asked.all():
         return expression.of(rows)
     if not asked.any():
@@ -200,7 +200,7 @@ def type_of(kind: pa.DataType) -> Type:
 
 
 def column(rows: pa.Table | pa.RecordBatch, path: Sequence[str]) -> pl.Series:
-    """A column, or a field of a struct below it, held as its type is."""
+    """Return a column, or a field of a struct below it, held as its type is."""
     values = rows.column(path[0])
     for name in path[1:]:
         values = pc.struct_field(values, [values.type.get_field_index(name)])

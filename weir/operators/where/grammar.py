@@ -101,7 +101,7 @@ class Parser:
         self._in_unknown = 0  # functions around what is read
 
     def whole(self) -> Expression:
-        """The condition, which is all of the SQL."""
+        """Return the condition, which is all of the SQL."""
         condition = self._or()
         if self._next.kind != "end":
             raise Refused(f"{self._sql[self._next.start :]!r} is not understood")
@@ -110,7 +110,8 @@ class Parser:
         return condition
 
     def named_value(self) -> tuple[Expression, str, str | None]:
-        """A value with AS and its name, or a column, which is all of the SQL; with the column's name if it is one."""
+        """Return a value with AS and its name, or a column, which is all of the SQL; with the column's name if it is
+        one."""
         value = self._or()
         path = next((path for path in self.columns if value.text in (".".join(path), f"`{path[-1]}`")), None)
         column = path[0] if path is not None and len(path) == 1 else None
@@ -312,7 +313,7 @@ class Parser:
         return self._column(token.value, token.start)
 
     def _column(self, name: str, start: int) -> Expression:
-        """A column, or a field of one that is a struct."""
+        """Return a column, or a field of one that is a struct."""
         if self._schema.names.count(name) != 1:
             if self._may_be_sparks(name):
                 raise Refused(f"{name} is not understood")

@@ -37,7 +37,7 @@ class _Translation:
         self.groups = 0
 
     def whole(self) -> str:
-        """The pattern. Raises Refused."""
+        """Return the pattern. Raises Refused."""
         written, _ = self._alternatives()
         if self._at < len(self._pattern):
             raise Refused(") without (")
@@ -135,7 +135,7 @@ class _Translation:
         return f"{written}]"
 
     def _of_class(self, first: bool) -> str:
-        """A character in a class. first: it is the first one."""
+        """Return a character in a class. first: it is the first one."""
         character = self._next()
         if character == "\\":
             return self._punctuation(self._next())
@@ -172,7 +172,7 @@ def _in_class(character: str) -> str:
 
 
 def _translated(text: Expression, pattern: Expression, sql: str) -> tuple[str, int]:
-    """A pattern as Rust has it, and the number of its groups."""
+    """Return a pattern as Rust has it, and the number of its groups."""
     if text.type.kind != STRING or pattern.type.kind != STRING or not pattern.literal or pattern.value is None:
         raise Refused(f"{sql}: only a text is searched, for a pattern that is written out")
     translation = _Translation(pattern.value)

@@ -76,7 +76,7 @@ def empty_where_none(parts: pl.Series, values: pl.Series) -> pl.Series:
 
 
 def _checked(arguments: Sequence[Expression], kinds: Sequence[str], text: str) -> tuple[Expression, list[Any]]:
-    """The first argument, and the values of the others, which are literals."""
+    """Return the first argument, and the values of the others, which are literals."""
     if [argument.type.kind for argument in arguments] != list(kinds):
         raise Refused(f"{text} is not understood")
     first, *others = arguments

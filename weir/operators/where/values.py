@@ -116,7 +116,8 @@ def _by_numpy(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Opera
 
 
 def _quotient(dividend: np.ndarray, divisor: np.ndarray) -> np.ndarray:
-    """The nearest double. By one number Polars divides by multiplying with 1 through it, which is often another."""
+    """Return the nearest double. By one number Polars divides by multiplying with 1 through it, which is often
+    another."""
     result: np.ndarray = np.true_divide(dividend, divisor)
     return result
 
@@ -310,7 +311,7 @@ KNOWN = frozenset((*_FUNCTIONS, *_PARTS, *_MAKING_TEXTS, "regexp_like", "coalesc
 
 
 def called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
-    """A function by its name."""
+    """Return a function by its name."""
     if (name == "coalesce" and arguments) or (name in ("nvl", "ifnull") and len(arguments) == 2):
         return _first(arguments, text)
     result = _called(name, arguments, text)
@@ -446,7 +447,7 @@ def _first(arguments: Sequence[Expression], text: str) -> Expression:
 
 
 def minus(value: Expression, text: str) -> Expression:
-    """A number with a minus before it."""
+    """Return a number with a minus before it."""
     if value.is_null:
         return replace(value, text=text)
     if value.type.kind in (FLOAT, DOUBLE):

@@ -66,8 +66,8 @@ def places(footer: pq.FileMetaData) -> dict[str, int]:
 
 
 def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
-    """The columns of times in nanoseconds. A time of 96 bits, which Arrow takes for one, is none: Spark reads it as a
-    time."""
+    """Return the columns of times in nanoseconds. A time of 96 bits, which Arrow takes for one, is none: Spark reads it
+    as a time."""
     return tuple(
         field.name
         for field, (first, *_) in _leaves(footer, stored)
@@ -76,8 +76,8 @@ def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
 
 
 def enums(footer: pq.FileMetaData, stored: pa.Schema) -> dict[str, pa.DataType]:
-    """The columns that are, or hold, names of an enum, with the type that they have for Spark: text. Arrow takes such
-    names for bytes."""
+    """Return the columns that are, or hold, names of an enum, with the type that they have for Spark: text. Arrow takes
+    such names for bytes."""
     return {
         field.name: _with_texts(field.type, iter(leaves))
         for field, leaves in _leaves(footer, stored)
@@ -117,8 +117,8 @@ def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str])
 
 
 def unnameable(stored: pa.Schema) -> dict[str, str]:
-    """The columns that nobody can name, and why, as a clause: there are two of the name, or two fields of one name
-    within, or a name has a character NUL, at which libraries cut it off."""
+    """Return the columns that nobody can name, and why, as a clause: there are two of the name, or two fields of one
+    name within, or a name has a character NUL, at which libraries cut it off."""
     problems = {name: f"two columns {name!r}{_WHICH}" for name, count in Counter(stored.names).items() if count > 1}
     for field in stored:
         if (within := _twice_within(field.type)) is not None:
@@ -138,14 +138,14 @@ def _twice_within(type: pa.DataType) -> str | None:
 
 
 def _with_nul(field: pa.Field) -> str | None:
-    """The first name with a NUL of a field and those within it."""
+    """Return the first name with a NUL of a field and those within it."""
     parts = (field.type.field(number) for number in range(field.type.num_fields))
     return field.name if "\0" in field.name else next(filter(None, map(_with_nul, parts)), None)
 
 
 def unknown(end: bytes) -> list[str]:
-    """The columns of a file, by its last bytes, whose schema Arrow does not take: those with numbers of more than 64
-    bits."""
+    """Return the columns of a file, by its last bytes, whose schema Arrow does not take: those with numbers of more
+    than 64 bits."""
     try:
         return [name for name, type in pl.read_parquet_schema(io.BytesIO(end)).items() if "128" in str(type)]
     except pl.exceptions.PolarsError:

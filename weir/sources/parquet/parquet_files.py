@@ -46,7 +46,8 @@ class ParquetFiles:
         return f"{self._directory}/{file.stored}"
 
     def footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
-        """A file's footer, and its columns as Arrow stores them; `enums` says which of them are text nevertheless."""
+        """Return a file's footer, and its columns as Arrow stores them; `enums` says which of them are text
+        nevertheless."""
         with self.reading(file):
             end = self._end(file)
         with self._parsing(file):
@@ -72,8 +73,8 @@ class ParquetFiles:
         share: Share = WHOLE,
         without: np.ndarray = NO_ROWS,
     ) -> Iterator[Rows]:
-        """A file's columns, or all of them, in canonical types, so many rows at a time or fewer, with the rows that
-        cannot be handed on. Columns of its directories are text.
+        """Yield a file's columns, or all of them, in canonical types, so many rows at a time or fewer, with the rows
+        that cannot be handed on. Columns of its directories are text.
 
         Args:
             share: Which of its rows. The bytes of a whole file are in memory at once, of a share those of a row group.
@@ -263,8 +264,8 @@ class ParquetFiles:
         )
 
     def _end(self, file: SourceFile) -> bytes:
-        """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes),
-        magic (4)."""
+        """Return the file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4
+        bytes), magic (4)."""
         with self._open(file) as stream:
             size = stream.size()
             end: bytes = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))
@@ -275,7 +276,7 @@ class ParquetFiles:
 
 
 def retyped(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The schema with other types of some columns, of which it need not have all."""
+    """Return the schema with other types of some columns, of which it need not have all."""
     return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
 
 

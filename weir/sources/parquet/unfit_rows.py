@@ -58,6 +58,6 @@ def again(parquet: ParquetFiles, planned: Slice, numbers: Mapping[str, Sequence[
 
 
 def _stored(planned: Slice, file: SourceFile) -> list[str]:
-    """The columns of a slice that stand in a file."""
+    """Return the columns of a slice that stand in a file."""
     lacking = {*file.lacks, *(name for name, _ in file.partitions)}
     return [name for name in (planned.schema.names if planned.schema is not None else ()) if name not in lacking]

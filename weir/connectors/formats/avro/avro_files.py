@@ -90,7 +90,7 @@ class AvroReader:
         self._read = list(wanted) or self._written[:1]
 
     def blocks(self) -> Iterator[Block]:
-        """The file's blocks of rows, unpacked, some together; first: the number of the first row."""
+        """Yield the file's blocks of rows, unpacked, some together; first: the number of the first row."""
         waiting, rows, first, heavy = list[bytes](), 0, 1, 0
         weights = Weights(self._columns, self._read)
         while not self._bytes.is_end():
@@ -119,7 +119,7 @@ class AvroReader:
             yield Block(b"".join(waiting), first, heavy)
 
     def decoded(self, block: Block) -> Batch:
-        """The rows of some blocks. May be called from any thread."""
+        """Return the rows of some blocks. May be called from any thread."""
         wanted = {name: self._columns[name] for name in self.schema.names}
         try:
             frame = pl.read_avro(io.BytesIO(self._header + block.data), columns=self._read)
@@ -229,7 +229,7 @@ class AvroReader:
 
 
 def _unpacked(data: bytes, codec: str) -> bytes | None:
-    """A block's bytes, no more than one beyond the most that it may have; None: nobody can unpack it."""
+    """Return a block's bytes, no more than one beyond the most that it may have; None: nobody can unpack it."""
     if codec == "null":
         return data
     if codec == "zstandard":
@@ -284,7 +284,7 @@ class _Exact:
             shift += 7
 
     def number(self) -> int:
-        """A whole number with its sign, as Avro writes it."""
+        """Return a whole number with its sign, as Avro writes it."""
         number = self.varint()
         return (number >> 1) ^ -(number & 1)
 
@@ -298,7 +298,7 @@ class _Exact:
 
 
 def _number(value: int) -> bytes:
-    """The inverse of `_Exact.number` for what is not negative."""
+    """Return the inverse of `_Exact.number` for what is not negative."""
     value, data = value << 1, bytearray()
     while value > 0x7F:
         data.append(value & 0x7F | 0x80)
@@ -307,7 +307,7 @@ def _number(value: int) -> bytes:
 
 
 def _least(read_as: Any) -> int:
-    """The fewest bytes that a value of a type has."""
+    """Return the fewest bytes that a value of a type has."""
     if isinstance(read_as, dict) and read_as["type"] == "record":
         return sum(_least(field["type"]) for field in read_as["fields"])
     if isinstance(read_as, dict) and read_as["type"] == "fixed":

@@ -88,7 +88,7 @@ class AvroSchema:
         self._names = self._count = self._depth = 0
 
     def columns(self, text: bytes | str) -> dict[str, AvroColumn]:
-        """The columns of a record's schema.
+        """Return the columns of a record's schema.
 
         Raises:
             NoSchemaError: It is not Avro's.
@@ -125,7 +125,7 @@ class AvroSchema:
         return fields
 
     def _column(self, schema: Any, space: str) -> AvroColumn:
-        """The column of a type; of one that is mentioned twice there are two, so both count."""
+        """Return the column of a type; of one that is mentioned twice there are two, so both count."""
         self._count, self._depth = self._count + 1, self._depth + 1
         if self._count > _MOST_COLUMNS or self._depth > _DEEPEST:
             raise UnreadSchemaError(f"one of more than {_MOST_COLUMNS} parts, or is nested deeper than {_DEEPEST}")
@@ -234,8 +234,8 @@ def _full(schema: Mapping[str, Any], space: str) -> str:
 
 
 def _decimal(read_as: Any, schema: Mapping[str, Any]) -> AvroColumn:
-    """A decimal, whose digits are read as bytes. One of more digits than a column can have is `decimal256`: a declared
-    column may hold its values. One whose scale makes no sense is bytes, as Avro's specification says."""
+    """Return a decimal, whose digits are read as bytes. One of more digits than a column can have is `decimal256`: a
+    declared column may hold its values. One whose scale makes no sense is bytes, as Avro's specification says."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(scale) is not int or not 0 <= scale <= _MOST_DIGITS:
         return AvroColumn(read_as, pa.binary())

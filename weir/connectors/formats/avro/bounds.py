@@ -63,7 +63,7 @@ class Weights:
 
 
 def _bytes(column: AvroColumn) -> int:
-    """The bytes that a value takes, null or not, without the items of lists and maps."""
+    """Return the bytes that a value takes, null or not, without the items of lists and maps."""
     if column.parts and not _is_list(column):
         return sum(_bytes(part) for part in column.parts if part.read_as is not None)
     if column.parts:
@@ -75,25 +75,25 @@ def _bytes(column: AvroColumn) -> int:
 
 
 def _symbols(column: AvroColumn) -> int:
-    """The most bytes that the symbols of enums have in a value, without the items of lists and maps."""
+    """Return the most bytes that the symbols of enums have in a value, without the items of lists and maps."""
     if _is_list(column):
         return 0
     return max(map(len, column.symbols or ()), default=0) + sum(map(_symbols, column.parts))
 
 
 def _dense(column: AvroColumn) -> int:
-    """The most bytes that items of lists and maps take for a byte of the file."""
+    """Return the most bytes that items of lists and maps take for a byte of the file."""
     within = max(map(_dense, column.parts), default=0)
     return max(within, _item(column) + _symbols(column.parts[0])) if _is_list(column) else within
 
 
 def _item(column: AvroColumn) -> int:
-    """The bytes that one item of a list or map takes."""
+    """Return the bytes that one item of a list or map takes."""
     return _bytes(column.parts[0]) + (_TEXT if _is_map(column) else 0)
 
 
 def _kind(column: AvroColumn) -> Any:
-    """The type as which Polars reads a value that is not null."""
+    """Return the type as which Polars reads a value that is not null."""
     read_as = column.read_as
     return next(kind for kind in read_as if kind != "null") if isinstance(read_as, list) else read_as
 
@@ -185,7 +185,7 @@ def _skip_bytes(data: bytes, at: int) -> int:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number, and where it ends. Raises IndexError for one that is too long, or ends nowhere."""
+    """Return a whole number, and where it ends. Raises IndexError for one that is too long, or ends nowhere."""
     byte = data[at]
     if byte <= 0x7F:
         return (byte >> 1) ^ -(byte & 1), at + 1
