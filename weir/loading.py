@@ -194,7 +194,7 @@ def _gate(
 
 @contextmanager
 def _named(key: str) -> Iterator[None]:
-    """What is wrong with a definition is wrong with the configuration here, whose key this is."""
+    """Raise an error of a definition as one of the configuration, with its key."""
     try:
         yield
     except PipelineError as error:

@@ -40,9 +40,7 @@ def first_release(folder: Path) -> Path:
 def release(template: Path) -> None:
     """What a release changes: Weir, definitions, tools, a target, settings, a file that is new and one that goes."""
     files = template / "template"
-    edit(
-        files / "assets" / "definitions.py", "# one process and one Spark", "# since v0.0.2: one process and one Spark"
-    )
+    edit(files / "assets" / "definitions.py", "What Dagster loads:", "Since v0.0.2, what Dagster loads:")
     edit(files / "pyproject.toml.jinja", '"mypy>=1.14"', '"mypy>=1.14.1"')
     edit(files / "Makefile.jinja", "## Test your pipelines: no JVM, no server", "## Test the pipelines")
     edit(files / "configs" / "dev.yaml.jinja", "num_retained: 50", "num_retained: 40")
@@ -73,6 +71,11 @@ defs =""",
         'total=agg.sum("amount")',
         'total=agg.sum("amount"), largest=agg.max("amount")',
     )
+    edit(
+        project / "pipelines" / "orders.py",
+        "    total: float = 0.0\n",
+        "    total: float = 0.0\n    largest: float | None = None\n",
+    )
     edit(project / "configs" / "dev.yaml", "num_retained: 50", "num_retained: 70")
     edit(project / "pyproject.toml", 'description = "Pipelines with keyed state, on Weir"', 'description = "Our shop"')
     makefile = project / "Makefile"
@@ -98,7 +101,7 @@ def updated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_release_has_come(updated: Path):
     assert yaml.safe_load((updated / ".copier-answers.yml").read_text())["_commit"] == "v0.0.2"
-    assert "# since v0.0.2" in (updated / "assets" / "definitions.py").read_text()
+    assert "Since v0.0.2" in (updated / "assets" / "definitions.py").read_text()
     pyproject = (updated / "pyproject.toml").read_text()
     assert '"mypy>=1.14.1"' in pyproject and "@v0.0.2" in pyproject and "@v0.0.1" not in pyproject
     assert "## Test the pipelines" in (updated / "Makefile").read_text()

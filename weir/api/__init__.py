@@ -151,7 +151,7 @@ def files(
     evolve: str = "fix",
     **options: Any,
 ) -> FileSource:
-    """Files that arrive in a directory, taken in name order, each exactly once.
+    """Read files that arrive in a directory, in the order of their names, each exactly once.
 
     Files must appear whole (write elsewhere, then rename) and must not change afterwards. Names that start with `.` or
     `_` are left alone. docs/how-to/source-files.md says more.
@@ -291,7 +291,7 @@ class delta:
         evolve: str = "fix",
         describe: Mapping[str, str] | None = None,
     ) -> DeltaSink:
-        """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
+        """Append rows, each exactly once, to the Delta table of this name, which only Weir writes.
 
         Args:
             table: The table's name; or the path or URI of a table, there already or not, whose last part is its name

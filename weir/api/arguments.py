@@ -31,7 +31,7 @@ def side(
     transform: Callable[[Any], Any] | None = None,
     time: str | None = None,
 ) -> Side:
-    """One of several inputs of an operator, with what is done to its rows before.
+    """Return one of several inputs of an operator, with what is done to its rows before.
 
     Args:
         select: As in `stage`, of this input's rows. What it leaves out is neither exchanged nor kept in state.

@@ -37,7 +37,7 @@ def as_of(
     late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Each fact with the newest version of its key that is not later than it, by event time.
+    """Join each fact with the newest version of its key that is not later than the fact, by event time.
 
         as_of("in_euros", payments, rates, on="currency", tolerance="1d")
 

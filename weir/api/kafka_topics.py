@@ -46,7 +46,7 @@ class _Kafka:
         group: str | None = None,
         connection: str | None = None,
     ) -> KafkaSource:
-        """The committed messages of Kafka topics, each exactly once. docs/how-to/source-kafka.md says more.
+        """Read the committed messages of Kafka topics, each exactly once. docs/how-to/source-kafka.md says more.
 
         Args:
             topics: A name, several, or a pattern that a topic's whole name matches.
@@ -125,7 +125,7 @@ class _Kafka:
         transaction_timeout: str | timedelta = "5m",
         connection: str | None = None,
     ) -> KafkaSink:
-        """Each row is a message of a Kafka topic, exactly once for consumers that read committed messages.
+        """Send each row as a message to a Kafka topic, exactly once for consumers that read committed messages.
         docs/how-to/sink-kafka.md says more.
 
         Args:

@@ -29,7 +29,7 @@ def lookup(  # as long as what is said of its arguments
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Each row with the rows of a table that have its key.
+    """Join each row with the rows of a table that have its key.
 
         lookup("with_names", flights, table="{warehouse}/airports", on={"dest": "iata"}, columns=["name", "city"])
 

@@ -314,7 +314,7 @@ def join(  # as long as what is said of its arguments
     late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Rows of two inputs with the same key whose event times lie near each other: a row for each such pair.
+    """Join rows of two inputs that have the same key and event times near each other: a row for each such pair.
 
         join("paid", orders, payments, on="order_id", within=("0s", "1h"))
 

@@ -18,7 +18,7 @@ def select(
     sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
-    """Rows in other columns, in Spark's SQL; nothing is remembered.
+    """Make other columns of rows, in Spark's SQL. Nothing is remembered.
 
         select("euros", bids, "auction", "CAST(price * 0.908 AS double) AS price", where="price > 0", sink=...)
 

@@ -33,7 +33,7 @@ def generator(
     idle_after: str | timedelta | None = "5m",
     max_ahead: str | timedelta | None = None,
 ) -> GeneratorSource:
-    """Rows out of nothing, the same ones for everybody. docs/how-to/source-generator.md says more.
+    """Generate rows, the same ones for everybody. docs/how-to/source-generator.md says more.
 
     Args:
         name: By which checkpoints record how far the source has been read.
@@ -86,7 +86,8 @@ class _Postgres:
         max_future: str | timedelta | None = None,
         connection: str | None = None,
     ) -> PostgresSource:
-        """The rows of a query over tables to which rows are only added, each exactly once; what is read is archived.
+        """Read the rows of a query over tables to which rows are only added, each exactly once. Rows that are read are
+        archived.
         docs/how-to/source-postgres.md says more.
 
         Args:
@@ -123,7 +124,7 @@ class _Postgres:
     def sink(
         table: str, *, key: str | Sequence[str] = (), name: str | None = None, connection: str | None = None
     ) -> PostgresSink:
-        """Each row is in a table of Postgres exactly once. docs/how-to/sink-postgres.md says more.
+        """Write each row to a table of Postgres exactly once. docs/how-to/sink-postgres.md says more.
 
         Args:
             table: Its name, or schema.name, exactly as it is spelled. It is created if it is absent.

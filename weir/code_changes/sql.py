@@ -124,7 +124,7 @@ def _marked(functions: tuple[Callable[..., Any], ...]) -> str:
 
 
 def recorded_sql(stage: Stage) -> list[dict[str, Any]]:
-    """By input, what makes a stage's rows of it, as its checkpoint records it."""
+    """Return by input the SQL that makes a stage's rows of it, as its checkpoint records it."""
     function = None if stage.key else stage.function
     return [{**sides.sql_of(lane), "code": code_of(lane.transform, function)} for lane in stage.lanes]
 

@@ -123,7 +123,7 @@ def refuse_replaced(sink: Sink, where: str) -> None:
 
 
 def descriptions(sink: Sink) -> dict[str, str]:
-    """By column, what its author says that it is."""
+    """Return the author's description of each column."""
     return dict(sink.descriptions) if isinstance(sink, DeltaSink) else {}
 
 

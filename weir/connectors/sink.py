@@ -264,7 +264,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def no_rows() -> Rows:
-    """Rows of a checkpoint that has none for a sink."""
+    """Return the rows of a checkpoint that has none for a sink."""
     return _NoRows()
 
 

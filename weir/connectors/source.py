@@ -258,7 +258,7 @@ class Connector(Protocol):
         ...
 
     def committed(self, position: Position) -> None:
-        """A checkpoint with this position is committed: for people's own tools, which may be told; nothing is read
+        """Take note that a checkpoint with this position is committed, for tools that may be told. Nothing is read
         back. It must not raise for a server that is away."""
         ...
 
@@ -392,7 +392,7 @@ class Source:
         return True
 
     def length(self, name: str) -> int | None:
-        """One of its durations in microseconds. Raises PipelineError for what is none."""
+        """Return one of its durations in microseconds. Raises PipelineError for what is none."""
         value = getattr(self, name)
         return None if value is None else micros(value, f"source {self.name}", name)
 

@@ -99,7 +99,7 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
 
 @contextmanager
 def showing(what: str) -> Iterator[None]:
-    """A context in which errors are only logged: the display must not end a run that does well.
+    """Log errors of the `with` block, and go on: the display must not end a run that does well.
 
     Dagster's database may be locked, a table may be gone, a source may not answer.
     """
@@ -172,7 +172,7 @@ class Watcher:
         self._pace = progress.Pace()
 
     def see(self, report: EpochReport) -> None:
-        """An epoch has completed."""
+        """Show a completed epoch."""
         self._log(report)
         if self.run.newest is None:  # the run's first commit: what an earlier one left red is over
             with showing("what is no longer red"):
@@ -194,7 +194,7 @@ class Watcher:
             self._judge()
 
     def _log(self, report: EpochReport) -> None:
-        """A line in the run's log; where log lines are JSON, one with its fields on stderr too."""
+        """Write a line to the run's log; where log lines are JSON, also one with its fields to stderr."""
         seconds = self._pace.seconds(report.checkpoint)
         self._context.log.info(progress.line_of(report, seconds))
         if logs.is_json():
@@ -218,8 +218,8 @@ class Watcher:
                 show(self._context, checks.recorded(self._pipeline, head, stage))
 
     def materializations(self) -> Iterator[dg.AssetMaterialization]:
-        """One materialization of each asset, for the whole run; of tables too, which have had theirs: the assets
-        downstream in the same run wait for it.
+        """Yield one materialization of each asset for the whole run. Tables get one too, although they have had theirs:
+        assets downstream in the same run wait for it.
         """
         pipeline, run = self._pipeline, self.run
         storage, registry = runtime.open_storage(pipeline, self._settings)

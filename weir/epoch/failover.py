@@ -66,7 +66,7 @@ class Failover:
     # -- an epoch falls
 
     def fail(self, epoch: InFlightEpoch, error: BaseException) -> None:
-        """A step before the commit has failed."""
+        """Handle the failure of a step before the commit."""
         if time.monotonic() >= epoch.deadline and isinstance(error, WeirError):
             cause, error = error, late(self._context, epoch)
             error.__cause__ = cause
@@ -74,12 +74,13 @@ class Failover:
         self._abort(epoch, reason, Failure(epoch.pending.id, error))
 
     def begin_again(self, epoch: InFlightEpoch, plan: EpochPlan) -> None:
-        """A gate has set rows aside: the epoch falls, and all that were built on it, through no fault of theirs."""
+        """Discard an epoch of which a gate has set rows aside, and all epochs that were built on it, without counting a
+        failure."""
         failure = Failure(epoch.pending.id, RuntimeError("rows were set aside"), again=plan)
         self._abort(epoch, FailureReason.GATE, failure)
 
     def commit_failed(self, epoch: InFlightEpoch, error: BaseException) -> None:
-        """The registry says that the epoch was not committed, or nobody knows: then nothing is discarded."""
+        """Handle a commit that failed. If nobody knows whether it failed, nothing is discarded."""
         keep = isinstance(error, RunEndedError) or not isinstance(error, WeirError)
         failure = Failure(epoch.pending.id, error, keep=keep)
         if keep or isinstance(error, FencedError):
@@ -133,7 +134,7 @@ class Failover:
             self._epochs.failures_before = self._coordinator.failures
 
     def _fall(self, epoch: InFlightEpoch, failure: Failure) -> None:
-        """An epoch failed: it falls, and all that were built on it."""
+        """Discard an epoch that failed, and all epochs that were built on it."""
         epochs = self._epochs
         index = epochs.epochs.index(epoch)
         epochs.fallen += epochs.epochs[index:]
@@ -146,12 +147,12 @@ class Failover:
     # -- time
 
     def prolong(self, epoch: InFlightEpoch) -> None:
-        """The time that an epoch has waited for something else is not its own."""
+        """Extend the deadline of an epoch by the time that it has waited for something else."""
         epoch.deadline = max(epoch.deadline, time.monotonic() + self._coordinator.policy.timeout)
         self._coordinator.prolong(time.monotonic(), epoch.pending.id)
 
     def expire(self) -> None:
-        """The oldest epoch whose time is up falls."""
+        """Discard the oldest epoch whose deadline has passed."""
         epochs = self._epochs
         for epoch in epochs.epochs[1:]:
             if all(step.epoch is not epoch for step in epochs.running.values()):  # it waits for an earlier one
@@ -264,7 +265,7 @@ class Failover:
         return again
 
     def abandon(self, runner: StepRunner) -> None:
-        """The run ends: wait for steps that run, for a while, and discard what is in flight."""
+        """End the run: wait for running steps, for a while, and discard what is in flight."""
         epochs = self._epochs
         with suppress(Exception):  # a JVM that is gone must not hide why the run ends
             self._context.executor.cancel()

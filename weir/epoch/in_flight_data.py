@@ -66,7 +66,7 @@ class InFlightData:
         return _rows(self.files)
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint records it: its listing has the files by their paths."""
+        """Return the record of a checkpoint, whose listing has the files by their paths."""
         return {
             "epoch": int(self.epoch),
             "upstream": self.upstream,

@@ -338,7 +338,7 @@ class InFlightEpoch:
         return [ack.pending_upload for ack in acks if ack.pending_upload is not None]
 
     def ahead_of(self, stage: Stage) -> list[Rows]:
-        """Rows that the stages upstream have handed out, until this one has acked."""
+        """Return the rows that the stages upstream have handed out and this one has not acked."""
         if stage.uid in self.acks:
             return []
         acks = [(ack, output) for before, output in stage.outputs_before for ack in self.acks.get(before.uid, ())]
@@ -354,7 +354,7 @@ class InFlightEpoch:
         return local_rows(file for work in self.work.values() for file in work.files)
 
     def recorded_inputs(self) -> dict[str, Any]:
-        """By source, the columns of its files, as a checkpoint records them."""
+        """Return the columns of each source's files, as a checkpoint records them."""
         return {name: schema_to_json(schema) for name, schema in self.source_offsets.expected.items()}
 
     def times(self, ms: Mapping[str, float], error: BaseException | None = None) -> EpochTimes:
@@ -485,7 +485,7 @@ class EpochsInFlight:
         return next(iter(self.epochs[self.epochs.index(epoch) + 1 :]), None)
 
     def stored_base(self, epoch: InFlightEpoch, stage: Stage) -> Mapping[int, Snapshot]:
-        """By subtask, the snapshot that an epoch builds on, as the epoch before it names it in storage."""
+        """Return by subtask the snapshot that an epoch builds on, as the epoch before it names it in storage."""
         before = self.before(epoch)
         if before is None or before.confirmed is not None:
             return self.bases[stage.uid]
@@ -523,7 +523,7 @@ class EpochsInFlight:
         return sum(pending.state_bytes(full) for pending in to_upload) + sum(by_place.values())
 
     def rows_left(self) -> list[Rows]:
-        """Files of rows that stages have not applied."""
+        """Return the files of rows that stages have not applied."""
         return [file for progress in self.progress.values() for data in progress.waiting for file in data.files]
 
 

@@ -209,7 +209,7 @@ class EpochScheduler:
         return seen
 
     def close(self) -> None:
-        """The run ends with epochs in flight: nobody waits for them."""
+        """End the run with epochs in flight, for which nobody waits."""
         try:
             if not self.empty:
                 self._failover.abandon(self._runner)

@@ -332,7 +332,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
 
 
 def _targets(context: RunContext, stage: Stage, fixed: Shapes) -> dict[str, Target]:
-    """By output, the sink that gets it. What is quarantined is written once the stage's gates have looked at its
+    """Return the sink of each output. What is quarantined is written once the stage's gates have looked at its
     rows."""
     aside = {output for output, _, _ in stage.tables_aside}
     return {

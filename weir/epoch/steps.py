@@ -464,8 +464,8 @@ def _format(epoch: InFlightEpoch, state: Sequence[StateFile], archives: bool) ->
 def _carried(
     epoch: InFlightEpoch, files: Sequence[StateFile], channels: Mapping[str, StateFile]
 ) -> tuple[StateFile, ...]:
-    """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one
-    names them."""
+    """Return the rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a
+    confirmed one names them."""
     named = {file.path for file in files if file.kind == CHANNEL}
     waiting = epoch.waiting_paths - named
     for path in sorted(waiting - channels.keys()):
@@ -545,7 +545,7 @@ def figures_of(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: 
 
 
 def _looked_up(epoch: InFlightEpoch, stage: Stage) -> dict[str, Any] | None:
-    """Which version of its table a lookup's rows are joined with."""
+    """Return the version of its table with which a lookup's rows are joined."""
     planned, joined = epoch.plan.lookups.get(stage.uid), epoch.joined.get(stage.uid)
     if planned is None:
         return None
@@ -576,7 +576,7 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
 
 
 def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
-    """Rows of its sources that the stage has not got to see: bad ones, and those that some stage's gate has set
+    """Return the rows of its sources that the stage has not got: bad ones, and those that some stage's gate has set
     aside."""
     sources = {input.name for input in stage.inputs if isinstance(input, Source)}
     return sum(planned.rows_quarantined for name, planned in epoch.plan.slices.items() if name in sources)

@@ -79,7 +79,7 @@ class Transitions:
         self._marker = _place_marker(work_dir(context))
 
     def close(self) -> None:
-        """The run ends."""
+        """End the run."""
         _remove(self._marker)
 
     def begin_steps(self) -> None:
@@ -245,7 +245,7 @@ class Transitions:
             self._count_uploads(epoch)
 
     def _count_uploads(self, epoch: InFlightEpoch) -> None:
-        """An upload counts once the checkpoint is confirmed to whose objects it refers."""
+        """Count an upload once the checkpoint is confirmed whose objects it refers to."""
         for ack in [ack for acks in epoch.uploaded.values() for ack in acks]:
             self._receive(epoch, ack)
         epoch.uploaded.clear()
@@ -332,7 +332,7 @@ class Transitions:
             )
 
     def _log_cleanup_failed(self, epoch: InFlightEpoch, error: BaseException) -> None:
-        """The next one does it, unless somebody else owns the pipeline now."""
+        """Log the failure: the next cleanup does the work, unless somebody else owns the pipeline now."""
         if isinstance(error, FencedError):
             self._failover.finish_failed(epoch, error)
         else:
@@ -351,7 +351,7 @@ class Transitions:
             self._start(_RESTORES, RunningStep(epoch, now), call, self._prolong_restoring, lambda *_: None)
 
     def _prolong_restoring(self, _: InFlightEpoch, restores: list[Restoring]) -> None:
-        """The time in which state is fetched is no epoch's own."""
+        """Extend the deadlines of epochs by the time in which state is fetched."""
         alive = self._restores.that_go_on(restores, int(self._context.generation))
         for epoch in self._epochs.epochs:
             fetched = [restore for restore in alive if restore.epoch == int(epoch.pending.id)]

@@ -307,7 +307,7 @@ Asked = tuple[int, Gate, Any]
 
 
 def _validated(gx: Any, where: str, batch: Any, asked: Sequence[Asked], result_format: str) -> dict[int, Any]:
-    """By the gates' numbers, their outcomes."""
+    """Return the outcomes of gates by their numbers."""
     suite = gx.ExpectationSuite(name="epoch")
     entries = enter(suite, asked)
     try:

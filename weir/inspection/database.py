@@ -36,7 +36,7 @@ _OFFLINE = (
 
 @contextmanager
 def database() -> Iterator[Connection]:
-    """An empty database, gone afterwards. In TMPDIR, like all temporary files."""
+    """Yield an empty database in TMPDIR, which is deleted afterwards."""
     with extras.needed_for("SQL over state"):
         import duckdb
 
@@ -107,8 +107,8 @@ def seal(connection: Connection, schemas: Sequence[str] = ()) -> None:
 
 @contextmanager
 def asked(connection: Connection, query: str) -> Iterator[tuple[pa.Schema, Iterator[pa.Table]]]:
-    """The result of one query: its columns, and its rows in tables of bounded size. Raises `duckdb.Error`, also while
-    it is read."""
+    """Yield the result of one query: its columns, and its rows in tables of bounded size. Raises `duckdb.Error`, also
+    while it is read."""
     relation = connection.sql(query)
     whole = [{WHOLE: b""} if str(type) in ("HUGEINT", "UHUGEINT") else None for type in relation.types]
     reader = relation.to_arrow_reader(_BATCH_ROWS)

@@ -92,7 +92,7 @@ def _taken(output: str) -> ConfigurationError:
 
 @contextmanager
 def _whole(path: Path, force: bool) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when it is whole; on any failure nothing is left."""
+    """Yield a file that appears under its name only when it is whole. After any failure nothing is left."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with unfinished.open("xb") as sink:

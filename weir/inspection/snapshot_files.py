@@ -22,7 +22,7 @@ from state_ops.storage.storage import Storage
 def opened(
     storage: Storage, options: BackendOptions, taken: Snapshot, backend_name: str, below: Path | None = None
 ) -> Iterator[Backend]:
-    """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts.
+    """Yield a snapshot, fetched and verified, open in the backend that wrote it.
 
     Args:
         below: Where its files go, by default among those that are temporary.
@@ -53,7 +53,8 @@ class SnapshotCache:
     def opened(
         self, storage: Storage, options: BackendOptions, taken: Snapshot, backend_name: str
     ) -> Iterator[Backend]:
-        """As `opened`. Only files that backends never change in place are shared, by hard links."""
+        """Yield the snapshot as `opened` does. Only files that backends never change in place are shared, by hard
+        links."""
         factory = named(backend_name)
         is_immutable = composite.is_immutable(factory)
         here = self.root / str(self._opened)

@@ -71,7 +71,7 @@ class _Source:
 def answered(
     pipeline: Pipeline, settings: Settings, query: str, at: At = None
 ) -> Iterator[tuple[pa.Schema, Iterator[pa.Table]]]:
-    """The columns and rows of a query's result, in tables of bounded size, for as long as the `with` block lasts.
+    """Yield the columns and rows of a query's result, in tables of bounded size.
 
     Raises:
         ConfigurationError: For what is no single query, or names tables or columns that are not there: it lists those
@@ -152,7 +152,7 @@ def _load_history(source: _Source, uid: str, connection: Connection) -> None:
 
 
 def _load_changes(source: _Source, uid: str, connection: Connection) -> None:
-    """A row of which the retained checkpoint before has no other with the same key and the same values."""
+    """Load the rows of which the retained checkpoint before has no other with the same key and the same values."""
     name = f"{STATE}.{quoted(uid + '_changes')}"
     keys, values = _make_history(source, uid, connection)
     row = f"ROW({', '.join(map(quoted, values))})" if values else "NULL"
@@ -233,7 +233,7 @@ def _load_state_files(registry: Registry, connection: Connection) -> None:
 
 
 def _load_table(source: _Source, table: str, connection: Connection) -> None:
-    """As a view on its files, read when and as far as the query needs them."""
+    """Load a table as a view on its files, read when and as far as the query needs them."""
     try:
         handle = fenced_table.open_table(source.storage, table_path(table))
     except TableNotFoundError as error:

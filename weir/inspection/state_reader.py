@@ -75,7 +75,7 @@ def count(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> tu
 
 @contextmanager
 def viewed(pipeline: Pipeline, settings: Settings, uid: str, at: At, purpose: str) -> Iterator[View]:
-    """One stage's state in a checkpoint, which is not pruned for as long as the `with` block lasts."""
+    """Yield one stage's state in a checkpoint, which is not pruned meanwhile."""
     with held(pipeline, settings, at, purpose) as (storage, registry, checkpoint):
         state_stats(pipeline, checkpoint, uid)
         yield view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))
@@ -85,7 +85,7 @@ def viewed(pipeline: Pipeline, settings: Settings, uid: str, at: At, purpose: st
 def held(
     pipeline: Pipeline, settings: Settings, at: At, purpose: str
 ) -> Iterator[tuple[Storage, Registry, Checkpoint]]:
-    """A checkpoint that is not pruned for as long as the `with` block lasts.
+    """Yield a checkpoint that is not pruned meanwhile.
 
     Args:
         purpose: Why the checkpoint is kept; a person who asks sees it.
@@ -107,7 +107,7 @@ def held(
 
 @contextmanager
 def _retained(registry: Registry, checkpoint: Checkpoint) -> Iterator[None]:
-    """What looks like damage while a checkpoint is read may be that it was pruned meanwhile, by right."""
+    """Raise PrunedError for what looks like damage where a checkpoint was pruned while it was read."""
     try:
         yield
     except DamageError as error:

@@ -132,7 +132,7 @@ def module() -> str:
 
 
 def program(name: str) -> str:
-    """One of Dagster's commands, of this very Python."""
+    """Return the path of one of Dagster's commands, of this very Python."""
     return str(Path(sys.executable).with_name(name))
 
 
@@ -174,7 +174,7 @@ def end_lost_runs(instance: DagsterInstance, living: str | None) -> int:
 
 @contextmanager
 def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and all that it starts, its output in `log`; ended, with its descendants, when the block is left."""
+    """Start a process with its output in `log`, and end it with all that it has started when the block is left."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             arguments,

@@ -159,7 +159,7 @@ class KafkaBroker:
                     raise
 
     def _prepare(self, java: list[str], properties: Path) -> None:
-        """A new directory, or one that has its data, and ports of its own."""
+        """Make a new directory, or take one that has data, and choose ports."""
         goes_on = self._keeps_data and (self.directory / "data" / "meta.properties").is_file()
         if not goes_on:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -155,7 +155,7 @@ def _reached(checkpoint: Checkpoint, source: str) -> int | None:
 
 
 def _read_ahead(pipeline: Pipeline, base: Checkpoint, begins: int) -> list[str]:
-    """Which sources a backfill's base has read into its range or past it, in words: that is not read again."""
+    """Name the sources that a backfill's base has read into its range or past it: those rows are not read again."""
     return [
         f"{source.name} had been read to {from_micros(to):%Y-%m-%d %H:%M} by checkpoint {base.id}, and what was read "
         "of it by then is not read again"

@@ -255,7 +255,7 @@ def range_of(branch: Storage, head: Checkpoint) -> Range | None:
 
 
 def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, Arrivals]:
-    """By source, what a branch has still to read until it has read what its pipeline has."""
+    """Return by source what a branch has still to read until it has read what its pipeline has."""
     offsets = head.offsets if head else {}
     return {name: reader.look(offsets.get(name)) for name, reader in readers(pipeline, settings).items()}
 

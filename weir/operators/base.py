@@ -70,13 +70,13 @@ class Operator(Protocol):
         ...
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        """The epoch's rows have all been applied; yields what that makes due. Once more without rows, it does
+        """Yield what is due once the epoch's rows have all been applied. Once more without rows, it does
         nothing."""
         ...
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that
-        it will not look at again. Yields rows, those of its input too that it cannot apply yet, as the output
+        """Stop after a part of the epoch's rows, the others come in a later one: write to state all that will not be
+        looked at again. Yields rows, those of its input too that it cannot apply yet, as the output
         `REST`."""
         ...
 

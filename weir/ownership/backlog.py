@@ -20,7 +20,8 @@ from weir.sources.reader import SourceReader
 
 
 def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
-    """Rows that stages have not applied yet (unaligned checkpoints), by stage; without those that have applied all."""
+    """Return the rows that stages have not applied yet (unaligned checkpoints), by stage; without stages that have
+    applied all."""
     return {uid: stats.rows_waiting for uid, stats in (head.operators if head else {}).items() if stats.waiting}
 
 

@@ -33,7 +33,7 @@ class Lookups:
         self._chosen: dict[str, Version] = {}
 
     def plan(self, head: Checkpoint | None, uids: Collection[str] | None = None) -> dict[str, Version]:
-        """By stage, the version that is the newest now.
+        """Return by stage the version that is the newest now.
 
         Args:
             head: What the pipeline has joined by then, whose columns it goes on with.
@@ -58,7 +58,8 @@ class Lookups:
         return self._chosen[uid] if uid in self._chosen else _planned(uid, lookup, head)
 
     def again(self, epoch: Checkpoint, head: Checkpoint | None) -> dict[str, Version]:
-        """By stage, the version that an epoch was planned with; the newest where the lookup or its table is new since.
+        """Return by stage the version that an epoch was planned with; the newest where the lookup or its table is new
+        since.
 
         Args:
             head: As in `plan`.
@@ -124,7 +125,7 @@ class Lookups:
 
 
 def recorded(head: Checkpoint) -> dict[str, Version]:
-    """By stage, the version that the plan of a checkpoint's epoch had."""
+    """Return by stage the version that the plan of a checkpoint's epoch had."""
     lookups = {uid: stats.lookup for uid, stats in head.operators.items()}
     return {uid: Version.from_json(raw) for uid, raw in lookups.items() if raw is not None}
 

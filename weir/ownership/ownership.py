@@ -156,7 +156,7 @@ def remove_leftovers(context: RunContext) -> int:
 
 
 def _drop_stale_stops(storage: Storage) -> None:
-    """A stop that nobody was there to take must not stop the next run at once. For the owner: another one's stops are
+    """Drop stops that nobody has taken: they must not stop the next run at once. For the owner: another one's stops are
     not ours."""
     for request in requests.pending(storage):
         if request.kind == requests.UNREADABLE:

@@ -20,8 +20,8 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def check_name(name: str, kind: str = "savepoint") -> str:
-    """A name of a savepoint or a branch is typed in shells and stands in messages: letters, digits, dot, dash
-    and underscore, at most 100, and no number, which names a checkpoint."""
+    """Refuse a name that a savepoint or a branch may not have: letters, digits, dot, dash and underscore are allowed,
+    at most 100, and no number, which names a checkpoint."""
     if not 0 < len(name) <= 100 or not _NAME_CHARACTERS.issuperset(name) or name.startswith("-"):
         raise ConfigurationError(
             f"{name!r} cannot name a {kind}.", next="Use letters, digits, dots, dashes and underscores, at most 100."

@@ -166,7 +166,7 @@ class _Facts:
         self.statements.append(Statement(certainty, what))
 
     def of_row(self, table: str) -> None:
-        """What records say."""
+        """Explain a row by what records say."""
         row, whence = self._row, self._whence
         self._say(
             Certainty.KNOWN,

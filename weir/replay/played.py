@@ -284,13 +284,13 @@ class _Looking:
     notes: list[str] = field(default_factory=list)
 
     def inputs(self) -> dict[str, pl.DataFrame]:
-        """By input, the rows that they got."""
+        """Return the rows that the subtasks got, by input."""
         return rows_by_input(self.stage, [self.replay.rows(self.stage, subtask) for subtask in self.subtasks], self.key)
 
     def outputs(
         self, acks: Mapping[int, Ack]
     ) -> tuple[dict[str, pl.DataFrame], dict[str, pl.DataFrame], dict[str, pl.DataFrame]]:
-        """By output, the rows that they handed out; and for sinks, what is staged now, and was then."""
+        """Return the rows that the subtasks handed out, by output; and for sinks, what is staged now, and was then."""
         fixed = self.replay.context.shapes.get(self.stage.uid)
         schemas = dict(fixed.outputs) if fixed is not None else {}
         outputs: dict[str, pl.DataFrame] = {}
@@ -338,7 +338,8 @@ class _Looking:
 
 
 def stacked(rows: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Rows of several inputs, one below the other, with all columns, as texts where types have nothing in common."""
+    """Return the rows of several inputs, one below the other, with all columns; as texts where types have nothing in
+    common."""
     if not rows:
         return pl.DataFrame()
     try:
@@ -362,7 +363,7 @@ def _with_texts(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 def rows_by_input(
     stage: Stage, tables: Sequence[pa.Table | None], key: Sequence[pa.Array] | None
 ) -> dict[str, pl.DataFrame]:
-    """By input, recorded rows of a stage, of one key if there is one."""
+    """Return the recorded rows of a stage by input, of one key if there is one."""
     there = [table if key is None else of_key(table, stage.key, key) for table in tables if table is not None]
     inputs = {}
     for side, lane in enumerate(stage.lanes):
@@ -376,7 +377,7 @@ def rows_by_input(
 
 
 def _fitting(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows that were staged with other columns than today's are left as they are."""
+    """Fit staged rows to today's columns. Rows that were staged with other columns are left as they are."""
     if set(table.column_names) == set(schema.names):
         return table.select(schema.names)
     return table

@@ -142,7 +142,7 @@ class _Origins:
         self._places: list[_Origin] = []
 
     def of_inputs(self, rows: Landed | Channel | Several) -> list[pa.Table]:
-        """As `direct_read.of_inputs`."""
+        """Read the inputs as `direct_read.of_inputs` does."""
         if not isinstance(rows, Several):
             return self.read(self._stage, rows)
         tables = []
@@ -176,7 +176,7 @@ class _Origins:
         return tables
 
     def named(self, table: pa.Table) -> pa.Table:
-        """Rows with the names of what they are from."""
+        """Return rows with the names of the files or messages that they are from."""
         numbers = [place if place is not None else -1 for place in table.column(_FROM).to_pylist()]
         origins = [self._places[number] if number >= 0 else _Origin("") for number in numbers]
         beside = {
@@ -257,7 +257,7 @@ def came_from(rows: pl.DataFrame, uid: str) -> pl.DataFrame:
 
 
 def of_input(stage: Stage, side: int, rows: pa.Table) -> pa.Table:
-    """Of recorded rows those of one input, in its own columns."""
+    """Return those of recorded rows that are of one input, in its own columns."""
     if not stage.sides:
         return rows
     rows = rows.filter(pa.array(rows.column(sides.SIDE).to_numpy() == side)) if rows.num_rows else rows

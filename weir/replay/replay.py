@@ -232,7 +232,8 @@ class EpochReplay:
     # -- playing
 
     def read(self, stage: Stage, subtasks: Collection[int]) -> dict[int, pa.Table]:
-        """By subtask, the rows that a stage had in the epoch; the stages before it are played, it is not."""
+        """Return by subtask the rows that a stage had in the epoch. The stages before it are played, the stage itself
+        is not."""
         self.executor.reads = {stage.uid}
         self._played(stage, subtasks)
         rows = {subtask: self.rows(stage, subtask) for subtask in subtasks}
@@ -345,7 +346,7 @@ class EpochReplay:
 
     @contextmanager
     def before(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
-        """A subtask's state before the epoch, open; None: it had none."""
+        """Open a subtask's state before the epoch; None: it had none."""
         base = self._bases(stage).get(subtask)
         if base is None:
             yield None
@@ -355,7 +356,7 @@ class EpochReplay:
 
     @contextmanager
     def after(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
-        """The state of a subtask that was played, open; None: it has none."""
+        """Open the state of a subtask that was played; None: it has none."""
         ack = next(ack for ack in self.epoch.acks[stage.uid] if ack.subtask == subtask)
         if ack.pending_upload is not None and ack.pending_upload.snapshot is not None:
             with self._opened(Path(ack.pending_upload.directory) / "snapshot") as backend:
@@ -366,7 +367,7 @@ class EpochReplay:
 
     @contextmanager
     def recorded(self, stage: Stage, subtask: int) -> Iterator[Backend | None]:
-        """A subtask's state as the epoch's checkpoint has it, open; None: it has none there."""
+        """Open a subtask's state as the epoch's checkpoint has it; None: it has none there."""
         taken = snapshots_of(self.files(self.checkpoint), stage.uid).get(subtask)
         if taken is None:
             yield None
@@ -405,7 +406,7 @@ class EpochReplay:
 
     @contextmanager
     def _opened(self, source: Path, wrote: str | None = None) -> Iterator[Backend]:
-        """A copy of local files, open: a backend may change what it has opened. wrote: the backend that did; None: that
+        """Open a copy of local files: a backend may change what it has opened. wrote: the backend that did; None: that
         of this replay."""
         kind = named(wrote or self.context.settings.state.backend)
         immutable = composite.is_immutable(kind)

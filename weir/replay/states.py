@@ -90,7 +90,7 @@ class _Looking:
         return set(owners_of(arrays, self.replay.pipeline.max_parallelism))
 
     def differing(self, subtasks: Sequence[int], asked: Collection[bytes] | None) -> dict[bytes, set[str]]:
-        """By key whose state is otherwise than recorded, what of that no row shows.
+        """Return, by key whose state is otherwise than recorded, the differences that no row shows.
 
         Args:
             asked: The keys that are looked at; None: all.

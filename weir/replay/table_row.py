@@ -130,7 +130,7 @@ def _mask(condition: str, rows: pa.Table, table: str) -> np.ndarray:
 def origin(
     storage: Storage, registry: Registry, line: Sequence[Checkpoint], stage: Stage, sink: Sink, row: TableRow
 ) -> Origin:
-    """Which epoch handed a row of a table out.
+    """Return which epoch handed a row of a table out.
 
     Args:
         line: The retained checkpoints that lead to the newest, oldest first.

@@ -28,7 +28,7 @@ class Held:
 
 
 def held(pipeline: Pipeline, offsets: Mapping[str, Any], quiet: Mapping[str, int], now: int) -> Held:
-    """Which sources wait.
+    """Return which sources wait.
 
     Args:
         offsets: By source, how far it has been planned.

@@ -39,8 +39,8 @@ _LOOKS = 5
 
 
 def carry_out(context: RunContext, request: Request) -> None:
-    """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked
-    again."""
+    """Carry out one request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is
+    not asked again."""
     try:
         if request.kind == UNNAME:
             unname(context, SAVEPOINT, request.savepoint)

@@ -59,7 +59,7 @@ def by_stage(numbers: Mapping[str, int]) -> str:
 
 
 def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
-    """One epoch on one line of at most 160 characters.
+    """Return an epoch as one line of at most 160 characters.
 
     Args:
         seconds: That the run took for it, None: that is not known.

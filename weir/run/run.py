@@ -353,7 +353,7 @@ def _finish_all(context: RunContext, scheduler: EpochScheduler) -> Iterator[Epoc
 
 
 def _not_planned(loop: Loop, error: Exception) -> None:
-    """A slice could not be planned: raise that, unless it may pass and is tolerated."""
+    """Raise the error of a slice that could not be planned, unless it may pass and is tolerated."""
     if isinstance(error, _FINAL) or not isinstance(error, TransientError | OSError):
         raise error
     loop.coordinator.failed(time.monotonic())
@@ -423,8 +423,8 @@ def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochRepor
 
 
 def _tolerated(coordinator: Coordinator, pipeline: Pipeline, epoch: int, error: WeirError) -> None:
-    """An epoch failed, everything that it staged is discarded: raise its error if a replay is of no use, or was one too
-    many."""
+    """Raise the error of a failed epoch if a replay is of no use, or was one too many. All that it staged is
+    discarded."""
     if isinstance(error, _FINAL):
         raise error
     what = "declined, with its rows" if pipeline.at_most_once else "declined, will be replayed"
@@ -432,7 +432,7 @@ def _tolerated(coordinator: Coordinator, pipeline: Pipeline, epoch: int, error: 
 
 
 def _counted(coordinator: Coordinator, event: str, error: Exception) -> None:
-    """A failure was counted: raise it if it was one too many."""
+    """Raise a failure if it was one too many."""
     failures = coordinator.failures
     if coordinator.failed_for_good:
         raise error

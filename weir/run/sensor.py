@@ -197,7 +197,7 @@ def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
 
 
 def silent_for(sight: Sight, memory: Memory) -> float:
-    """For how many seconds the heart of a coordinator whose process exists has not beaten, if for too long; else 0.
+    """Return for how many seconds a coordinator whose process exists has sent no heartbeat, if for too long; else 0.
 
     Args:
         memory: As `watched` returned it: only looks that lie far enough apart can tell.
@@ -209,8 +209,7 @@ def silent_for(sight: Sight, memory: Memory) -> float:
 
 
 def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
-    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each
-    run.
+    """Note once that a person has cancelled the newest run of this pipeline: nobody but a person begins again.
 
     Args:
         alone: No other run is queued or running; else it was only one too many.

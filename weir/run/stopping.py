@@ -102,7 +102,8 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request, waitin
 
 
 def _hangs(pipeline: Pipeline, holder: Lease, seconds: float) -> WeirError:
-    """On its own host a process that exists counts as alive, whatever it does: nobody takes over before it is ended."""
+    """Return whether a coordinator hangs: on its own host a process that exists counts as alive, so nobody takes over
+    before it is ended."""
     return WeirError(
         f"The coordinator of {pipeline.title} hangs: its process exists, and its heart has not beaten for"
         f" {seconds:.0f} s.",

@@ -308,7 +308,8 @@ def configuration_file(env: Mapping[str, str]) -> Path:
 
 
 def _references(node: Any) -> Iterator[str]:
-    """Names of the environment variables that hold secrets, by the references to them in a part of the settings."""
+    """Return the names of the environment variables that hold secrets, by the references to them in a part of the
+    settings."""
     if isinstance(node, dict):
         if node.keys() == {"env"} and isinstance(node["env"], str):
             yield node["env"]

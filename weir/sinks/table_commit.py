@@ -115,7 +115,7 @@ def file_path(table: str, file: DataFile) -> str:
 
 @contextmanager
 def local_file(storage: Storage, table: str, file: DataFile, scratch: Path) -> Iterator[Path]:
-    """A file of the table on a local disk, where it is there already, or a copy of it."""
+    """Return a file of the table on a local disk: the file itself if it is there, else a copy."""
     path = file_path(table, file)
     if storage.is_local:
         yield Path(storage.full(path).removeprefix("file://"))

@@ -93,8 +93,8 @@ class LandedFiles:
 
     @contextmanager
     def attempt(self, *earlier: str) -> Iterator[LandingAttempt]:
-        """One try to plan a slice. What is written within goes again unless it is kept in the end; all of it where the
-        try fails. A failure to delete is no news: the next take-over removes what is left.
+        """Yield one try to plan a slice. What is written within goes again unless it is kept in the end; all of it
+        where the try fails. A failure to delete is no news: the next take-over removes what is left.
 
         Args:
             earlier: Names of files that an earlier try has left to this one.

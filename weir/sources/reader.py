@@ -145,7 +145,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def changed(self, then: Position | None, now: Position | None) -> dict[str, SourceFile | None]:
-        """By name, what lies between two positions and is not what was read; None: it is gone."""
+        """Return by name the files between two positions that are not what was read; None: the file is gone."""
 
     @abstractmethod
     def beyond(self, position: Position | None, other: Position | None) -> str | None:
@@ -173,11 +173,11 @@ class SourceReader(ABC):
         )
 
     def release(self, planned: Slice) -> None:
-        """The epoch of this slice is committed: what was written for it alone may go."""
+        """Release what was written for this slice alone: its epoch is committed."""
         self.discard(planned)
 
     def discard(self, planned: Slice, again: Slice | None = None) -> None:
-        """No checkpoint names this slice: what was written for it goes.
+        """Delete what was written for this slice: no checkpoint names it.
 
         Args:
             again: A slice that is read instead. What it names stays.
@@ -193,7 +193,7 @@ class SourceReader(ABC):
         return {self.landed.path(file.landed) for file in planned.files if file.landed is not None}
 
     def committed(self, position: Position) -> None:  # noqa: B027 - most sources need not be told
-        """A checkpoint with this position is committed."""
+        """Take note that a checkpoint with this position is committed."""
 
     def close(self) -> None:  # noqa: B027 - files need no connection
         """Give back connections. Who asks for something later opens them anew."""
@@ -290,7 +290,7 @@ class SourceReader(ABC):
     def batches(
         self, file: SourceFile, columns: pa.Schema, rows: int, share: Share = WHOLE, without: np.ndarray = NO_ROWS
     ) -> Iterator[tuple[np.ndarray, pa.Table]]:
-        """One file's columns, so many rows at a time or fewer, each with its number in the file (int64, from 0).
+        """Yield one file's columns, so many rows at a time or fewer, each with its number in the file (int64, from 0).
 
         Args:
             columns: As the slice was planned.
@@ -330,7 +330,7 @@ class SourceReader(ABC):
 
 
 def times_to_dict(partitions: Mapping[str, PartitionTime]) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the times as JSON has them."""
     return {name: [time.newest, time.quiet_since] for name, time in partitions.items()}
 
 
@@ -340,7 +340,7 @@ def times_from_dict(raw: Mapping[str, Sequence[int | None]]) -> dict[str, Partit
 
 
 def accepted(reader: SourceReader, bad_rows: Sequence[BadRow], file: SourceFile) -> tuple[BadRow, ...]:
-    """Rows that cannot be decoded, if the source sets them aside. Raises InputError."""
+    """Return the rows that cannot be decoded, if the source sets them aside. Raises InputError."""
     if bad_rows and reader.source.on_bad != "quarantine":
         first = bad_rows[0]
         raise InputError(

@@ -195,7 +195,7 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
 
 
 def _run_stateless(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
-    """One attempt of a stage without a key: apply the rows, hand over what it staged."""
+    """Run one attempt of a stage without a key: apply the rows, hand over what it staged."""
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     sweep(attempt, task.keep, task.stages, task.parallelism)
     clock = time.perf_counter()
@@ -213,7 +213,7 @@ def _run_stateless(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.Recor
 
 
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
-    """One attempt from its base snapshot to its ack: open the state, apply the rows, take a snapshot, hand over."""
+    """Run one attempt from its base snapshot to its ack: open the state, apply the rows, take a snapshot, hand over."""
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     base = task.bases.get(attempt.subtask)
     keep = task.keep.union(*(_local_owners(other) for other in task.bases.values()))

@@ -19,7 +19,7 @@ class Caught:
 
 @contextmanager
 def raises(*kinds: type[WeirError], passes: bool = False) -> Iterator[Caught]:
-    """The block must raise one of these errors.
+    """Fail unless the block raises one of these errors.
 
     Args:
         passes: Or none.
@@ -44,12 +44,12 @@ def able(action: Callable[[], Result]) -> Result:
 
 
 def is_clear(error: WeirError, secrets: Iterable[str]) -> None:
-    """The error says what and where, and shows no secret."""
+    """Fail unless the error says what and where, and shows no secret."""
     assert error.what and error.where, f"{error!r} does not say what and where"
     without_secrets(secrets, str(error), repr(error), repr(error.__cause__))
 
 
 def without_secrets(secrets: Iterable[str], *texts: str) -> None:
-    """None of the texts holds a secret."""
+    """Fail if one of the texts holds a secret."""
     for secret in secrets:
         assert not any(secret in text for text in texts), "a secret is shown"

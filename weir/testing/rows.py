@@ -76,7 +76,7 @@ class GivenRows:
 
 
 def table_of(rows: Rows, schema: pa.Schema | None) -> pa.Table | None:
-    """Rows as a canonical table, of `schema` if there is one; None if there are neither rows nor columns."""
+    """Return rows as a canonical table, of `schema` if there is one; None if there are neither rows nor columns."""
     if isinstance(rows, list | tuple):
         names = dict.fromkeys(name for row in rows for name in row)
         given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}

@@ -116,7 +116,7 @@ class GivenRows:
 
 
 def given(*ids: int, text: str = "a") -> GivenRows:
-    """Rows with these ids."""
+    """Return rows with these ids."""
     return GivenRows([(id, f"{text}{id}") for id in ids])
 
 
@@ -385,7 +385,7 @@ class SinkContract:
 
 @contextmanager
 def publisher(system: SinkSystem, opening: SinkOpening | None = None) -> Iterator[Publisher]:
-    """A new publisher."""
+    """Return a new publisher."""
     opened = system.sink.open(opening or system.opening)
     try:
         yield opened

@@ -451,7 +451,7 @@ class _Run:
 
 @contextmanager
 def opened(system: SourceSystem, source: Source | None = None, opening: Opening | None = None) -> Iterator[Connector]:
-    """A new connector."""
+    """Return a new connector."""
     connector = (source or system.source).open(opening or system.opening)
     try:
         yield connector

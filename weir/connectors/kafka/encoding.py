@@ -85,7 +85,8 @@ def _fits(type: pa.DataType, is_key: bool = False, is_nested: bool = False) -> b
 
 
 def _json(rows: pa.RecordBatch) -> Sequence[bytes]:
-    """One object a row: decimals, dates and times as text, bytes as base64, and null where a number is not finite."""
+    """Encode rows as JSON, an object a row: decimals, dates and times as text, bytes as base64, and null where a number
+    is not finite."""
     return _lines(rows)
 
 

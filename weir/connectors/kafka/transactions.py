@@ -76,7 +76,8 @@ class Transactions:
 
     def run(self, marker: Callable[[int], Marker], messages: Iterator[Message], headers: Callable[[int], Headers],
             sends_s: float) -> tuple[Marker, int]:  # fmt: skip
-        """One transaction: messages, until there are no more or they have been sent for so many seconds, and a marker.
+        """Send one transaction: messages, until there are no more or they have been sent for so many seconds, and a
+        marker.
 
         Args:
             marker: By the number of messages that went in.
@@ -179,7 +180,7 @@ class Transactions:
             raise EndedError from error
 
     def _call(self, step: Callable[[], object]) -> None:
-        """One step of a transaction, repeated for as long as the client says that it may be."""
+        """Take one step of a transaction, again for as long as the client says that it may be repeated."""
         deadline = time.monotonic() + self._client.timeout_s
         doing = f"a transaction with the topic {self._topic} fails"
         while True:

@@ -164,7 +164,7 @@ class Server:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for the calling thread. After an error it is closed, which rolls back what it has done."""
+        """Yield a connection for the calling thread. After an error it is closed, which rolls back what it has done."""
         connection = self._waiting() or self._connect()
         try:
             yield connection

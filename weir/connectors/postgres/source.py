@@ -364,7 +364,7 @@ class _Connector:
                 )
 
     def _say_who_holds(self, connection: Connection) -> None:
-        """Rows wait for the oldest transaction that runs: warn of it, once."""
+        """Warn once that rows wait for the oldest running transaction."""
         holder = connection.rows(_HOLDER)
         if holder and holder[0]["transaction"] != self._holder:
             self._holder = holder[0]["transaction"]

@@ -203,7 +203,7 @@ class SparkExecutor:
         return self._with_blocks(task, [(frame, cut)], (columns,), None, way, staged)
 
     def _job_of_several(self, task: KeyedTask, rows: Several, asked: str, staged: bool) -> list[Ack] | None:
-        """One job for all inputs, of which each is read as it is best: blocks of all go through one exchange."""
+        """Run one job for all inputs, each read in the way that suits it: blocks of all go through one exchange."""
         lanes = task.stage.sides
         ways = [self._way(lanes[side], part, task.parallelism, asked) for side, part in rows.parts]
         if set(ways) == {exchange.DIRECT}:

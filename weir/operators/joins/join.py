@@ -192,7 +192,7 @@ class JoinOperator(EventTimeOperator):
         self._count(batch, counts)
 
     def _counted(self, batch: Batch) -> dict[str, np.ndarray]:
-        """By `_COUNTS`, the numbers of a batch's keys, to be changed and put back by `_count`."""
+        """Return the counts of a batch's keys by `_COUNTS`, to be changed and put back by `_count`."""
         stored, _ = self._counts.get(batch.grouped)
         fields = zip(_COUNTS, self._shapes.state.arrow.names, strict=True)
         return {count: stored[field].to_numpy().copy() for count, field in fields}
@@ -332,7 +332,7 @@ class JoinOperator(EventTimeOperator):
             self._count(batch, counts)
 
     def _alone(self, side: KeptSide, keys: pa.Table, names: Sequence[bytes]) -> pa.Table:
-        """Of rows in state, those that have had no partner, with their keys."""
+        """Return the rows in state that have had no partner, with their keys."""
         rows = decoded(side, self._backend.multi_get(names))
         return beside(keys, rows).filter(pa.array(~rows.column(_MATCHED).to_numpy()))
 
@@ -351,7 +351,7 @@ class JoinOperator(EventTimeOperator):
         return LATE, pa.table(arrays, names=shape.names).cast(shape)
 
     def _handed_out(self, side: KeptSide, rows: pa.Table, partners: pa.Table | None) -> tuple[str, pa.Table]:
-        """Rows of one side, with their partners or with nulls for them."""
+        """Return the rows of one side, with their partners or with nulls for them."""
         shape = self._shapes.outputs[MAIN]
         of_side = [rows, partners] if side.number == 0 else [partners, rows]
         arrays = [rows.column(name) for name in self._stage.key]
@@ -409,7 +409,7 @@ class _Pairs:
             yield pa.array(row), pa.array(self.order[self.first[row] + pair - (ends[row] - self.counts[row])])
 
     def partners(self) -> np.ndarray:
-        """Which are partners of any row."""
+        """Return which rows are partners of any row."""
         steps = np.zeros(len(self.order) + 1, np.int64)
         paired = self.counts > 0
         np.add.at(steps, self.first[paired], 1)
@@ -443,13 +443,13 @@ def decoded(side: KeptSide, values: Sequence[bytes | None]) -> pa.Table:
 
 
 def _marked(rows: pa.Table) -> pa.Table:
-    """Rows that have had a partner."""
+    """Return the rows marked as having had a partner."""
     at = rows.column_names.index(_MATCHED)
     return rows.set_column(at, rows.schema.field(at), pa.array(np.ones(rows.num_rows, bool)))
 
 
 def beside(keys: pa.Table, rows: pa.Table) -> pa.Table:
-    """Rows of a side behind their key columns."""
+    """Return the rows of a side behind their key columns."""
     return pa.table([*keys.columns, *rows.columns], names=[*keys.column_names, *rows.column_names])
 
 
