@@ -232,8 +232,7 @@ class EpochReplay:
     # -- playing
 
     def read(self, stage: Stage, subtasks: Collection[int]) -> dict[int, pa.Table]:
-        """Return by subtask the rows that a stage had in the epoch. The stages before it are played, the stage itself
-        is not."""
+        """Return by subtask the rows that a stage had in the epoch, for which only the stages before it are played."""
         self.executor.reads = {stage.uid}
         self._played(stage, subtasks)
         rows = {subtask: self.rows(stage, subtask) for subtask in subtasks}
@@ -291,8 +290,7 @@ class EpochReplay:
         return {path for batch in waiting for layer in batch["layers"] for path in layer}
 
     def _left(self, stage: Stage, subtask: int) -> pa.Table | None:
-        """Return the rows of its input that a subtask did not apply in the epoch, which its checkpoint has; None: it
-        applied all."""
+        """Return the rows of its input that a subtask left to a later epoch, from its checkpoint; None: it left none."""
         waits = self._waiting(self.checkpoint, stage)
         written = f"/{epoch_dir(self.checkpoint.generation, self.checkpoint.id)}/"
         tables = [
@@ -406,8 +404,7 @@ class EpochReplay:
 
     @contextmanager
     def _opened(self, source: Path, wrote: str | None = None) -> Iterator[Backend]:
-        """Open a copy of local files: a backend may change what it has opened. wrote: the backend that did; None: that
-        of this replay."""
+        """Open a copy of local files, which a backend may change. wrote: Their backend; None: that of this replay."""
         kind = named(wrote or self.context.settings.state.backend)
         immutable = composite.is_immutable(kind)
         with scratch(self.root / "opened", "") as directory:
